@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from grpc_comm.call import CAN_MOVE, Call, Context, Limit
 from grpc_comm.errors import Status, StatusError
+from grpc_comm.tls import names_in
 
 logger = logging.getLogger(__name__)
 
@@ -193,10 +194,8 @@ def _handler(method: Any) -> Handler:
 
 def _names(context: Context) -> Sequence[str] | None:
     """Return the names in the client's certificate; None if the port takes no certificates."""
-    peer = context.auth_context()
-    if "x509_pem_cert" not in peer:
-        return None
-    return [name.decode("utf-8", "replace") for name in peer.get("x509_subject_alternative_name", ())]
+    certificates = context.auth_context().get("x509_pem_cert")
+    return names_in(next(iter(certificates))) if certificates else None
 
 
 def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
@@ -118,16 +119,24 @@ def _server_context() -> ssl.SSLContext:
 
 def _read_pair(cert: Path, key: Path, client_ca: Path | None) -> _Pair:
     context = _server_context()
-    chain, secret = cert.read_bytes(), key.read_bytes()
-    _load_pair(context, cert, key)
+    chain, secret = _load_pair(context, cert, key)
     return _Pair(chain, secret, None if client_ca is None else _read_ca(client_ca), _expiry(cert, chain), context)
 
 
-def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> tuple[bytes, bytes]:
+    """Load a certificate and its key; return what is in the files, which has been checked.
+
+    Raises:
+        UnusableError: they cannot be used, or have changed meanwhile.
+    """
+    chain, secret = cert.read_bytes(), key.read_bytes()
     try:
         context.load_cert_chain(cert, key, password="")  # or OpenSSL would ask for one on the terminal
     except (ssl.SSLError, ValueError) as exc:
         raise UnusableError(f"{cert} and {key} are no certificate and its key: {_reason(exc)}") from exc
+    if (chain, secret) != (cert.read_bytes(), key.read_bytes()):  # OpenSSL reads files by their paths alone
+        raise UnusableError(f"{cert} or {key} changed while it was read")
+    return chain, secret
 
 
 def _expiry(path: Path, chain: bytes) -> datetime:
@@ -146,6 +155,25 @@ def _expiry(path: Path, chain: bytes) -> datetime:
         span = f"{own.not_valid_before_utc:%Y-%m-%d %H:%M} to {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         raise UnusableError(f"{path} is valid from {span}: not now")
     return own.not_valid_after_utc
+
+
+@lru_cache(maxsize=256)
+def names_in(certificate: bytes) -> tuple[str, ...]:
+    """Return the DNS names and URIs of a PEM certificate that a handshake has verified.
+
+    grpcio's own list has no types, and ends a name at a zero byte: a certificate of another kind of name, or of a
+    longer one, would pass for that of a caller.
+    """
+    from cryptography import x509
+
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate).extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return ()
+    hosts = [name for name in names.get_values_for_type(x509.DNSName) if not {*"\0/:"} & {*name}]
+    uris = [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if ":" in uri and "\0" not in uri]
+    return (*hosts, *uris)
 
 
 def _read_ca(path: Path) -> bytes:
@@ -183,11 +211,8 @@ class ClientTls:
         Raises:
             UnusableError: the files cannot be used.
         """
-        ca = _read_ca(self.ca)
-        if self.cert is None or self.key is None:
-            return grpc.ssl_channel_credentials(ca)
-        self.context()
-        return grpc.ssl_channel_credentials(ca, self.key.read_bytes(), self.cert.read_bytes())
+        _, ca, chain, key = self._loaded()
+        return grpc.ssl_channel_credentials(ca, key, chain)
 
     def context(self) -> ssl.SSLContext:
         """Return Python's TLS context, for a handshake that finds the cause of a failure.
@@ -195,13 +220,19 @@ class ClientTls:
         Raises:
             UnusableError: the files cannot be used.
         """
-        context = ssl.create_default_context(cadata=_read_ca(self.ca).decode("ascii"))
+        return self._loaded()[0]
+
+    def _loaded(self) -> tuple[ssl.SSLContext, bytes, bytes | None, bytes | None]:
+        """Return the context, and the CAs, the certificate and the key that were checked with it."""
+        ca = _read_ca(self.ca)
+        context = ssl.create_default_context(cadata=ca.decode("ascii"))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols([HTTP2])
-        if self.cert is not None and self.key is not None:
-            _load_pair(context, self.cert, self.key)
-            _expiry(self.cert, self.cert.read_bytes())
-        return context
+        if self.cert is None or self.key is None:
+            return context, ca, None, None
+        chain, key = _load_pair(context, self.cert, self.key)
+        _expiry(self.cert, chain)
+        return context, ca, chain, key
 
     async def fault(self, address: str, timeout_s: float) -> str | None:
         """Return why handshakes with HOST:PORT fail; None if one succeeds, or if no server answers.

@@ -143,3 +143,14 @@ class NamesRequests(logging.Filter):
         """Add the id; no record is held back."""
         record.request = f"[{id_}] " if (id_ := request_id()) else ""
         return True
+
+
+class OneLine(logging.Formatter):
+    """Formatter that escapes control characters, so that no text of a peer can end a line of the log, or forge one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record; a traceback follows it as it is."""
+        text = record.message
+        if not text.isprintable():
+            record.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return super().formatMessage(record)

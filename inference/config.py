@@ -6,6 +6,8 @@ A field that an operator sets declares its flag too: see `inference/settings.py`
 from __future__ import annotations
 
 import ipaddress
+import json
+import math
 import os
 import re
 import sys
@@ -61,6 +63,9 @@ REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
 """Flags of `ObserveConfig` that only roles with a server have."""
 
+LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
+"""Names that families give to the number of positions they were trained for."""
+
 _DNS, _FILE = "dns:///", "file:///"
 
 
@@ -72,6 +77,16 @@ def _require(condition: bool, message: str) -> None:
 def _require_model(path: Path) -> None:
     what = "no config.json there" if path.is_dir() else "no such directory, and no id of the hub (NAMESPACE/NAME)"
     _require((path / "config.json").is_file(), f"model {path}: {what}")
+
+
+def _num_positions(path: Path) -> float:
+    """Return the number of positions in a model's config.json; infinity if there is none."""
+    try:
+        stored = json.loads((path / "config.json").read_text())
+        fields = {**stored, **(stored.get("text_config") or {})}  # multimodal models keep the language model's apart
+    except (ValueError, TypeError, AttributeError):  # the backend says what is wrong with the file
+        return math.inf
+    return next((fields[name] for name in LENGTH_FIELDS if isinstance(fields.get(name), int)), math.inf)
 
 
 def check_branches(branches: int) -> int:
@@ -119,7 +134,8 @@ class NeuronOptions(Checked):
         tp_degree: logical NeuronCores that a model is sharded over.
         gamma: draft tokens that a compiled verification pass has room for; 0 compiles none, as for a draft.
         method: one of SPECULATION_METHODS.
-        overrides: further parameters of NxDI's NeuronConfig, as a JSON object; several are merged.
+        overrides: further parameters of NxDI's NeuronConfig, as a JSON object, with underscores or dashes in names;
+            several are merged.
         artifacts: folder of compiled models (default: $NEURON_COMPILED_ARTIFACTS, or one in the user's cache).
         cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
         device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,
@@ -148,6 +164,8 @@ class Loading(Checked):
         device: auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
         sequence_length: limit of prompt and output together (default: the model's limit, at most 2048).
+        beyond_positions: allow a --sequence_length above the positions that the model was trained for; its text may
+            become worse there.
         num_slots: sequences in flight at once.
         num_threads: CPU threads of a pass (default: the cores this process may use, less one on a target that
             shares the machine with its draft, that is, listens on loopback; a draft takes one).
@@ -158,6 +176,7 @@ class Loading(Checked):
     device: str = setting("auto", "--device")
     dtype: str = setting("auto", "--dtype", choices=("auto", *DTYPES))
     sequence_length: int | None = setting(None, "--sequence_length TOKENS", within=Range(2))
+    beyond_positions: bool = setting(False, "--beyond_positions")
     num_slots: int = setting(8, "--batch N", within=BATCH)
     num_threads: int = setting(0, "--threads N", within=COUNT)
     prefix_caching: bool = setting(True, "--prefix_caching")
@@ -186,6 +205,9 @@ class ModelConfig(Loading):
     def __post_init__(self) -> None:
         _require_model(self.path)
         check(self)
+        limit, asked = _num_positions(self.path), self.sequence_length or 0
+        fault = f"sequence_length {asked} is above the {limit} positions of model {self.path}"
+        _require(self.beyond_positions or asked <= limit, f"{fault}: --beyond_positions goes beyond them")
         emulable = not self.pass_s or "neuron" not in self.backend
         _require(emulable, f"backend {self.backend} has a device: --emulate is for those that compute on the host")
 
@@ -239,11 +261,12 @@ class DialSecurity:
             _require(value is None or self.ca is not None, f"--tls_{name} without --tls_ca: nothing would be encrypted")
 
     def check(self, target: str) -> None:
-        """Raise ConfigError if dialling `target`, one of `targets`, would expose the token."""
+        """Raise ConfigError if `target`, one of `targets`, would be dialled in plain text without being asked to."""
         host = target if target.startswith(_FILE) else target.removeprefix(_DNS).rpartition(":")[0]
-        is_safe = self.token_file is None or self.ca is not None or self.insecure or is_loopback(host)
-        ways = "--tls_ca encrypts it; --insecure sends it all the same"
-        _require(is_safe, f"the token would go to {host} in plain text: {ways}")
+        is_safe = self.ca is not None or self.insecure or is_loopback(host)
+        what = "prompts and answers" if self.token_file is None else "the token, prompts and answers"
+        ways = "--tls_ca encrypts them; --insecure sends them all the same"
+        _require(is_safe, f"{what} would go to {host} in plain text: {ways}")
 
 
 PLAIN = DialSecurity()

@@ -27,12 +27,22 @@ class ConfigError(SpecDecError):
     """Flag, file or checkpoint that cannot be used; found before anything is served."""
 
 
+class RoomError(ConfigError):
+    """Setting above what the model or the machine has, whatever the backend."""
+
+
 class UnsupportedModelError(ConfigError):
     """Architecture that slots and positions cannot serve: its cache is not plain keys and values."""
 
 
 class RequestError(SpecDecError):
-    """Fault of one request; the server goes on."""
+    """Fault of one request; the server goes on.
+
+    Attributes:
+        caller_name: name of a caller that was refused, in the auth file; empty if it is not known.
+    """
+
+    caller_name = ""
 
 
 class InvalidRequestError(RequestError):

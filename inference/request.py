@@ -22,8 +22,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 """Most tokens of one request with a bias."""
-MAX_GRAMMAR_CHARACTERS = 64 * 1024
-"""Longest text of a grammar, far above any schema in use."""
+MAX_GRAMMAR_CHARACTERS = 256 * 1024
+"""Longest text of a grammar; the schemas of Kubernetes have up to 200,000 characters."""
 MAX_CACHE_SALT_CHARACTERS = 256
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.backends.onnx.packed import packed_decoder
-from tests.support.models import CHAT_TEMPLATE, save_tiny_model, tiny_model, tiny_tokenizer
+from tests.support.models import CHAT_TEMPLATE, disturbed, save_tiny_model, tiny_model, tiny_tokenizer
 from tests.support.nxdi import nxdi, on_double, on_real, pytest_addoption, pytest_configure  # noqa: F401
 
 # Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
@@ -66,11 +66,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
 
 
 def _save_related(directory: Path) -> Path:
-    model = tiny_model("llama", seed=1)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn(parameter.shape, generator=generator) * 0.07 * parameter.std()
-    model.save_pretrained(directory)
+    disturbed(tiny_model("llama", seed=1)).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory

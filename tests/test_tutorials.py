@@ -11,12 +11,14 @@ import re
 import shlex
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from comparison.plan import flags as comparison
+from comparison.report import diff
 from comparison.study.flags import study_parser
 from inference.backends.neuron.graphs.parameters import KNOWN, check_names
 from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments, target_arguments
@@ -35,8 +37,9 @@ FOREIGN = {
 LLMPERF = {
     *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
+    *("metadata", "tokenizer"),
 }
-"""Flags that token_benchmark_ray.py has at the commit of deploy/kubernetes/benchmark/llmperf.sh, by its source."""
+"""Flags that token_benchmark_ray.py has at the commit of deploy/llmperf/run.sh, by its source, and one that we add."""
 BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_llama3.2-1b_trn1")
 
@@ -60,6 +63,8 @@ def check(words: Sequence[str]) -> None:
         check_python(rest)
     elif program == "make":
         check_make(rest)
+    elif program == "deploy/llmperf/run.sh":
+        check_llmperf(rest)
     elif program == "curl":
         check_curl(rest)
     else:
@@ -70,15 +75,23 @@ def check_python(words: list[str]) -> None:
     script, arguments = words[0], words[1:]
     if script == "main.py":
         check_role(arguments)
+    elif (script, arguments[:1]) == ("compare_architectures.py", ["diff"]):
+        diff._parser().parse_args(arguments[1:])
     elif script == "compare_architectures.py":
         is_study = arguments[0] == "study"
         parser = study_parser() if is_study else comparison.comparison_parser()
         parser.parse_args([comparison.with_underscores(word) for word in arguments[is_study:]])
     else:
-        assert script == "llmperf/token_benchmark_ray.py"
-        values = dict(zip(arguments[::2], arguments[1::2], strict=True))
-        assert {name.removeprefix("--") for name in values} <= LLMPERF
-        CompletionBody(prompt="a", **json.loads(values["--additional-sampling-params"]))
+        raise AssertionError(f"{script} is not known here")
+
+
+def check_llmperf(words: list[str]) -> None:
+    if words == ["--help"]:
+        return
+    values = dict(zip(words[::2], words[1::2], strict=True))
+    assert {name.removeprefix("--") for name in values} <= LLMPERF
+    sampling = json.loads(values["--additional-sampling-params"])
+    ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}], **sampling})
 
 
 def check_role(arguments: Sequence[str]) -> None:
@@ -94,7 +107,7 @@ def check_role(arguments: Sequence[str]) -> None:
     loading, gamma = models.loading, 0 if is_draft else settings.gamma
     options = loading.neuron_options(gamma=gamma, method="fused" if is_pair else None)
     check_names(options.overrides, KNOWN)
-    config = loading.target(BUNDLED_TARGET, num_threads=1, neuron=options)
+    config = replace(loading, beyond_positions=True).target(BUNDLED_TARGET, num_threads=1, neuron=options)
     arguments_of = fused_arguments if is_pair else target_arguments if options.device_sampling else slot_arguments
     arguments_of(config, length=loading.sequence_length)
 
@@ -132,7 +145,7 @@ def test_all_pages_were_read() -> None:
         "python main.py --role target --config configs/no_such_file.toml",
         "python main.py --role target --backend neuron --neuron_config '{\"fused_qvk\": true}'",
         "python compare_architectures.py --tp 8",
-        "python llmperf/token_benchmark_ray.py --mean-tokens 3 --additional-sampling-params '{}'",
+        "deploy/llmperf/run.sh --mean-tokens 3 --additional-sampling-params '{}'",
         'make trainium-report ARGS="--target_model A --draft_model B -- --tensor-parallel-size 64"',
         'curl http://localhost:8000/v1/completions -d \'{"prompt": "a", "max_tokens": -4}\'',
         "vllm serve Qwen/Qwen3-32B",
@@ -153,7 +166,7 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
     """Another name is 404."""
     lines, served = command_lines(page), set()
     asked = {json.loads(words[words.index("-d") + 1]).get("model") for words in lines if "-d" in words}
-    asked |= {words[words.index("--model") + 1] for words in lines if "llmperf/token_benchmark_ray.py" in words}
+    asked |= {words[words.index("--model") + 1] for words in lines if words[0] == "deploy/llmperf/run.sh"}
     for words in lines:
         if words[:2] == ["python", "main.py"] and "--http_port" in words:
             args = parser_of(words[3]).parse_args(words[4:])

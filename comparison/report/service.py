@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class Service:
     """Service in all runs of one cell.
 
     Attributes:
-        requests: figures of each request, or its error_code and error_msg, with its run and prompt, from 0.
+        requests: figures of each request, or its error_code and error_msg, with its run and prompt, from 0, and
+            its time of sending, in milliseconds since the epoch.
         values: values of the answers by figure.
         wall_s: seconds spent on the requests.
         num_good: answers within the limits of --slo.
@@ -114,6 +116,7 @@ def _request(record: RequestRecord, run: int) -> dict[str, Any]:
     return {
         "run": run,
         "prompt": record.prompt_index,
+        "timestamp_ms": round(1e3 * (time.time() - time.monotonic() + record.sent_s)),
         **failed,
         **figures_of(record.stats),
         "number_total_tokens": total,

@@ -1,10 +1,13 @@
-"""Publish a comparison in CloudWatch: `python deploy/cloudwatch/publish.py reports/comparison/results.json`.
+"""Publish measured requests in CloudWatch: `python deploy/cloudwatch/publish.py reports/comparison/results.json`.
 
-The metrics are medians over the requests of each Variant (endpoint, or topology) and TestCase (prompt kind). boto3
-sends them, with the credentials and the region that it finds. `--stdout` writes lines in CloudWatch's embedded metric
-format instead, which its log agents turn into the same metrics, and needs Python alone.
+A source is a results.json of compare_architectures.py, or a folder of LLMPerf's results as deploy/llmperf writes them.
+Each answered request is published at its own time, by Variant (endpoint, or topology) and TestCase (prompt kind), so
+that CloudWatch draws curves and takes any percentile. A source without requests, such as the last line of a
+comparison's log, has one median of each cell, at the time of the file. boto3 sends them, with the credentials and the
+region that it finds. `--stdout` writes lines in CloudWatch's embedded metric format instead, which its log agents turn
+into the same metrics, and needs Python alone.
 
-Exit codes: 0; 1: CloudWatch was not reached, or refused; 2: the file cannot be published.
+Exit codes: 0; 1: CloudWatch was not reached, or refused; 2: a source cannot be published.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,11 @@ METRICS = {
     "TTFT": ("ttft_s", "Seconds"),
     "InterTokenLatency": ("inter_token_latency_s", "Seconds"),
     "EndToEndLatency": ("end_to_end_latency_s", "Seconds"),
+    "InputTokens": ("number_input_tokens", "Count"),
     "OutputTokens": ("number_output_tokens", "Count"),
     "RequestOutputThroughput": ("request_output_throughput_token_per_s", "Count/Second"),
 }
-"""Map from CloudWatch's name of a figure to its name in `statistics` of results.json, and its unit."""
+"""Map from CloudWatch's name of a figure to its name in the sources, which is LLMPerf's, and its unit."""
 MAX_DATA = 1000
 """Most metrics in one PutMetricData request."""
 
@@ -40,61 +44,93 @@ class PublishError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Figures of one variant on one prompt kind; `medians` by the names of METRICS."""
+    """Figures of one request of a variant on a prompt kind, or the medians of all; `figures` by the names of METRICS.
+
+    `at_s` is in seconds since the epoch.
+    """
 
     variant: str
     name: str
-    medians: dict[str, float]
+    at_s: float
+    figures: dict[str, float]
+
+    @classmethod
+    def of(cls, variant: str, name: str, at_s: float, values: Mapping[str, float | None]) -> Case:
+        """Return the case with the figures that `values` knows by their names in the sources."""
+        found = {metric: values.get(figure) for metric, (figure, _) in METRICS.items()}
+        return cls(variant, name, at_s, {metric: value for metric, value in found.items() if value is not None})
 
 
-def read_cases(file: Path) -> list[Case]:
-    """Return the cases of a results.json that have answered requests.
+def read_cases(source: Path) -> list[Case]:
+    """Return the cases of a source that have figures.
 
     Raises:
-        PublishError: the file is no results.json, has no measured case, or has two of one variant and test case.
+        PublishError: the source is neither kind, has no answered request, or has two cells of one variant and case.
     """
+    read, kind = (_llmperf, "folder of LLMPerf's") if source.is_dir() else (_comparison, "results.json of a comparison")
     try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-        emulated, cells = results["emulated"], [_case(cell) for cell in results["statistics"]]
+        cases = [case for case in read(source) if case.figures]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise PublishError(f"{file} is no results.json of a comparison: {exc!r}", 2) from None
-    if emulated:
-        raise PublishError(f"{file} has emulated passes ({emulated}), which are no measurement", 2)
-    cases = [case for case in cells if case.medians]
+        raise PublishError(f"{source} is no {kind}: {exc!r}", 2) from None
     if not cases:
-        raise PublishError(f"{file} has no request that was answered", 2)
-    (first, count), *_ = Counter((case.variant, case.name) for case in cases).most_common()
-    if count > 1:
-        raise PublishError(f"{file} has {count} cells of variant {first[0]}, test case {first[1]}: one is expected", 2)
+        raise PublishError(f"{source} has no request that was answered", 2)
     return cases
 
 
-def _case(cell: dict[str, Any]) -> Case:
-    medians = {name: cell[figure].get("p50") for name, (figure, _) in METRICS.items()}
-    known = {name: value for name, value in medians.items() if value is not None}
-    return Case(cell["endpoint"] or cell["topology"], cell["kind"], known)
+def _comparison(file: Path) -> Iterator[Case]:
+    """Yield every answered request of a results.json, or the medians of its cells if it has no requests."""
+    results = json.loads(file.read_text(encoding="utf-8"))
+    if results["emulated"]:
+        raise PublishError(f"{file} has emulated passes ({results['emulated']}), which are no measurement", 2)
+    cells = [(cell["endpoint"] or cell["topology"], cell["kind"]) for cell in results["statistics"]]
+    for (variant, name), count in Counter(cells).items():
+        if count > 1:
+            raise PublishError(f"{file} has {count} cells of variant {variant}, test case {name}: one is expected", 2)
+    if "requests" in results:
+        for cell, requests in zip(cells, results["requests"], strict=True):
+            yield from _answers(*cell, requests)
+    else:
+        at_s = file.stat().st_mtime
+        for cell, statistics in zip(cells, results["statistics"], strict=True):
+            medians = {figure: statistics[figure].get("p50") for figure, _ in METRICS.values()}
+            yield Case.of(*cell, at_s, medians)
 
 
-def event(namespace: str, case: Case, at_s: float) -> dict[str, Any]:
-    """Return a case in the embedded metric format; `at_s` is in seconds since the epoch."""
-    metrics = [{"Name": name, "Unit": METRICS[name][1]} for name in case.medians]
+def _llmperf(folder: Path) -> Iterator[Case]:
+    """Yield every answered request of LLMPerf's runs below a folder; their summaries name variant and test case."""
+    for file in sorted(folder.rglob("*_summary.json")):
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        answers = file.with_name(file.name.removesuffix("summary.json") + "individual_responses.json")
+        requests = json.loads(answers.read_text(encoding="utf-8"))
+        yield from _answers(summary["variant"], summary["test_case"], requests)
+
+
+def _answers(variant: str, name: str, requests: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
+    for request in requests:
+        if request["error_code"] is None:
+            yield Case.of(variant, name, request["timestamp_ms"] / 1e3, request)
+
+
+def event(namespace: str, case: Case) -> dict[str, Any]:
+    """Return a case in the embedded metric format."""
+    metrics = [{"Name": name, "Unit": METRICS[name][1]} for name in case.figures]
     directive = {"Namespace": namespace, "Dimensions": [["Variant", "TestCase"]], "Metrics": metrics}
-    about = {"Timestamp": int(at_s * 1000), "CloudWatchMetrics": [directive]}
-    return {"_aws": about, "Variant": case.variant, "TestCase": case.name, **case.medians}
+    about = {"Timestamp": int(case.at_s * 1000), "CloudWatchMetrics": [directive]}
+    return {"_aws": about, "Variant": case.variant, "TestCase": case.name, **case.figures}
 
 
-def data(cases: Sequence[Case], at_s: float) -> list[dict[str, Any]]:
+def data(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return the metrics of all cases as PutMetricData takes them."""
     return [
         {
             "MetricName": name,
             "Dimensions": [{"Name": "Variant", "Value": case.variant}, {"Name": "TestCase", "Value": case.name}],
-            "Timestamp": at_s,
+            "Timestamp": case.at_s,
             "Value": value,
             "Unit": METRICS[name][1],
         }
         for case in cases
-        for name, value in case.medians.items()
+        for name, value in case.figures.items()
     ]
 
 
@@ -120,20 +156,19 @@ def put(namespace: str, metrics: Sequence[dict[str, Any]]) -> None:
 
 
 def publish(args: argparse.Namespace) -> None:
-    """Read the file and publish it, at the time of the file."""
+    """Read the source and publish it."""
     cases = read_cases(args.results)
-    at_s = args.results.stat().st_mtime
     if args.stdout:
-        print(*(json.dumps(event(args.namespace, case, at_s)) for case in cases), sep="\n")
+        print(*(json.dumps(event(args.namespace, case)) for case in cases), sep="\n")
     else:
-        put(args.namespace, metrics := data(cases, at_s))
+        put(args.namespace, metrics := data(cases))
         print(f"{len(metrics)} metrics are in namespace {args.namespace}", file=sys.stderr)
 
 
 def main() -> int:
     """Run the command line; return the exit code that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, metavar="FILE", help="results.json of compare_architectures.py")
+    parser.add_argument("results", type=Path, metavar="SOURCE", help="results.json, or LLMPerf's folder")
     parser.add_argument("--namespace", default="Qwen/LLMPerf", metavar="NAME", help="of the metrics (%(default)s)")
     parser.add_argument("--stdout", action="store_true", help="write lines of the embedded metric format instead")
     try:

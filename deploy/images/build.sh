@@ -5,10 +5,12 @@
 #   BASE         a Debian with python3 and its venv; unset is what cpu.Dockerfile names
 #   PYTORCH      where torch without CUDA lies: a page of links, or a folder that BUILD_FLAGS mounts
 #   BUILD_FLAGS  further flags of buildah build, such as --volume
+#   VERSION      tag of what is built; unset is what the manifests name, components/version/version.env
 #   STORE        folder of images; with what was built at the end
 set -eu
 cd "$(dirname "$0")/../.."
 store=${STORE:-build/images}
+version=${VERSION:-$(sed -n s/^VERSION=//p deploy/kubernetes/components/version/version.env)}
 mkdir -p "$store"
 export BUILDAH_ISOLATION=chroot # no user namespaces, no daemon
 buildah() { command buildah --root "$PWD/$store/root" --runroot "$PWD/$store/run" "$@"; }
@@ -17,14 +19,14 @@ build() { # NAME BASE FLAGS...
     shift 2
     # shellcheck disable=SC2086  # several words
     buildah build --network host --format docker ${BUILD_FLAGS:-} ${base:+--build-arg BASE=$base} "$@" \
-        --file "deploy/images/${name%%-*}.Dockerfile" --tag "specdec:$name" .
+        --file "deploy/images/${name%%-*}.Dockerfile" --tag "specdec-$name:$version" .
 }
-report() { buildah images --format '{{.Name}}:{{.Tag}} {{.Size}}' | grep "specdec:.*$1"; }
+report() { buildah images --format '{{.Name}}:{{.Tag}} {{.Size}}' | grep "specdec-.*$1:$version"; }
 
 build_cpu() {
     build cpu "${BASE:-}" ${PYTORCH:+--build-arg PYTORCH=$PYTORCH}
     report cpu
-    container=$(buildah from --pull-never specdec:cpu)
+    container=$(buildah from --pull-never "specdec-cpu:$version")
     buildah run --network host "$container" -- python3 - < deploy/images/smoke.py
     buildah run --network host "$container" -- sh -c 'test "$(id -u)" = 1000 && ! command -v cc gcc g++ > /dev/null'
     echo "runs as user 1000, without a compiler"

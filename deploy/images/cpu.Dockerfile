@@ -1,7 +1,7 @@
 # Every role on CPUs, with the bundled pair: context is the repository. `make images` builds it, runs it and asks it.
 #
-#   docker build -f deploy/images/cpu.Dockerfile -t specdec:cpu .
-#   docker run --rm --read-only --tmpfs /tmp -v specdec-cache:/cache -p 8000:8000 specdec:cpu --role fused_target --host 0.0.0.0 --http_port 8000
+#   docker build -f deploy/images/cpu.Dockerfile -t specdec-cpu:0.1.0 .
+#   docker run --rm --read-only --tmpfs /tmp -v specdec-cache:/cache -p 8000:8000 specdec-cpu:0.1.0 --role fused_target --host 0.0.0.0 --http_port 8000
 #
 # BASE is a Debian with Python 3.11 and its venv; deploy/images/cpu.lock has the hashes of everything else.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
@@ -29,7 +29,8 @@ ENV PATH=/venv/bin:$PATH \
     PYTHONUNBUFFERED=1
 COPY --from=packages /venv /venv
 WORKDIR /app
-COPY main.py specdec.py compare_architectures.py LICENSE ./
+COPY main.py compare_architectures.py LICENSE ./
+COPY specdec specdec
 COPY inference inference
 COPY grpc_comm grpc_comm
 COPY comparison comparison
@@ -44,8 +45,7 @@ USER 1000:1000
 VOLUME /cache
 EXPOSE 8000 50051
 STOPSIGNAL SIGTERM
-# Of whatever has an HTTP port; other roles are looked at by gRPC health, and a pool worker by its process.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
+# None, since ports are flags: compose and Kubernetes ask the port of --probe_port.
+HEALTHCHECK NONE
 ENTRYPOINT ["python3", "main.py"]
 CMD ["--help"]

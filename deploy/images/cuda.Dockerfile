@@ -1,6 +1,6 @@
 # Every role on NVIDIA GPUs: context is the repository. torch from PyPI brings the CUDA libraries, the host its driver.
 #
-#   docker build -f deploy/images/cuda.Dockerfile -t specdec:cuda .
+#   docker build -f deploy/images/cuda.Dockerfile -t specdec-cuda:0.1.0 .
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE} AS packages
@@ -26,7 +26,8 @@ ENV PATH=/venv/bin:$PATH \
     PYTHONUNBUFFERED=1
 COPY --from=packages /venv /venv
 WORKDIR /app
-COPY main.py specdec.py compare_architectures.py LICENSE ./
+COPY main.py compare_architectures.py LICENSE ./
+COPY specdec specdec
 COPY inference inference
 COPY grpc_comm grpc_comm
 COPY comparison comparison
@@ -39,8 +40,7 @@ USER 1000:1000
 VOLUME /cache
 EXPOSE 8000 50051
 STOPSIGNAL SIGTERM
-# Of whatever has an HTTP port; other roles are looked at by gRPC health, and a pool worker by its process.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
+# None, since ports are flags: compose and Kubernetes ask the port of --probe_port.
+HEALTHCHECK NONE
 ENTRYPOINT ["python3", "main.py"]
 CMD ["--help"]

@@ -1,7 +1,7 @@
 # A server on AWS Trainium: context is the repository. BASE is AWS's container with NxD Inference; its SDK pins torch and
 # Transformers, so that there is no lock: what it lacks is installed as requirements-neuron.txt says. The compiler stays.
 #
-#   docker build -f deploy/images/neuron.Dockerfile -t specdec:neuron .
+#   docker build -f deploy/images/neuron.Dockerfile -t specdec-neuron:0.1.0 .
 ARG BASE=public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04
 FROM ${BASE}
 LABEL org.opencontainers.image.title="specdec" \
@@ -17,7 +17,8 @@ COPY requirements-neuron.txt ./
 # The packages of the SDK itself come with BASE, and must not be replaced.
 ARG INSTALL="python3 -m pip install --no-cache-dir --disable-pip-version-check"
 RUN sed -n '/^# The runtime/,$p' requirements-neuron.txt > runtime.txt && ${INSTALL} --requirement runtime.txt
-COPY main.py specdec.py compare_architectures.py LICENSE ./
+COPY main.py compare_architectures.py LICENSE ./
+COPY specdec specdec
 COPY inference inference
 COPY grpc_comm grpc_comm
 COPY comparison comparison
@@ -29,8 +30,7 @@ USER 1000:1000
 VOLUME /cache
 EXPOSE 8000 50051
 STOPSIGNAL SIGTERM
-# An hour for the first load of a large model.
-HEALTHCHECK --interval=30s --timeout=5s --start-period=3600s \
-    CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
+# None, since ports are flags: compose and Kubernetes ask the port of --probe_port.
+HEALTHCHECK NONE
 ENTRYPOINT ["python3", "main.py"]
 CMD ["--help"]

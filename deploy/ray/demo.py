@@ -73,11 +73,12 @@ class Town:
 
         serve.start(proxy_location="Disabled")
         one, several = ["--threads", "1"], ["--threads", "1", "--batch", str(NUM_SLOTS), "--grace_s", "30"]
+        lists = "--insecure"  # their lists of targets could name other machines
         edge = {"num_replicas": NUM_GATEWAYS, "max_replicas_per_node": 1, "ray_actor_options": EDGE}
         applications = {
             "targets": application(Target, {"flags": several}, ray_actor_options=WORKER, **options),
-            "drafts": application(Draft, {"flags": one, "host": "127.0.0.1"}, ray_actor_options=HEAD),
-            "gateways": application(Gateway, {"flags": ["--http_port", str(self._port)]}, **edge),
+            "drafts": application(Draft, {"flags": [*one, lists], "host": "127.0.0.1"}, ray_actor_options=HEAD),
+            "gateways": application(Gateway, {"flags": ["--http_port", str(self._port), lists]}, **edge),
         }
         for name, each in applications.items():
             serve.run(each, name=name, route_prefix=None)

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:  # a packed model is loaded without Transformers
     from transformers import PretrainedConfig, PreTrainedModel
 
-from inference.errors import ConfigError, UnsupportedModelError
+from inference.config import LENGTH_FIELDS
+from inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
-
-# Names that families give to the number of positions they were trained for.
-LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 
 # Prefixes of `model_type` whose state is not keys and values per position.
 RECURRENT = (
@@ -56,16 +54,16 @@ def resolve_length(config: Config, asked: int | None) -> int:
     text_config = config.get_text_config()  # multimodal models keep the language model's settings apart
     limits = (getattr(text_config, name, None) for name in LENGTH_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int)), None)
-    if asked is None:
-        return DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH)
-    if limit is not None and asked > limit:
-        raise ConfigError(f"sequence_length {asked} is above the {limit} positions of {architecture_name(config)}")
-    return asked
+    return asked or (DEFAULT_LENGTH if limit is None else min(limit, DEFAULT_LENGTH))
 
 
-def require_supported_config(config: Config, max_length: int) -> None:
-    """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model."""
-    for reason in _reasons(config, max_length):
+def require_supported_config(config: Config, max_length: int, *, windows: bool = False) -> None:
+    """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model.
+
+    Args:
+        windows: the backend applies sliding windows.
+    """
+    for reason in _reasons(config, max_length, windows=windows):
         raise UnsupportedModelError(f"{architecture_name(config)} is not supported: {reason}")
 
 
@@ -78,12 +76,33 @@ def require_supported_model(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{architecture_name(model.config)} is not supported: {reason}")
 
 
+def layer_windows(config: Config) -> list[int | None]:
+    """Return each layer's sliding window; None where a layer sees everything before."""
+    config = config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def rope_settings(config: Config) -> Iterator[dict[str, Any]]:
+    """Yield rotary settings: `rope_scaling` of Transformers 4, `rope_parameters` of 5, some per layer type."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None) or {}
+        yield rope
+        yield from (nested for nested in rope.values() if isinstance(nested, dict))
+
+
+def rope_kind(rope: dict[str, Any]) -> str:
+    """Return the kind of rotary positions that settings ask for."""
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
     """Return the names that the model's forward takes; its `**kwargs` may silently ignore others."""
     return inspect.signature(model.forward).parameters
 
 
-def _reasons(config: Config, max_length: int) -> Iterator[str]:
+def _reasons(config: Config, max_length: int, *, windows: bool) -> Iterator[str]:
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
     config = config.get_text_config()
@@ -92,35 +111,23 @@ def _reasons(config: Config, max_length: int) -> Iterator[str]:
         yield "it carries recurrent state, which cannot be rolled back by position"
     if model_type in ALIBI or getattr(config, "alibi", False):
         yield "ALiBi position bias is not plain causal attention"
-    yield from _layer_reasons(config, max_length)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    for kind in sorted(kinds - {"full_attention", "sliding_attention"}):
+        yield f"its layers of type {kind} keep other state than keys and values"
+    window = min((each for each in layer_windows(config) if each is not None), default=max_length)
+    if window < max_length and not windows:
+        yield f"its sliding window of {window} is below the sequence length of {max_length}"
     yield from _rope_reasons(config, max_length)
 
 
-def _layer_reasons(config: Config, max_length: int) -> Iterator[str]:
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - {"full_attention", "sliding_attention"}):
-        yield f"its layers of type {layer_type} keep other state than keys and values"
-    window = getattr(config, "sliding_window", None)
-    applies = getattr(config, "use_sliding_window", True) and layer_types != {"full_attention"}
-    if window is not None and applies and window < max_length:
-        yield f"its sliding window of {window} is below the sequence length of {max_length}"
-
-
 def _rope_reasons(config: Config, max_length: int) -> Iterator[str]:
-    for rope in _ropes(config):
-        kind = str(rope.get("rope_type", rope.get("type", "default")))
+    for rope in rope_settings(config):
+        kind = rope_kind(rope)
         original = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if kind == "longrope" and original is not None and max_length <= original:
-            continue  # short enough to use one set of frequencies throughout
-        if kind in ("longrope", "su") or "dynamic" in kind:
+        if kind == "longrope" and original is not None:
+            if max_length > original:  # up to there one set of frequencies is used throughout
+                yield f"its longrope rotary frequencies change with the length seen, beyond {original} positions"
+        elif kind in ("longrope", "su") or "dynamic" in kind:
             yield f"its {kind} rotary frequencies change with the length seen"
-
-
-def _ropes(config: Config) -> Iterator[dict[str, Any]]:
-    """Yield rotary settings: `rope_scaling` of Transformers 4, `rope_parameters` of 5, some per layer type."""
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = getattr(config, name, None) or {}
-        yield rope
-        yield from (nested for nested in rope.values() if isinstance(nested, dict))

@@ -40,6 +40,9 @@ def load_weights(
     disable_progress_bar()  # a server's log is not a terminal
     if (path / "adapter_config.json").is_file():  # where PEFT is installed, it may name another model's directory
         raise ConfigError(f"model {path} is an adapter (adapter_config.json): merge it into its model first")
+    quantization = getattr(model_config, "quantization_config", None)
+    if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
+        quantization["dequantize"] = True  # gpt-oss; packed experts need kernels that only some GPUs have
     with _blaming(path):
         model, report = AutoModelForCausalLM.from_pretrained(
             path,

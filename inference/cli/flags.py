@@ -112,13 +112,14 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
 
 
 def _json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object; a name with dashes, as flags have them, is the one with underscores."""
     try:
         value = json.loads(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
-    return value
+    return {name.replace("-", "_"): each for name, each in value.items()}
 
 
 def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:

@@ -1,4 +1,8 @@
-"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded."""
+"""Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
+
+Where all slots are held, an account with several gives one up for an account that has none. Its session waits in front
+of the others, and goes on from its committed tokens.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,15 @@ class Holder(Protocol):
     def held(self) -> Prefix:
         """Return the first tokens that its slot is known to hold."""
 
+    @property
+    def can_yield(self) -> bool:
+        """Return whether it has committed tokens since it entered, so that leaving its slot now loses none."""
+
     def enter(self, slot: int, num_cached_tokens: int) -> None:
         """Take a slot that holds the first `num_cached_tokens` tokens."""
+
+    def leave(self) -> None:
+        """Give up its slot, for good or until it enters again."""
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -40,16 +51,20 @@ class Admission(Generic[HolderT]):
     """Free slots, holders of the others, and the queue of those that wait. Used on the event loop alone.
 
     Args:
+        num_slots: most holders at a time.
         model: backend that has the slots; None: the content of a freed slot is not used again.
+        num_spare: further slots, which keep what sessions have left: one that yielded finds all of its tokens there.
     """
 
-    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None) -> None:
-        self._free = list(range(num_slots - 1, -1, -1))  # the latest used is last
+    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None, num_spare: int = 0) -> None:
+        self._free = list(range(num_slots + num_spare - 1, -1, -1))  # the latest used is last
         self.num_slots = num_slots
         self._model = model
         self._left: dict[int, Prefix] = {}  # content of free slots
+        self._slots = frozenset(self._free)
         self._max_waiting = max_waiting
         self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
+        self._begun: set[HolderT] = set()  # those that wait again; the limit of the queue is not for them
         self._held: dict[HolderT, str] = {}  # with their accounts
         self._turns: dict[str, int] = {}  # by account with a holder here: number of its latest turn
         self._num_turns = 0
@@ -61,6 +76,22 @@ class Admission(Generic[HolderT]):
     def waiting(self) -> tuple[HolderT, ...]:
         return tuple(self._waiting)
 
+    @property
+    def contradiction(self) -> str:
+        """Return how slots, holders, kept prefixes and queue contradict one another; empty if they agree."""
+        held = [holder.slot for holder in self.running if holder.slot is not None]
+        agreed = {
+            f"slots {held} are held and {self._free} free": sorted([*held, *self._free]) == sorted(self._slots),
+            f"slots {held} are held, and {[*self._since]} are timed": set(held) == self._since.keys(),
+            "a holder without an account, or an account's without a slot": set(self.running) == self._held.keys(),
+            f"prefixes are kept of slots {[*self._left]}, of which {self._free} are free": self._left.keys()
+            <= set(self._free),
+            "a holder waits and has a slot": all(holder.slot is None for holder in self._waiting),
+            f"accounts {[*self._turns]} have turns and no holder": self._turns.keys()
+            <= {*self._held.values(), *self._waiting.values()},
+        }
+        return "; ".join(fault for fault, holds in agreed.items() if not holds)
+
     def enqueue(self, holder: HolderT) -> None:
         """Queue a holder for a slot, on the current caller's account.
 
@@ -68,9 +99,13 @@ class Admission(Generic[HolderT]):
             CapacityError: all slots are held and the queue is full.
         """
         account = caller().account
-        if len(self._waiting) >= self._max_waiting + len(self._free):
+        if len(self._new()) >= self._max_waiting + self.num_slots - len(self.running):
             self._make_room(account)
         self._waiting[holder] = account
+
+    def _new(self) -> dict[HolderT, str]:
+        """Return the waiting holders that have not begun, with their accounts."""
+        return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
         """Remove the newest holder of the account with most in a full queue, if `account` has at least two fewer.
@@ -78,16 +113,16 @@ class Admission(Generic[HolderT]):
         Raises:
             CapacityError: there is no such account.
         """
+        new = self._new()
         full = CapacityError(
-            f"all {self.num_slots} slots are busy and {len(self._waiting)} requests wait already "
-            f"(limit {self._max_waiting})",
+            f"all {self.num_slots} slots are busy and {len(new)} requests wait already (limit {self._max_waiting})",
             retry_after_s=self._retry_after_s(),
         )
-        waiting = Counter(self._waiting.values())
+        waiting = Counter(new.values())
         flood = max(waiting, key=lambda each: waiting[each], default=account)
         if waiting[flood] <= waiting[account] + 1:
             raise full
-        latest = next(each for each in reversed(self._waiting) if self._waiting[each] == flood)
+        latest = next(each for each in reversed(new) if new[each] == flood)
         self.release(latest)
         latest.fail(full)
 
@@ -101,9 +136,10 @@ class Admission(Generic[HolderT]):
     def admit(self) -> list[tuple[HolderT, Place]]:
         """Give free slots to waiting holders; return those that entered, and where each begins."""
         entered = []
-        while self._free and self._waiting:
+        while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
             account = self._held[holder] = self._waiting.pop(holder)
+            self._begun.discard(holder)
             self._num_turns += 1
             self._turns[account] = self._num_turns
             place = self._choose(holder)
@@ -124,6 +160,24 @@ class Admission(Generic[HolderT]):
 
         return min(self._waiting, key=standing)
 
+    def _yielded(self) -> bool:
+        """Free a slot for an account that has none; return False if there is no such account, or no slot to give.
+
+        Of the accounts with most slots, the session with fewest tokens yields: they may have to be read again.
+        """
+        held = Counter(self._held.values())
+        if held[self._waiting[self._next()]]:
+            return False
+        able = [each for each in self.running if each.can_yield and held[self._held[each]] > 1]
+        if not able:
+            return False
+        holder = min(able, key=lambda each: (-held[self._held[each]], each.held.length))
+        account = self._held[holder]
+        self.release(holder)
+        self._waiting = {holder: account, **self._waiting}
+        self._begun.add(holder)
+        return True
+
     def _choose(self, holder: HolderT) -> Place:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
         return choose_place(self._free, left, self._shared(holder), can_copy=isinstance(self._model, ForkingBackend))
@@ -136,8 +190,8 @@ class Admission(Generic[HolderT]):
             self._free.append(place.source_slot)
 
     def num_cached(self, holder: HolderT) -> int:
-        """Return how many first tokens a holder would find if it entered now; 0 while no slot is free."""
-        return self._choose(holder).num_tokens if self._free else 0
+        """Return how many first tokens a holder would find if it entered now; 0 while all slots are held."""
+        return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
         """Return, by slot, how many of a holder's first tokens it holds, where using them is a gain."""
@@ -162,6 +216,7 @@ class Admission(Generic[HolderT]):
         if holder not in accounts:
             return
         account = accounts.pop(holder)
+        self._begun.discard(holder)
         if account not in self._waiting.values() and account not in self._held.values():
             self._turns.pop(account, None)  # accounts without holders are forgotten
         if holder.slot is None:
@@ -171,4 +226,4 @@ class Admission(Generic[HolderT]):
         self._free.append(holder.slot)
         if self._model is not None and holder.held.length:
             self._left[holder.slot] = holder.held
-        holder.slot = None
+        holder.leave()

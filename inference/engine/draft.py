@@ -76,10 +76,12 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         output_start: int | None = None,
         grammar: Matcher | None = None,
         cache_salt: str = "",
+        vocab_size: int | None = None,
     ) -> DraftSession:
         """Queue a sequence for a slot of the draft model; its output begins after it, or at `output_start`.
 
         `grammar` and `cache_salt` are the request's. Without the grammar, drafts are only accepted less often.
+        `vocab_size` is the target's; None if it is the draft's own.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -94,6 +96,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             confidence=self._confidence,
             grammar=grammar,
             cache_salt=cache_salt,
+            vocab_size=vocab_size,
         )
         self._enter(session)
         return session

@@ -79,6 +79,7 @@ class DraftSession:
         confidence: estimates how likely a draft token is right, and learns from commits; shared by all sessions.
         grammar: matcher of the request's grammar, for this session alone.
         cache_salt: the request's cache salt.
+        vocab_size: number of ids of the session's target; see `Draft`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class DraftSession:
         confidence: Confidence | None = None,
         grammar: Matcher | None = None,
         cache_salt: str = "",
+        vocab_size: int | None = None,
     ) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
@@ -100,6 +102,7 @@ class DraftSession:
         self._tally = Tally(self.output_start) if sampling.penalizes else None
         self.grammar = grammar
         self._cache_salt = cache_salt
+        self._vocab_size = vocab_size
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -110,6 +113,7 @@ class DraftSession:
         self._path = DraftPath(0, len(self.committed))
         self._branches: list[DraftPath] = []
         self._changed = asyncio.Event()
+        self._entered_at = 0  # number of committed tokens when it took its slot
         self.error: Exception | None = None
         self.is_suspect = False
 
@@ -118,7 +122,23 @@ class DraftSession:
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
+        self._entered_at = len(self.committed)
         self._changed.set()
+
+    def leave(self) -> None:
+        """Give up the slots, and stop drafting; the chain is kept."""
+        self.slot, self._branches, self.pacing = None, [], Pacing()
+        self._changed.set()
+
+    @property
+    def can_yield(self) -> bool:
+        """See `Holder`."""
+        return len(self.committed) > self._entered_at
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the session has no slot, but will get one."""
+        return self.slot is None and self.error is None
 
     def fail(self, error: Exception) -> None:
         self.error = error
@@ -178,6 +198,7 @@ class DraftSession:
             None if path is self._path else self._path.slot,
             self.grammar,
             self._tally,
+            self._vocab_size,
         )
 
     def _begin_branches(self) -> None:
@@ -312,7 +333,7 @@ class DraftSession:
         Raises:
             Exception: the engine failed this session.
         """
-        await self._until(lambda: self.slot is not None)
+        await self._until(lambda: not self.is_waiting)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while self.error is None and not condition():

@@ -44,11 +44,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         max_waiting: int,
         prefix_caching: bool = True,
         pass_timeout_s: float = PASS_TIMEOUT_S,
+        num_spare: int = 0,
     ) -> None:
         self._keeper = model if isinstance(model, PrefixKeeper) else None
         slots = self._keeper.slots if self._keeper is not None and prefix_caching else None
-        self._admission = Admission[SessionT](num_slots=model.num_slots, max_waiting=max_waiting, model=slots)
-        self.num_slots = model.num_slots
+        self.num_slots = model.num_slots - num_spare
+        self._admission = Admission[SessionT](
+            num_slots=self.num_slots, max_waiting=max_waiting, model=slots, num_spare=num_spare
+        )
         self._thread = ModelThread()
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
@@ -56,6 +59,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._refusal = ""  # the reason why no session may enter; empty if they may
         self.broken: str | None = None
         """Reason why no request can be served any more, or None; only a restart helps."""
+        self._contradicted = False
         self._pass_timeout_s = pass_timeout_s
         self._guard = StepGuard(self._schedule, self._can_replay)
         self.timeline: Timeline | None = None
@@ -171,7 +175,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                     if session.slot is not None:  # else it was closed meanwhile
                         self._deliver(session, work, result)
             else:
+                self._check()
                 await self._wake.wait()
+
+    def _check(self) -> None:
+        """Log, once, that an engine without any session has lost a slot or kept one: the last request can show it."""
+        if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
+            self._contradicted = True
+            logger.error("the idle engine contradicts itself, please report this: %s", fault)
 
     async def _admit(self) -> None:
         """Give free slots to waiting sessions, and let the model prepare the prefixes that it holds for them."""

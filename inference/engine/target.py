@@ -49,6 +49,7 @@ class EngineLimits:
         prefix_caching: True if requests may begin with what earlier ones left in the slots.
         lookup: True to propose from a session's own tokens where a pass has no draft tokens.
         prompt_share: time that reading prompts may add to a pass in which others decode, in passes.
+        num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
     """
 
     max_waiting: int = 64
@@ -58,6 +59,7 @@ class EngineLimits:
     prefix_caching: bool = True
     lookup: bool = True
     prompt_share: float = DEFAULT_PROMPT_SHARE
+    num_spare: int = 0
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -77,6 +79,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             max_waiting=limits.max_waiting,
             prefix_caching=limits.prefix_caching,
             pass_timeout_s=limits.pass_timeout_s,
+            num_spare=limits.num_spare,
         )
         self._decoder = decoder
         self._limits = limits

@@ -102,6 +102,7 @@ class TargetSession:
         self._num_cached = 0
         self.num_cached_tokens = 0  # prompt tokens taken from another sequence; an estimate until it has a slot
         self._suspect_at: int | None = None
+        self._entered_at = 0  # number of tokens when it took its slot
         self.schedule = schedule
         self.acceptance = Acceptance()
         self.lookup = Lookup() if looks_up and gamma else None
@@ -135,6 +136,15 @@ class TargetSession:
         self.slot = slot
         self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._waiting_since = time.monotonic()
+        self._entered_at = len(self.token_ids)
+
+    def leave(self) -> None:
+        self.slot = None
+
+    @property
+    def can_yield(self) -> bool:
+        """See `Holder`."""
+        return len(self.token_ids) > self._entered_at
 
     @property
     def wanted(self) -> Prefix:

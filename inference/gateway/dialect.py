@@ -63,7 +63,7 @@ class Dialect:
         return replace(grammar, preamble=Preamble.REASONING)
 
     def _of_tools(self, body: ChatBody, offered: list[Tool], calls: CallFormat) -> Grammar | None:
-        functions, output = {tool.function.name: tool.function.parameters for tool in offered}, body.grammar_of_output()
+        functions, output = {tool.function.name: tool.function.arguments for tool in offered}, body.grammar_of_output()
         many = body.parallel_tool_calls
         if isinstance(choice := body.tool_choice, NamedTool):
             named = {choice.function.name: functions[choice.function.name]}

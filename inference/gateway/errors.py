@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 
@@ -19,10 +19,22 @@ logger = logging.getLogger(__name__)
 DIALLED_AGAIN_S = 5.0
 """Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
 INVALID_REQUEST = "invalid_request_error"
+MAX_ECHO_CHARACTERS = 200
+"""Limit of what a message repeats of a request."""
+MAX_MESSAGE_CHARACTERS = 1000
+"""Limit of a whole message."""
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "prompt_logprobs": "logprobs",
+}
+_RENAMED_AT = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/responses": {
+        **dict.fromkeys(("prompt", "messages"), "input"),
+        "max_new_tokens": "max_output_tokens",
+        "response_format": "text",
+    },
 }
 # Where a field may have several shapes, the complaint about one of them would mislead.
 _SHAPES = {
@@ -71,7 +83,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
+        return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the status: Retry-After in whole seconds, or the scheme of authentication."""
@@ -84,13 +97,13 @@ class ApiError(Exception):
         return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
 
 
-def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
-    """Return the failure of HTTP for one of our exceptions."""
+def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
+    """Return the failure of HTTP for one of our exceptions; the path decides about the names of fields."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_UPSTREAM)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
-    param = _param(error.field, chat=chat) if isinstance(error, errors.InvalidRequestError) else None
+    param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
     return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))
 
 
@@ -115,22 +128,22 @@ def unexpected() -> ApiError:
     return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
 
 
-def _param(field: str | None, *, chat: bool) -> str | None:
+def _param(field: str | None, path: str) -> str | None:
     """Return the endpoint's name for a field of ours."""
-    return "messages" if chat and field == "prompt" else _RENAMED.get(field or "", field)
+    return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
     """Return the failure of a body that does not fit its schema, by its worst fault."""
     fault = _worst(error.errors())
-    place = [part for part in fault["loc"] if part != "body"]
+    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in fault["loc"] if part != "body"]
     if fault["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
     if not place and fault["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
     param = str(place[0]) if place else _named_first(fault)
     if fault["type"] == "extra_forbidden":
-        name = ".".join(map(str, place))
+        name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
         return ApiError(400, f"{name} is not supported here", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
     message = message or fault["msg"].removeprefix("Value error, ")
@@ -138,11 +151,23 @@ def from_validation(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 
 
+T = TypeVar("T")
+
+
+def _cut(value: T, limit: int) -> T | str:
+    """Return a text cut off at a limit; other values as they are."""
+    return f"{value[:limit]}..." if isinstance(value, str) and len(value) > limit else value
+
+
 def _path(place: list[Any]) -> str:
     """Return the place in the body, as in messages.0.content, without our names of a union's alternatives."""
     if place[0] in _SHAPES:
         return str(place[0])
-    return ".".join(str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part != "str"))
+    return ".".join(str(part) for part in place if isinstance(part, int) or (_is_field(part)))
+
+
+def _is_field(part: str) -> bool:
+    return part.isidentifier() and part != "str" and not part[0].isupper()
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Right, audit, harmless_id, is_audited, request_context, request_id
+from inference.caller import ANYBODY, Caller, Right, audit, harmless_id, is_audited, request_context, request_id
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.workers.access import Access, rights_of_path
@@ -51,8 +51,12 @@ class BodyLimit:
         messages: list[Message] = []
         if scope["method"] == "POST" and num_bytes <= self._max_bytes:
             messages, num_bytes = await _read(receive, self._max_bytes)
+        coding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
         fault = None
-        if num_bytes > self._max_bytes:
+        if coding.lower() not in ("", "identity"):
+            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
+            fault = ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
+        elif num_bytes > self._max_bytes:
             fault = ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
         elif num_bytes > _SMALL_BYTES and messages:
             body = b"".join(message.get("body", b"") for message in messages)
@@ -151,7 +155,8 @@ class HttpGate:
         try:
             who = self._access.by_token(authorization, rights)
         except (UnauthenticatedError, ForbiddenError) as exc:
-            audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
+            with request_context(Caller(exc.caller_name), request_id()):
+                audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
             await from_error(exc).answer(connection="close")(scope, receive, send)
             return
 

@@ -1,7 +1,7 @@
 """Structured output over HTTP: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
 
-Schemas may be given as objects, or as their text where vLLM takes that. `strict` changes nothing: an output keeps to
-its schema or is cut by the limit of tokens.
+Schemas may be given as objects, or as their text where vLLM takes that. An output keeps to its schema or is cut by the
+limit of tokens; `strict` also leaves no object open.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 
 from inference.errors import InvalidRequestError
 from inference.request import ANY_JSON_OBJECT, MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+from inference.text.json_schema import closed
 from inference.text.unicode import check_unicode
 
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
@@ -71,8 +72,16 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
     if value["type"] == "json_object":
         return ANY_JSON_OBJECT
     if value["type"] == "json_schema":
-        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value["json_schema"]["schema"]))
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_kept(value["json_schema"])))
     return None
+
+
+def _kept(format_: Mapping[str, Any]) -> Any:
+    """Return the schema of a format, closed if it is strict."""
+    try:
+        return closed(format_["schema"]) if format_.get("strict") else format_["schema"]
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc), field="response_format") from exc
 
 
 def exactly_one(schema: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ class Draft:
         output_start: as in `Turn`.
         source_slot: another slot that may hold more of the same tokens, and can be copied from.
         grammar, tally: as in `Turn`.
+        vocab_size: number of ids that the target has, where the draft may have others; tokens beyond it are of no use.
     """
 
     slot: int
@@ -34,6 +35,7 @@ class Draft:
     source_slot: int | None = None
     grammar: Matcher | None = None
     tally: Tally | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """Prometheus metrics of one server: vLLM's names where vLLM has them, `specdec_` for the rest.
 
 Owns names, labels and buckets. Labels are bounded: one model name, finish reasons, status codes, draft positions below
-MAX_GAMMA. Knows neither gRPC nor HTTP; docs/gateway.md lists what there is.
+MAX_GAMMA, at most MAX_ACCOUNTS accounts, the servers that a gateway dials now. Knows neither gRPC nor HTTP;
+docs/gateway.md lists what there is.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
@@ -19,6 +21,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from inference import VERSION
 from inference.commit import Answer, Commit, Counts, Event, FinishReason, Opened, Started, Timings
@@ -36,6 +40,9 @@ TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
 REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 WIDTH_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+MAX_ACCOUNTS = 100
+OTHER_ACCOUNTS = "other accounts"
+"""Label of the accounts above `MAX_ACCOUNTS`; no name of an account has a blank."""
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
@@ -69,6 +76,48 @@ class SlotLoad(Load, Protocol):
 
     @property
     def num_slots(self) -> int: ...
+
+
+class Upstream(Protocol):
+    """Server that requests are passed on to, with the sums of what it did for this process."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def num_ended(self) -> int: ...
+
+    @property
+    def num_failed(self) -> int: ...
+
+    @property
+    def busy_s(self) -> float: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class _Upstreams(Collector):
+    """Series by upstream server, read at every scrape: a server that leaves takes its series along."""
+
+    def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
+        self._model_name = model_name
+        self._servers = servers
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """See `Collector`."""
+        labels = (*_MODEL, "server")
+        requests = CounterMetricFamily("specdec_upstream_requests", "Requests ended, by server.", labels=labels)
+        failures = CounterMetricFamily("specdec_upstream_failures", "Those that the server failed.", labels=labels)
+        seconds = CounterMetricFamily("specdec_upstream_seconds", "Time of these requests there.", labels=labels)
+        tokens = CounterMetricFamily("specdec_upstream_tokens", "Output tokens, by server.", labels=labels)
+        for each in self._servers():
+            place = (self._model_name, each.address)
+            requests.add_metric(place, each.num_ended)
+            failures.add_metric(place, each.num_failed)
+            seconds.add_metric(place, each.busy_s)
+            tokens.add_metric(place, each.num_tokens)
+        yield from (requests, failures, seconds, tokens)
 
 
 class Metrics:
@@ -123,6 +172,12 @@ class Metrics:
     def _add_ends(self) -> None:
         self._success = self._counter_by("finished_reason", "vllm:request_success", "Requests finished, by why.")
         self._failures = self._counter_by("code", "specdec_request_failures", "Requests that failed, by status.")
+        labels = (*_MODEL, "account", "code")
+        text = "Requests that ended, by account and status."
+        self._account_requests = Counter("specdec_account_requests", text, labels, registry=self.registry)
+        text = "Prompt and output tokens of these requests, by account."
+        self._account_tokens = self._counter_by("account", "specdec_account_tokens", text)
+        self._accounts: set[str] = set()
 
     def _add_phases(self) -> None:
         """Add the series by phase and direction; found once, as a look-up per commit would cost more than counting."""
@@ -176,6 +231,24 @@ class Metrics:
         if isinstance(load, SlotLoad):
             text = "Share of the KV slots that requests hold, 0 to 1; at 1 the next request waits."
             self._gauge("vllm:kv_cache_usage_perc", text).set_function(lambda: load.num_running / load.num_slots)
+
+    def watch_upstream(self, servers: Callable[[], Iterable[Upstream]]) -> None:
+        """Read the sums of each server that requests are passed on to, at every scrape."""
+        self.registry.register(_Upstreams(self._name, servers))
+
+    def count_account(self, account: str, code: str, num_tokens: int) -> None:
+        """Count a request that has ended for its account; accounts above `MAX_ACCOUNTS` are counted together."""
+        if account not in self._accounts:
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                account = OTHER_ACCOUNTS
+            self._accounts.add(account)
+        self._account_requests.labels(self._name, account, code).inc()
+        self._account_tokens.labels(self._name, account).inc(num_tokens)
+
+    def watch_vocabulary(self, share: Callable[[], float]) -> None:
+        """Add a gauge of the share of the target's token ids that the draft can propose."""
+        text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
+        self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
         """Record how late the event loop ran a timer, in seconds, and its number of tasks."""
@@ -236,6 +309,7 @@ class RequestMetrics:
         self._first: float | None = None
         self._last = self._arrived
         self._num_tokens = 0
+        self.num_prompt_tokens = 0
         self.status = ""  # gRPC status at the end
 
     @property
@@ -257,6 +331,7 @@ class RequestMetrics:
             self._finish(event.reason)
 
     def _start(self, event: Started) -> None:
+        self.num_prompt_tokens = event.num_prompt_tokens
         self._metrics._prompt_tokens.inc(event.num_prompt_tokens)
         self._metrics._cache_queries.inc(event.num_prompt_tokens)
         self._metrics._cache_hits.inc(event.num_cached_tokens)

@@ -137,23 +137,29 @@ def _mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
 
     Args:
         scores: float64 [num_rows, vocab_size].
-        masks: per row, one bit per token id, lowest first; None allows all.
+        masks: per row, one bit per token id, lowest first; None allows all. Ids beyond a mask are not allowed.
     """
     rows = [row for row, mask in enumerate(masks) if mask is not None]
     if not rows:
         return
     xp = array_api_compat.array_namespace(scores)
     bits = np.stack([np.frombuffer(mask, dtype=np.uint8) for mask in masks if mask is not None])
-    allowed = np.unpackbits(bits, axis=-1, bitorder="little")[:, : scores.shape[-1]].astype(bool)
+    allowed = np.unpackbits(bits, axis=-1, count=scores.shape[-1], bitorder="little").astype(bool)
     where = xp.asarray(allowed, device=array_api_compat.device(scores))  # [len(rows), vocab_size]
     scores[rows] = xp.where(where, scores[rows], -math.inf)
 
 
 def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:
-    """Change the entries of each row, see `_entries`, of float64 [num_rows, vocab_size], in place."""
+    """Change the entries of each row, see `_entries`, of float64 [num_rows, vocab_size], in place.
+
+    Ids that the model lacks have no entry: a draft's target may have more.
+    """
     xp, device = array_api_compat.array_namespace(scores), array_api_compat.device(scores)
     rows = np.repeat(np.arange(len(entries)), [len(token_ids) for token_ids, *_ in entries])
     token_ids, *columns = (np.concatenate(column) for column in zip(*entries, strict=True))
+    if token_ids.max(initial=0) >= scores.shape[-1]:
+        known = token_ids < scores.shape[-1]
+        rows, token_ids, *columns = (each[known] for each in (rows, token_ids, *columns))
     place = tuple(xp.asarray(ids, dtype=xp.int64, device=device) for ids in (rows, token_ids))
     bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in columns)
     values = scores[place] + bias

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from inference.backends.identity import model_id_of
-from inference.backends.registry import load_backend, load_decoder
+from inference.backends.registry import CANNOT_FORK, load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
@@ -51,11 +51,16 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """Running engine, the tokenizer of its model, and what its logits depend on beside the weights."""
+    """Running engine, the tokenizer of its model, what its logits depend on beside the weights, and a draft's share.
+
+    Attributes:
+        vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
+    """
 
     engine: TargetEngine
     tokenizer: Tokenizer
     arithmetic: str = ""
+    vocabulary_share: float | None = None
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""
@@ -71,18 +76,23 @@ async def target_engine(
     pass_timeout_s: float = PASS_TIMEOUT_S,
     lookup: bool = True,
     prompt_share: float = DEFAULT_PROMPT_SHARE,
+    num_spare: int = 0,
 ) -> AsyncGenerator[RunningTarget, None]:
-    """Run an engine over one model, or over a target and its draft.
+    """Run an engine over one model, or over a target and its draft; `num_spare` slots are added if it can have them.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.
     """
-    loaded = await (_load_pair(config) if isinstance(config, FusedConfig) else _load_alone(config))
-    eos, caching = loaded.tokenizer.eos_token_ids, target_of(config).prefix_caching
-    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share)
+    model = target_of(config)
+    num_spare *= model.backend not in CANNOT_FORK  # its graphs have as many slots as they were compiled with
+    loaded = await (
+        _load_pair(config, num_spare) if isinstance(config, FusedConfig) else _load_alone(config, num_spare)
+    )
+    eos, caching = loaded.tokenizer.eos_token_ids, model.prefix_caching
+    limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
     grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic)
+        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share)
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
@@ -92,31 +102,41 @@ def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Decoder, its tokenizer, what its logits depend on beside the weights, and most draft tokens of one pass."""
+    """Decoder and most draft tokens of one pass; the rest as in `RunningTarget`."""
 
     decoder: Decoder
     tokenizer: Tokenizer
     arithmetic: str
     gamma: int
+    vocabulary_share: float | None = None
 
 
-async def _load_alone(config: ModelConfig) -> _LoadedTarget:
+async def _load_alone(config: ModelConfig, num_spare: int) -> _LoadedTarget:
     if (compiled := await _load_compiled(config, None, gamma=0)) is not None:
         return compiled
-    backend, tokenizer = await _load(config)
+    backend, tokenizer = await _load(_with_more_slots(config, num_spare))
     gamma = max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS)
     return _LoadedTarget(SlotDecoder(backend), tokenizer, _arithmetic(config, backend), gamma)
 
 
-async def _load_pair(config: FusedConfig) -> _LoadedTarget:
+async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     target, draft, gamma = config.target, config.draft, config.gamma
     if draft.model is not None and (compiled := await _load_compiled(target, draft.model, gamma=gamma)) is not None:
         return compiled
-    (backend, tokenizer), drafting = await _load(target), await load_proposer(draft)
+    backend, tokenizer = await _load(_with_more_slots(target, num_spare))
+    drafting = await load_proposer(_with_more_slots(draft, num_spare))
     require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
     decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
-    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma)
+    share = drafting.vocabulary.share_of(backend.vocab_size)
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share)
+
+
+ConfigT = TypeVar("ConfigT", ModelConfig, ProposerConfig)
+
+
+def _with_more_slots(config: ConfigT, num_spare: int) -> ConfigT:
+    return replace(config, num_slots=config.num_slots + num_spare)
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:
@@ -218,10 +238,11 @@ def model_card(
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:
     logger.info(
-        "model %s: %d slots of %d tokens, %.1f MB each, ready in %.1f s",
+        "model %s: %d slots of %d tokens, %.1f MB each, %d threads, ready in %.1f s",
         config.name,
         model.num_slots,
         model.max_length,
         model.slot_bytes / 1e6,
+        config.num_threads,
         time.monotonic() - started,
     )

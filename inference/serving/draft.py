@@ -67,6 +67,7 @@ async def serve_draft(
                 card = upstream.card or of_draft
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
+                metrics.watch_vocabulary(lambda: worker.vocabulary_share)
                 local = LocalCompleter(worker, loaded.tokenizer)
                 operation = Operation(engine, may_drain=server.ends_by_call)
                 completer = observers.around(local, metrics, model=card.name)
@@ -89,7 +90,7 @@ async def _switch_model(
     ports: Ports,
     target: ModelCard,
 ) -> None:
-    """Serve `target` from now on, under its name and with its chat template.
+    """Serve `target` from now on, under its name, with its chat template and the size of its vocabulary.
 
     Args:
         tokenizer: tokenizer of the draft, from the directory `path`.
@@ -99,6 +100,7 @@ async def _switch_model(
     """
     words = await asyncio.to_thread(tokenizer.with_template, target.chat_template, path)
     about = target.defaults, target.model_id
+    worker.vocab_size = target.vocab_size
     local.switch_model(words, *about)
     service.card = model_card(target.name, "distributed", worker, words, *about)
     ports.show(service.card)
@@ -190,6 +192,7 @@ async def help_targets(
             metrics.watch(engine)
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
             worker = PoolWorker(engine, targets, offer, metrics)
+            metrics.watch_vocabulary(lambda: worker.vocabulary_share)
             fronts = ports.fronts(observers, metrics, []) if reports_health else ports.side_fronts(observers, metrics)
             with timeline(observe, engine):
                 await Host(worker, fronts, config=config, metrics=metrics).run(until=worker.refused())

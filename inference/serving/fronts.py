@@ -14,7 +14,7 @@ from grpc_comm.server import PortTakenError, Server, Servicer, listener
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
 from inference.caller import Right
-from inference.config import HttpConfig, ObserveConfig, ServerConfig, address
+from inference.config import HttpConfig, ObserveConfig, ServerConfig, address, is_loopback
 from inference.errors import ConfigError
 from inference.observe.metrics import Metrics
 from inference.serving.host import Front
@@ -59,7 +59,8 @@ class GrpcFront(Server):
     async def open(self) -> None:
         """See `Front`."""
         await super().open()
-        logger.info("serving on %s", address(self._host, self.port))
+        reach = ", for this machine alone: --host serves others" if is_loopback(self._host) else ""
+        logger.info("serving on %s%s", address(self._host, self.port), reach)
         if self.mtls_port is not None:
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 

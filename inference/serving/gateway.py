@@ -106,6 +106,7 @@ async def _serve(
     metrics = Metrics(card.name, role="gateway")
     completer = observers.around(remote, metrics, model=card.name)
     metrics.watch(completer)
+    metrics.watch_upstream(lambda: fleet.replicas)
     ports.show_security(metrics)
     gateway = Gateway(completer, card, metrics, fleet.is_serving, http, observers.spans, remote)
     following = asyncio.create_task(_follow_model(gateway, remote, fleet))

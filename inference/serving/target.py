@@ -36,6 +36,7 @@ async def serve_target(
             pass_timeout_s=server.pass_timeout_s,
             lookup=server.lookup,
             prompt_share=server.prompt_share,
+            num_spare=int(server.security.auth_file is not None),  # without one there is a single account
         ) as running:
             host = _host(running, target_of(config), topology, ports, observers)
             with timeline(observe, running.engine):
@@ -46,6 +47,8 @@ def _host(running: RunningTarget, model: ModelConfig, topology: str, ports: Port
     engine, server, model_id = running.engine, ports.server, running.model_id(model)
     metrics = Metrics(model.name, role=observers.config.role)
     metrics.watch(engine)
+    if (share := running.vocabulary_share) is not None:
+        metrics.watch_vocabulary(lambda: share)
     generator: Generator = engine
     card = model_card(model.name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []

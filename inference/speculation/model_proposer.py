@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import array_api_compat
+
 from inference.model.proposer import Draft, DraftToken
 from inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
 from inference.request import SamplingParams
@@ -20,6 +22,8 @@ from inference.tokens import common_length
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
+STAND_IN = 0
+"""Id that the model reads in place of one that it lacks: its target's vocabulary may be padded to more ids."""
 _Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 
@@ -63,7 +67,7 @@ class ModelProposer:
     def _extend(self, drafts: Sequence[Draft], *, choose: _Choose) -> list[list[DraftToken] | None]:
         spans, logits = self._forward(drafts)
         choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
-        chosen = iter(choose(logits, choosing) if choosing else ())
+        chosen = iter(choose(_of_targets(logits, choosing), choosing) if choosing else ())
         return [[next(chosen)] if span.num_logits else None for span in spans]
 
     def _forward(self, drafts: Sequence[Draft]) -> tuple[list[Span], Array]:
@@ -93,7 +97,21 @@ class ModelProposer:
         start = min(common_length(self._held[draft.slot], draft.token_ids), len(draft.token_ids) - 1)
         token_ids = [*draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]]
         reaches_end = start + len(token_ids) == len(draft.token_ids)
+        if max(token_ids) >= self._backend.vocab_size:
+            token_ids = [token_id if token_id < self._backend.vocab_size else STAND_IN for token_id in token_ids]
         return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
+
+
+def _of_targets(logits: Array, drafts: Sequence[Draft]) -> Array:
+    """Return the logits, one row per draft, with minus infinity for ids that the draft's target lacks."""
+    num_ids = logits.shape[-1]
+    sizes = [num_ids if draft.vocab_size is None else draft.vocab_size for draft in drafts]
+    if min(sizes) >= num_ids:
+        return logits
+    cut = array_api_compat.array_namespace(logits).asarray(logits, copy=True)
+    for row, size in enumerate(sizes):
+        cut[row, size:] = -math.inf
+    return cut
 
 
 def _choose(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:

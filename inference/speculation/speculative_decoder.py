@@ -91,7 +91,7 @@ class SpeculativeDecoder:
         self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]]
     ) -> Sequence[Sequence[DraftToken] | None]:
         """Run one step of the proposer, with margins where they are of use."""
-        drafts = [_draft(turn, chains[turn.slot]) for turn in turns]
+        drafts = [_draft(turn, chains[turn.slot], self.vocab_size) for turn in turns]
         started = time.monotonic()
         extended = self._proposer.extend(drafts, ranked=self._length is not None)
         if self._length is not None and was_step(extended):
@@ -116,7 +116,8 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
     return replace(turn, proposal=[token.token_id for token in chains[turn.slot]])
 
 
-def _draft(turn: Turn, chain: Sequence[DraftToken]) -> Draft:
+def _draft(turn: Turn, chain: Sequence[DraftToken], vocab_size: int) -> Draft:
     token_ids = joined(turn.token_ids, [token.token_id for token in chain])
     limit = turn.gamma - len(chain)
-    return Draft(turn.slot, token_ids, turn.sampling, limit, turn.output_start, None, turn.grammar, turn.tally)
+    more = turn.output_start, None, turn.grammar, turn.tally, vocab_size
+    return Draft(turn.slot, token_ids, turn.sampling, limit, *more)

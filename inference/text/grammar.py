@@ -70,7 +70,8 @@ class GrammarCompiler:
         """The library's tokenizer, made at the first grammar: servers without grammars pay nothing."""
         from llguidance import LLTokenizer
 
-        return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(self._eos))
+        num_ids = max(self._vocab_size, self._tokenizer.num_ids)  # of Gemma 3, small models lack the last id
+        return LLTokenizer(self._tokenizer.to_json(), n_vocab=num_ids, eos_token=sorted(self._eos))
 
 
 def _path(grammar: Grammar) -> str:

@@ -13,12 +13,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from inference.request import Grammar, GrammarKind, Preamble
+from inference.text.json_schema import adapted
 from inference.text.reasoning import BEGIN, END
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-VERSION = f"llguidance {version('llguidance')}, compact JSON"
+VERSION = f"llguidance {version('llguidance')}, compact JSON, separate oneOf"
 """Library and whitespace rule. Others mask differently, so a sequence that began with one goes on with no other."""
 LIMITS = {
     "initial_lexer_fuel": 100_000,
@@ -72,12 +73,23 @@ def _plain_source(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, COMPACT)  # type: ignore[arg-type]
+        return source_of_schema(json.loads(grammar.text))
     if grammar.kind is GrammarKind.CHOICE:
         return LLMatcher.grammar_from_lark(_alternatives(grammar.text))
     if grammar.kind is GrammarKind.GRAMMAR and grammar.text.startswith(_SEVERAL):
         return grammar.text
     return grammar_from("regex" if grammar.kind is GrammarKind.REGEX else "grammar", grammar.text)
+
+
+def source_of_schema(schema: Any) -> str:
+    """Return a JSON schema in the library's own form; what it cannot keep, it reports later.
+
+    Raises:
+        ValueError: it is none, in a way that is seen at once.
+    """
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(json.dumps(adapted(schema)), COMPACT)  # type: ignore[arg-type]
 
 
 def _alternatives(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Trial of a grammar in a process of its own, where it can be stopped: `try_out`, and what that process runs.
+"""Trial of a grammar in another process, where it can be stopped: `try_out`, and what that process runs.
 
 Where several expressions must hold at once, the time and memory of one unit of llguidance's work are the product of
 their branches: 1 kB of JSON schema kept a core busy for ever, and took all memory. No thread can be stopped.
@@ -6,53 +6,99 @@ their branches: 1 kB of JSON schema kept a core busy for ever, and took all memo
 
 from __future__ import annotations
 
+import atexit
+import json
+import math
 import os
-import re
 import resource
+import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from functools import lru_cache
 
 from inference.errors import InternalError
 from inference.text.grammar_source import parser_limits
 
-TRIAL_S, TRIAL_CPU_S, TRIAL_BYTES = 8.0, 3, 1 << 30
-_MEETING = re.compile(r'[&~]|\\u|("(?:pattern|format|multipleOf|And|Not).*){2}', re.DOTALL)
-"""Signs that expressions must hold at once: an operator, an escape that may hide one, or two of these words."""
+TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
+_lock = threading.Lock()
+_process: TrialProcess | None = None
 
 
-@lru_cache(maxsize=64)
+class TrialProcess(subprocess.Popen[str]):
+    """Process that compiles one grammar after another, until one exceeds the limits."""
+
+    def __init__(self) -> None:
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
+        atexit.register(self.wait_for_end)
+        if not self.answers(""):
+            raise OSError(f"its process ended at once, with status {self.wait_for_end()}")
+
+    def answers(self, line: str) -> bool:
+        """Return whether the process goes on after a line of input."""
+        with suppress(BrokenPipeError):
+            print(line, file=self.stdin, flush=True)
+        return bool(self.stdout and self.stdout.readline())
+
+    def wait_for_end(self) -> int:
+        """Close the input; return the exit status."""
+        atexit.unregister(self.wait_for_end)
+        self.communicate()
+        return self.returncode
+
+
 def try_out(source: str) -> None:
-    """Compile a grammar, in the library's own form, if expressions in it may have to hold at once; cache a success.
+    """Compile a grammar, in the library's own form, where it can do no harm.
 
     Raises:
         ValueError: it takes too much time or memory.
-        InternalError: no process can be started.
+        InternalError: it cannot be tried out; not the grammar's fault.
     """
-    if not _MEETING.search(source):
-        return
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command, text = [sys.executable, "-m", __name__, str(TRIAL_CPU_S)], source.encode()
     try:
-        subprocess.run(command, input=text, env=path, capture_output=True, timeout=TRIAL_S, check=True)
-    except subprocess.SubprocessError as exc:
-        limits = f"{TRIAL_CPU_S} s of a core, {TRIAL_BYTES >> 20} MiB"
-        raise ValueError(f"too complex: too many ways for expressions to hold at once (the limit is {limits})") from exc
+        passes = _passes(source)
     except OSError as exc:
         raise InternalError(f"a grammar cannot be tried out: {exc}") from exc
+    if not passes:
+        limits = f"{TRIAL_CPU_S} s of a core, {TRIAL_BYTES >> 20} MiB"
+        raise ValueError(f"too complex: too many ways for expressions to hold at once (the limit is {limits})")
 
 
-def _try(cpu_s: int) -> None:
-    """Compile a grammar from standard input, in the other process. Invalid ones are reported by the caller."""
+@lru_cache(maxsize=64)
+def _passes(source: str) -> bool:
+    global _process
+    with _lock:
+        if _process is None or _process.poll() is not None:
+            _process = TrialProcess()
+        if _process.answers(json.dumps([TRIAL_CPU_S, source])):
+            return True
+        ended, _process = _process, None
+    if ended.wait_for_end() == -signal.SIGKILL:
+        raise OSError("the process that does it was killed")
+    return False
+
+
+def _serve() -> None:
+    """Compile the grammars from standard input, in the other process. Invalid ones are reported by the caller."""
     from llguidance import LLMatcher, LLTokenizer
 
     os.nice(5)  # requests in service go first
+    for each in (signal.SIGINT, signal.SIGTERM):  # they are for the server; its end closes standard input
+        signal.signal(each, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    with suppress(ValueError):
-        LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0, limits=parser_limits()).compute_bitmask()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tokenizer = LLTokenizer("byte")
+    for line in sys.stdin:
+        if line.strip():
+            cpu_s, source = json.loads(line)
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + cpu_s, resource.RLIM_INFINITY))
+            with suppress(ValueError):
+                LLMatcher(tokenizer, source, log_level=0, limits=parser_limits()).compute_bitmask()
+        print(flush=True)
 
 
 if __name__ == "__main__":
-    _try(int(sys.argv[1]))
+    _serve()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from inference.errors import InternalError
-from inference.text.grammar_source import COMPACT, brief, parser_limits
+from inference.text.grammar_source import brief, parser_limits, source_of_schema
 from inference.text.grammar_trial import try_out
+from inference.text.json_schema import BY_NAME
 
 SEARCH_S = 0.5
 """Seconds for the search of a place; a fault deep inside a big schema may not be found."""
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
@@ -34,7 +33,7 @@ def fault_of_schema(schema: Any) -> tuple[str, str]:
 def _message_of(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    source = LLMatcher.grammar_from_json_schema(json.dumps(schema), COMPACT)  # type: ignore[arg-type]
+    source = source_of_schema(schema)
     try_out(source)
     return brief(LLMatcher.validate_grammar(source, limits=parser_limits()))
 
@@ -56,7 +55,7 @@ def _faulty_part(schema: Any, shared: dict[str, Any], message: str, deadline: fl
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the schemas directly inside a schema, and the path to each."""
     for key, value in schema.items() if isinstance(schema, dict) else ():
-        if key in _BY_NAME and isinstance(value, dict):
+        if key in BY_NAME and isinstance(value, dict):
             entries = [(f"{key}/{name}", part) for name, part in value.items()]
         elif isinstance(value, list):
             entries = [(f"{key}/{i}", part) for i, part in enumerate(value)]

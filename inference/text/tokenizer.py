@@ -45,6 +45,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)  # without a text
         self.longest_token = max(map(len, vocabulary), default=1)
         """Characters of the longest token: no text of n tokens is longer than n times that."""
+        self.num_ids = 1 + max(vocabulary.values(), default=-1)
         self.is_slow_to_chat = False
         """True if the chat template is another server's, which may do anything, such as never come to an end."""
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from inference.errors import IncompatibleDraftError
 
+MAX_VOCAB_SIZE = 1 << 20
+"""Most rows of an output layer; a peer that names more could make this process fill its memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -13,20 +16,34 @@ class Vocabulary:
 
     Attributes:
         fingerprint: hash of the tokenizer's vocabulary.
-        size: rows of the output layer.
+        size: rows of the output layer: the tokenizer's ids, and often some more that pad it.
+
+    Raises:
+        IncompatibleDraftError: the size is above `MAX_VOCAB_SIZE`.
     """
 
     fingerprint: str
     size: int
 
+    def __post_init__(self) -> None:
+        if self.size > MAX_VOCAB_SIZE:
+            raise IncompatibleDraftError(f"a vocabulary of {self.size} tokens exceeds the limit of {MAX_VOCAB_SIZE}")
 
-def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
+    def share_of(self, target_size: int) -> float:
+        """Return the share of a target's ids that this vocabulary has, 0 to 1."""
+        return min(self.size, target_size) / target_size
+
+
+def require_one_vocabulary(draft: Vocabulary, target: Vocabulary, *, one_size: bool = False) -> None:
     """Refuse a draft with token ids that mean something else than the target's.
+
+    Args:
+        one_size: refuse other sizes too; without it, two paddings of one tokenizer's vocabulary fit.
 
     Raises:
         IncompatibleDraftError: they differ; the message names both.
     """
-    if draft != target:
+    if draft.fingerprint != target.fingerprint or (one_size and draft.size != target.size):
         raise IncompatibleDraftError(
             "draft and target need one vocabulary: "
             f"the draft has tokenizer {draft.fingerprint} with {draft.size} tokens, "

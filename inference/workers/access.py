@@ -115,4 +115,6 @@ def _with_any(rights: frozenset[Right], who: Caller) -> Caller:
     if not who.name:
         raise ForbiddenError(f"whoever reaches this port may do everything but help: {wanted} needs an --auth_file")
     has = ", ".join(sorted(who.rights))
-    raise ForbiddenError(f"{who.name} has role {has}, and this needs {wanted}")
+    error = ForbiddenError(f"{who.name} has role {has}, and this needs {wanted}")
+    error.caller_name = who.name
+    raise error

@@ -62,7 +62,7 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
     try:
         who = _for_user(identify(), user)
     except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
-        with request_context(caller(), id_):
+        with request_context(Caller(exc.caller_name), id_):
             audit(f"{code_name(exc)} at {method}: {exc}")
         raise
     with _audited(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():

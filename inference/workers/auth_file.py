@@ -76,7 +76,10 @@ def _parsed(document: dict[str, Any]) -> AuthFile:
     tokens = [(_caller(entry, "sha256", groups), _sha256(entry)) for entry in document.get("token", ())]
     certificates = [(_caller(entry, "san", groups), str(entry["san"])) for entry in document.get("certificate", ())]
     if not tokens and not certificates:
-        raise ValueError("names nobody, who could do nothing: at least one [[token]] or [[certificate]] is expected")
+        raise ValueError(
+            "names nobody; at least one [[token]] or [[certificate]] is expected. REVOKES NOTHING at a running server: "
+            "to lock everybody out, leave one entry whose token nobody has"
+        )
     _refuse_twice([who.name for who, _ in (*tokens, *certificates)], "name")
     _refuse_twice([digest.hex() for _, digest in tokens], "sha256")
     _refuse_twice([san for _, san in certificates], "san")

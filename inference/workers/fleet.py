@@ -49,6 +49,9 @@ class Replica:
         following: task that reads its health.
         num_leases: requests that it serves.
         released: set when one of them ends.
+        num_ended, num_failed: requests that have ended, and those of them that the server failed.
+        busy_s: sum of the times of these requests at the server, in seconds.
+        num_tokens: output tokens that came from it.
     """
 
     address: str
@@ -57,6 +60,10 @@ class Replica:
     following: asyncio.Task[None] | None = None
     num_leases: int = 0
     released: asyncio.Event = field(default_factory=asyncio.Event)
+    num_ended: int = 0
+    num_failed: int = 0
+    busy_s: float = 0.0
+    num_tokens: int = 0
 
 
 class Fleet:
@@ -111,6 +118,10 @@ class Fleet:
         return ", ".join(self._targets)
 
     @property
+    def replicas(self) -> Collection[Replica]:
+        return self._replicas.values()
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(self._replicas)
 
@@ -153,7 +164,7 @@ class Fleet:
             raise UnavailableError("none of the servers can take the request", address=self.label)
         replica = self._replicas[address]
         replica.num_leases += 1
-        has_failed = None
+        has_failed, began = None, time.monotonic()
         try:
             yield replica
             has_failed = False
@@ -161,9 +172,13 @@ class Fleet:
             has_failed = True
             raise
         finally:
+            now = time.monotonic()
             replica.num_leases -= 1
+            replica.num_ended += 1
+            replica.num_failed += has_failed is True
+            replica.busy_s += now - began
             replica.released.set()
-            self._policy.ended(address, time.monotonic(), failed=has_failed)
+            self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
         """Whether another server could take a request at once."""

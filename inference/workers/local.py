@@ -73,9 +73,9 @@ class LocalCompleter:
         self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
 
     def switch_model(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
-        """Switch to another model of the same vocabulary."""
+        """Switch to the model that the generator has now; its tokens are the same, its padding may differ."""
         self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
-        self.codec.tokenizer = tokenizer
+        self.codec.tokenizer, self.codec.vocab_size = tokenizer, self._generator.vocab_size
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""

@@ -70,10 +70,15 @@ class Observer:
         finally:
             observation.metrics.left(late=deadline is not None and _now() >= deadline - CLOCK_MARGIN_S)
             if caller().name:
-                model, num_tokens, seconds = observation.metrics.cost
-                audit(observation.metrics.status, model=model, num_tokens=num_tokens, seconds=seconds)
+                self._account(observation.metrics)
             if annotate is not None and stats is not None:
                 annotate(stats)
+
+    def _account(self, request: RequestMetrics) -> None:
+        """Write the audit line of a request, and count it for its account."""
+        model, num_tokens, seconds = request.cost
+        audit(request.status, model=model, num_tokens=num_tokens, seconds=seconds)
+        self.metrics.count_account(caller().account, request.status, request.num_prompt_tokens + num_tokens)
 
 
 def _now() -> float:

@@ -30,13 +30,13 @@ class LocalCodec:
 
     Args:
         tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
-        vocab_size: number of token ids; others are refused.
+        vocab_size: number of token ids; others are refused. Another size of the same vocabulary may replace it.
         max_length: tokens of the context; a text longer than that many of the longest token is refused unread.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
         self.tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._max_characters = max(MIN_CHARACTERS, max_length * tokenizer.longest_token)
         self._max_ids = max(MIN_IDS, max_length)
         self._inline, self._num_inline = asyncio.Lock(), 0
@@ -98,7 +98,7 @@ class LocalCodec:
 
     def _write(self, token_ids: Sequence[int]) -> str:
         for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
+            if not 0 <= token_id < self.vocab_size:
+                message = f"token id {token_id} is outside the vocabulary of {self.vocab_size}"
                 raise InvalidRequestError(message, field="tokens")
         return self.tokenizer.decode(token_ids, special=True)

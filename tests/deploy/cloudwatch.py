@@ -22,7 +22,8 @@ import boto3, datetime, json, sys
 namespace, unit = sys.argv[1:]
 client = boto3.client("cloudwatch")
 pages = client.get_paginator("list_metrics").paginate(Namespace=namespace)
-metrics = [metric for page in pages for metric in page["Metrics"]]
+listed = {json.dumps(metric): metric for page in pages for metric in page["Metrics"]}
+metrics = list(listed.values())  # moto lists a metric once for each datum
 stats = [{"Metric": metric, "Period": 60, "Stat": "Average", "Unit": unit} for metric in metrics]
 hour, now = datetime.timedelta(hours=1), datetime.datetime.now(datetime.timezone.utc)
 found = client.get_metric_data(

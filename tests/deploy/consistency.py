@@ -49,12 +49,14 @@ def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
-    variables = _environment(container, documents)
+    variables = variables_of(workload, documents)
     words = [_expanded(word, variables) for word in container["args"]]
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-def _environment(container: Manifest, documents: list[Manifest]) -> dict[str, str]:
+def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
+    """Return the environment variables of its server."""
+    container = pod_of(workload)["containers"][0]
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(documents, "ConfigMap")}
     variables: dict[str, str] = {}
     for source in container.get("envFrom", []):
@@ -250,7 +252,8 @@ def _port_faults(container: Manifest, arguments: Mapping[str, str]) -> Iterator[
     ports = {port["name"]: str(port["containerPort"]) for port in container.get("ports", [])}
     if ports and arguments.get("--host") != "0.0.0.0":
         yield "it listens on loopback"
-    flags = {"http": "--http_port", "grpc": "--port", "probes": "--probe_port"}
+    http = "--metrics_port" if "--attach" in arguments else "--http_port"
+    flags = {"http": http, "grpc": "--port", "probes": "--probe_port"}
     for name, number in ports.items():
         if arguments.get(flags[name]) != number:
             yield f"port {name} is {number}, {flags[name]} {arguments.get(flags[name])}"
@@ -297,7 +300,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
     """The logical cores of the claimed devices are those that the file of flags shards over."""
-    if "--config" not in arguments:
+    if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())
     num_devices = _num_devices(pod, documents)

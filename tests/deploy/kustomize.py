@@ -20,7 +20,8 @@ COMPILED = ("trn2-baseline", "trn2-fused", "trn2-distributed")
 KUSTOMIZATIONS = (
     *(f"overlays/{name}" for name in OVERLAYS),
     *(f"compile/{name}" for name in COMPILED),
-    *("nodes/reserved", "nodes/dynamic", "weights", "benchmark"),
+    *("nodes/on-demand", "nodes/reserved", "nodes/dynamic", "nodes/drafts"),
+    *("weights", "benchmark", "policy-check", "monitoring"),
 )
 
 Manifest = dict[str, Any]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -26,7 +25,9 @@ from tests.test_tutorials import LLMPERF
 pytestmark = pytest.mark.deploy
 
 NUM_CASES = 9
-METRICS = {"TTFT", "InterTokenLatency", "EndToEndLatency", "OutputTokens", "RequestOutputThroughput"}
+METRICS = {
+    *("TTFT", "InterTokenLatency", "EndToEndLatency", "InputTokens", "OutputTokens", "RequestOutputThroughput"),
+}
 PYTHON = """#!/bin/sh
 case $1 in
     *publish.py) exec "{publishing}" "$@" ;;
@@ -35,9 +36,13 @@ esac
 """
 """The image's Python has everything; here, boto3 has an environment of its own."""
 BENCHMARK = """#!/bin/sh
+case $1 in *publish.py) echo "published $2 $3" >> "$TOLD"; exit 0 ;; esac
 for word in "$@"; do echo "$word"; done >> "$TOLD"
 echo "base $OPENAI_API_BASE" >> "$TOLD"
-sort -u "$PYTHONPATH/llmperf/sonnet.txt" >> "$TOLD"
+sort -u "$LLMPERF_LINES" >> "$TOLD"
+for word in "$@"; do
+    case $word in --results-dir=*) mkdir -p "${word#*=}"; touch "${word#*=}/a_summary.json" ;; esac
+done
 """
 
 
@@ -53,8 +58,12 @@ class Pod:
         (folder / "cases").mkdir()
         for file, text in self.cases.items():
             (folder / "cases" / file).write_text(text)
+        self._access = folder / "access"
+        self._access.mkdir()
+        (self._access / "client").write_text("not-asked-for\n")
         self.paths = {"CASES": str(folder / "cases"), "RESULTS": str(folder / "results")}
         self.paths |= {"SCRIPT": str(ROOT / "deploy" / "cloudwatch" / "publish.py"), "LLMPERF_HOME": str(folder)}
+        self.paths |= {"KEEP": str(folder / "kept"), "LLMPERF": str(ROOT / "deploy" / "llmperf")}
 
     def _map(self, name: str) -> dict[str, str]:
         found = (each for each in of_kind(self._documents, "ConfigMap") if each["metadata"]["name"].startswith(name))
@@ -64,7 +73,8 @@ class Pod:
     def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
         """Its command to the end; of a flag that is given again the last one counts."""
         shell, script = self.container["command"]
-        command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *self.container["args"], *further]
+        own = [word.replace("/access/", f"{self._access}/") for word in self.container["args"]]
+        command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]
         known = {**environment, **self.variables, **self.paths}
         return subprocess.run(command, env=known, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -101,11 +111,16 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
     seconds = cloudwatch.values("Qwen/LLMPerf", "Seconds")
     assert {key[:2] for key in seconds} == places
     assert {key[2] for key in cloudwatch.values("Qwen/LLMPerf", "Count/Second")} | {key[2] for key in seconds} == (
-        METRICS - {"OutputTokens"}
+        METRICS - {"InputTokens", "OutputTokens"}
     )
-    assert cloudwatch.values("Qwen/LLMPerf", "Count") == {(*place, "OutputTokens"): [6.0] for place in places}
+    counts = cloudwatch.values("Qwen/LLMPerf", "Count")
+    assert {key: set(found) for key, found in counts.items() if key[2] == "OutputTokens"} == {
+        (*place, "OutputTokens"): {6.0} for place in places
+    }
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert {"results.json", "report.html"} <= {file.name for file in kept.iterdir()}
     for place in places:
-        assert 0 < seconds[*place, "TTFT"][0] <= seconds[*place, "EndToEndLatency"][0]
+        assert 0 < min(seconds[*place, "TTFT"]) <= max(seconds[*place, "EndToEndLatency"])
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
@@ -134,32 +149,65 @@ def test_what_differs_is_published_and_fails_the_job(published: int, tmp_path: P
     assert done.stdout.split()[1:] == [str(tmp_path / "results" / "results.json"), "--namespace=Qwen/LLMPerf"]
 
 
-def told_to_llmperf(folder: Path) -> tuple[Pod, list[str]]:
-    """What its program is called with, line by line; its sources and packages are taken to be there."""
-    script = (KUBERNETES / "benchmark" / "llmperf.sh").read_text()
-    commit = re.findall(r"^commit=([0-9a-f]{40})$", script, re.MULTILINE)[0]
-    (folder / f"llmperf-{commit}" / "src" / "llmperf").mkdir(parents=True)
+def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
+    """Run the Job with a stand-in for the Python of LLMPerf's environment; LLMPerf is taken to be installed."""
     (folder / "venv").mkdir()
-    stand_in(folder / "venv", "python", BENCHMARK)
-    pod, told = Pod("llmperf", folder), folder / "told"
-    done = pod.run({**os.environ, "TOLD": str(told)})
-    assert done.returncode == 0, done.stderr
-    return pod, told.read_text().splitlines()
+    stand_in(folder / "venv", "python", program)
+    (folder / ".installed").touch()
+    pod = Pod("llmperf", folder)
+    environment = {**os.environ, "TOLD": str(folder / "told"), "PUBLISHING": str(python_with_boto3())}
+    return pod, pod.run(environment)
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
     """Its flags as they stand in token_benchmark_ray.py at that commit; the prompts are lines of its sonnet.txt."""
-    pod, lines = told_to_llmperf(tmp_path)
+    pod, done = told_to_llmperf(tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "told").read_text().splitlines()
     bases = [endpoint.partition("=")[2] for endpoint in pod.variables["ENDPOINTS"].split()]
     assert [line for line in lines if line.startswith("base ")] == [f"base {base}" for base in bases] * NUM_CASES
     cases = [text for _, text in sorted(pod.cases.items()) for _ in bases]
     assert [lines[at + 1] for at, line in enumerate(lines) if line.startswith("base ")] == cases
     flags = [line.removeprefix("--").partition("=") for line in lines if line.startswith("--")]
     assert {name for name, _, _ in flags} <= LLMPERF
-    assert len({value for name, _, value in flags if name == "results-dir"}) == len(bases) * NUM_CASES
+    folders = [value for name, _, value in flags if name == "results-dir"]
+    assert len(set(folders)) == len(bases) * NUM_CASES
+    assert [line for line in lines if line.startswith("published ")] == [
+        f"published {folder} {pod.variables['PUBLISH']}" for folder in folders
+    ]
+    places = [tuple(Path(folder).parts[-2:]) for folder in folders]
+    metadata = [f"variant={variant},test_case={case}" for variant, case in places]
+    assert [value for name, _, value in flags if name == "metadata"] == metadata
+    kept = sorted((tmp_path / "kept").rglob("*_summary.json"))
+    assert sorted(tuple(file.parent.parts[-2:]) for file in kept) == sorted(places)
     sampling = {value for name, _, value in flags if name == "additional-sampling-params"}
     body = {"messages": [{"role": "user", "content": "a"}], **json.loads(sampling.pop())}
     assert ChatBody.model_validate(body).temperature == 0
+
+
+def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> None:
+    """The others are measured, published and kept; then the Job fails."""
+    failing = BENCHMARK.replace("\nfor word", "\ncase $* in *variant=SD,test_case=json*) exit 1 ;; esac\nfor word", 1)
+    pod, done = told_to_llmperf(tmp_path, failing)
+    assert done.returncode == 1
+    told = (tmp_path / "told").read_text()
+    assert told.count("published ") == told.count("base ") == len(pod.variables["ENDPOINTS"].split()) * NUM_CASES - 1
+
+
+def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
+    """Its sources cannot stand here; files with the places of all edits do. Another commit of it is refused."""
+    from deploy.llmperf.edits import EDITS
+
+    for name in {name for name, *_ in EDITS}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(old * count for each, count, old, _ in EDITS if each == name))
+    edit = [sys.executable, str(ROOT / "deploy" / "llmperf" / "edits.py"), str(tmp_path)]
+    assert subprocess.run(edit, check=False).returncode == 0
+    edited = {name: (tmp_path / name).read_text() for name, *_ in EDITS}
+    assert [new for name, _, _, new in EDITS if new not in edited[name]] == []
+    again = subprocess.run(edit, capture_output=True, text=True, check=False)
+    assert (again.returncode, "0 times instead of 1" in again.stderr) == (2, True)
+    assert {name: (tmp_path / name).read_text() for name, *_ in EDITS} == edited
 
 
 def endpoints_of(documents: Sequence[Manifest]) -> list[str]:
@@ -185,4 +233,4 @@ def test_the_jobs_do_not_run_at_once() -> None:
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}
     assert images["llmperf"].startswith("docker.io/library/python:")
-    assert images["measure"].endswith(".amazonaws.com/specdec:cpu")
+    assert ".amazonaws.com/specdec-cpu:" in images["measure"]

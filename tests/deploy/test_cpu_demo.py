@@ -64,6 +64,7 @@ def member_of(
         folder,
         port=ports.get("--port", 0),
         http_port=ports["--http_port"],
+        metrics_port=ports["--metrics_port" if name == "draft" else "--http_port"],
         probe_port=ports["--probe_port"],
         ready_line={"target": "serving on", "draft": "attached as", "gateway": "HTTP on http"}[name],
     )
@@ -78,6 +79,12 @@ async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -
         yield one
     finally:
         await one.stop()
+
+
+async def scrape(pod: Member, token: str = "") -> httpx.Response:
+    """Ask a pod for its metrics, as Prometheus does."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.metrics_port}", timeout=5) as prometheus:
+        return await prometheus.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
 
 
 class Service:
@@ -128,17 +135,41 @@ def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **more}
 
 
+def accepted_by(metrics: str) -> float:
+    """Return how many of a draft worker's own tokens were accepted."""
+    [value] = re.findall(r'^specdec_draft_tokens_total{accepted="true",.*source="draft"} (.*)$', metrics, re.MULTILINE)
+    return float(value)
+
+
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts."""
+    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts.
+
+    The story: draft pods had no port. A rollout of drafts that every target refused was successful, and which of them
+    was bad could not be seen.
+    """
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
-        await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.port}"}))
+        draft = await stack.enter_async_context(pod_of("draft", access, {"--attach": f"127.0.0.1:{target.port}"}))
         gateway = await stack.enter_async_context(pod_of("gateway", access, await dialled([target], stack)))
         assert await target.is_ready()
         assert await gateway.is_ready()
         url = f"http://127.0.0.1:{gateway.http_port}/v1/completions"
         answer = (await asyncio.to_thread(httpx.post, url, json=body("1, 2, 3, 4,", 48), timeout=60)).json()
+        assert await draft.is_ready()
+        ops = (Path(access) / "ops").read_text().strip()
+        assert accepted_by((await scrape(draft, ops)).text) > 0
+        assert re.search(
+            r'^specdec_account_tokens_total{account="gateway",.*} [1-9]', (await scrape(target, ops)).text, re.M
+        )
+        server = f'server="127.0.0.1:{target.port}"'
+        assert re.search(rf"^specdec_upstream_tokens_total{{.*{server}}} 48.0$", (await scrape(gateway)).text, re.M)
+        assert (await scrape(draft)).status_code == 401
+        target.send(signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while await draft.is_ready():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.2)
+        assert draft.is_alive, "not ready"
     assert answer["choices"][0]["text"].startswith(" 5, 6, 7")
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from inference.config import ROOT
-from tests.deploy.kustomize import KUSTOMIZATIONS, OVERLAYS
+from tests.deploy.consistency import arguments_of, variables_of
+from tests.deploy.kustomize import KUBERNETES, KUSTOMIZATIONS, OVERLAYS, manifests, of_kind
 from tests.test_tutorials import check_role, command_lines
 
 pytestmark = pytest.mark.deploy
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.deploy
 PAGE = ROOT / "docs" / "deployment.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 FOREIGN = {
+    ".",
     "docker",
     "cd",
     "cp",
@@ -30,8 +32,9 @@ FOREIGN = {
     "pip",
     "env",
     "serve",
+    "set",
+    "export",
     "umask",
-    ".",
 }
 
 
@@ -39,7 +42,7 @@ FOREIGN = {
 def lines(tmp_path: Path) -> list[list[str]]:
     """Its command lines; blocks within lists are indented, which command_lines does not know."""
     copy = tmp_path / PAGE.name
-    copy.write_text(re.sub(r"^   ", "", TEXT, flags=re.MULTILINE))
+    copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)
 
 
@@ -53,19 +56,35 @@ def test_what_is_applied_is_there(lines: list[list[str]]) -> None:
 
 def test_every_program_and_file_is_known(lines: list[list[str]]) -> None:
     for words in lines:
-        assert words[0] in FOREIGN or (ROOT / words[0]).is_file(), words
+        program = next((word for word in words if not re.match(r"\w+=", word)), words[0])  # after what it sets
+        assert program in FOREIGN or (ROOT / program).is_file(), words
     named = set(re.findall(r"(?<![\w/])(?:tests/)?deploy/[\w./-]*\w", TEXT))
     assert [each for each in sorted(named) if not (ROOT / each).exists()] == []
     goals = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {words[1] for words in lines if words[0] == "make"} <= goals
 
 
-def test_the_line_for_an_instance_is_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def flags_after_role(words: list[str]) -> dict[str, str]:
+    words = words[words.index("--role") :]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is compiled outside of the cluster has the flags, and the platform, that the server looks for."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:
         check_role(words[words.index("--role") :])
-    assert len(ran) == 1
+    [compiling] = [words for words in ran if "--compile" in words]
+    documents = manifests(KUBERNETES / "overlays" / "trn2-fused")
+    [server] = of_kind(documents, "StatefulSet")
+    served, compiled = arguments_of(server, documents), flags_after_role(compiling)
+    assert compiled.pop("--compile") == "only"
+    assert compiled.pop("--compiled_model_path") == variables_of(server, documents)["NEURON_COMPILED_ARTIFACTS"]
+    assert compiled.items() <= served.items()
+    assert all(f"--{name}" in compiled for name in ("config", "target_model", "draft_model"))
+    platform = variables_of(server, documents)["NEURON_PLATFORM_TARGET_OVERRIDE"]
+    assert f"NEURON_PLATFORM_TARGET_OVERRIDE={platform}" in compiling
 
 
 def test_every_alert_has_its_advice() -> None:

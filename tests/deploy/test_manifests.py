@@ -5,12 +5,14 @@ No cluster is needed, and none has taken these manifests: schemas and our own pa
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from inference import VERSION
 from inference.config import ROOT
 from tests.deploy.consistency import arguments_of, faults, pod_of
 from tests.deploy.kustomize import (
@@ -30,6 +32,10 @@ from tests.test_tutorials import regime
 pytestmark = pytest.mark.deploy
 
 VERSIONS = ("1.34", "1.35", "1.36")
+TRN2_CPUS = 191
+"""CPUs of a trn2.48xlarge that pods may have: what the kubelet keeps is less than one."""
+EVERY_NODE_CPUS = 0.5
+"""CPUs that the kubelet and pods of every node have, with room."""
 SCHEMAS = Path(__file__).parent / "schemas"
 
 
@@ -91,7 +97,16 @@ def test_every_kind_has_a_schema() -> None:
     """A kind that nobody knows would only be warned about, and is refused instead."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     assert known <= {
-        *("v1", "apps/v1", "batch/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1", "resource.k8s.io/v1"),
+        *(
+            "v1",
+            "apps/v1",
+            "batch/v1",
+            "policy/v1",
+            "autoscaling/v2",
+            "networking.k8s.io/v1",
+            "resource.k8s.io/v1",
+            "scheduling.k8s.io/v1",
+        ),
     }
 
 
@@ -104,8 +119,112 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
     assert (served.pop("--compile"), compiled.pop("--compile")) == ("never", "only")
     assert served == compiled
     assert of_kind(compiling, "StatefulSet", "Deployment", "Service") == []
-    assert pod_of(job)["containers"][0]["resources"]["requests"]["cpu"] == "190"
-    assert pod_of(server)["containers"][0]["resources"]["requests"]["cpu"] == "90"
+    assert served_priority(server) == "specdec-target"
+    assert "priorityClassName" not in pod_of(job)
+
+
+def served_priority(workload: Manifest) -> str:
+    """Return the priority of a server's pods, a class that nodes/ has."""
+    classes = {each["metadata"]["name"] for each in of_kind(manifests(KUBERNETES / "nodes/reserved"), "PriorityClass")}
+    name: str = pod_of(workload)["priorityClassName"]
+    assert name in classes
+    return name
+
+
+def cpus(workload: Manifest) -> float:
+    """Return the CPUs that the scheduler keeps for one pod, beside which an init container's count only if larger."""
+    return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
+
+
+def devices(workload: Manifest) -> bool:
+    return "resourceClaims" in pod_of(workload)
+
+
+def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
+    """The story: it wanted 190 CPUs and 8 devices of a node whose 192 and 16 two servers held. It stayed pending until
+    both were scaled to 0, so every upgrade of the SDK was hours without service."""
+    distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
+    fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
+    near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")
+    job = of_kind(manifests(KUBERNETES / "compile" / "trn2-fused"), "Job")[0]
+    assert not devices(job)
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "its log would go with its pod"
+    assert cpus(of_kind(distributed, "StatefulSet")[0]) + cpus(fused) + cpus(near) + cpus(job) <= TRN2_CPUS
+
+
+def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
+    """The story: they asked for 16 CPUs of nodes that have 16 less what every node runs, and stayed pending."""
+    [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
+    template = pool["spec"]["template"]
+    sizes = {each["key"]: each["values"] for each in template["spec"]["requirements"]}
+    distributed = of_kind(manifests(KUBERNETES / "overlays" / "trn2-distributed"), "Deployment")
+    far = next(each for each in distributed if each["metadata"]["name"] == "draft-far")
+    assert cpus(far) <= min(map(int, sizes["karpenter.k8s.aws/instance-cpu"])) - EVERY_NODE_CPUS
+    assert pod_of(far)["nodeSelector"].items() <= template["metadata"]["labels"].items()
+    assert {each["key"] for each in template["spec"]["taints"]} == {each["key"] for each in pod_of(far)["tolerations"]}
+    assert "spot" in sizes["karpenter.sh/capacity-type"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
+    """The story: three overlays listened on all addresses in plain text without tokens, and relied on network policies,
+    which a default EKS cluster does not enforce."""
+    documents = manifests(KUBERNETES / "overlays" / name)
+    for workload in of_kind(documents, "StatefulSet", "Deployment"):
+        arguments = arguments_of(workload, documents)
+        is_open = name == "cpu-demo" and arguments["--role"] == "gateway"  # a demo's curl needs no token
+        assert ("--auth_file" in arguments) == (not is_open)
+        assert ("--token_file" in arguments) == (arguments["--role"] in ("draft", "gateway"))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_nothing_but_its_operator_moves_a_server_that_loads_for_an_hour(name: str) -> None:
+    documents = manifests(KUBERNETES / "overlays" / name)
+    [server] = of_kind(documents, "StatefulSet")
+    annotations = server["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
+    budgets = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "PodDisruptionBudget")}
+    assert budgets["target"]["maxUnavailable"] == 0
+    assert budgets["target"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    for folder in ("nodes/reserved", "nodes/dynamic"):
+        [pool] = of_kind(manifests(KUBERNETES / folder), "NodePool")
+        drifted = [
+            each for each in pool["spec"]["disruption"]["budgets"] if "Drifted" in each.get("reasons", ["Drifted"])
+        ]
+        assert drifted[0]["nodes"] == "0"
+
+
+def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
+    """Return the tags of our images, by name without the registry."""
+    tags: dict[str, set[str]] = {}
+    for workload in of_kind(documents, "StatefulSet", "Deployment", "Job"):
+        for container in (*pod_of(workload)["containers"], *pod_of(workload).get("initContainers", [])):
+            name, _, tag = container["image"].rpartition("/")[2].partition(":")
+            tags.setdefault(name, set()).add(tag)
+    return tags
+
+
+def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
+    """The story: tags were the variants (specdec:cpu, specdec:neuron), so `newTag` of an overlay made target, gateways
+    and drafts one image, and a push under the same tag was not seen by nodes that had it."""
+    copy = tmp_path / "deploy"
+    shutil.copytree(KUBERNETES.parent, copy)
+    (copy / "kubernetes" / "components" / "version" / "version.env").write_text("VERSION=2.3.4-rc1\n")
+    for folder in KUSTOMIZATIONS:
+        ours = images_of(manifests(KUBERNETES / folder))
+        ours.pop("python", None)
+        assert set(ours) <= {"specdec-cpu", "specdec-cuda", "specdec-neuron"}
+        assert set().union(*ours.values()) <= {VERSION}, folder
+        later = images_of(manifests(copy / "kubernetes" / folder))
+        assert {name: tags for name, tags in later.items() if name != "python"} == {
+            name: {"2.3.4-rc1"} for name in ours
+        }
+
+
+def test_an_image_is_what_its_role_needs() -> None:
+    assert set(images_of(manifests(KUBERNETES / "overlays" / "trn2-distributed"))) == {"specdec-cpu", "specdec-neuron"}
+    assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu"))) == {"specdec-cuda"}
+    assert set(images_of(manifests(KUBERNETES / "compile" / "trn2-fused"))) == {"specdec-neuron"}
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:

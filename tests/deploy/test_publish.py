@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ FIGURES = {
     "TTFT": ("ttft_s", "Seconds", 0.25),
     "InterTokenLatency": ("inter_token_latency_s", "Seconds", 0.015),
     "EndToEndLatency": ("end_to_end_latency_s", "Seconds", 9.2),
+    "InputTokens": ("number_input_tokens", "Count", 64.0),
     "OutputTokens": ("number_output_tokens", "Count", 600.0),
     "RequestOutputThroughput": ("request_output_throughput_token_per_s", "Count/Second", 65.2),
 }
@@ -32,10 +34,30 @@ def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 
 
-def write(folder: Path, cells: Sequence[dict[str, Any]], emulated: str | None = None) -> Path:
+def write(folder: Path, cells: Sequence[dict[str, Any]], emulated: str | None = None, **further: Any) -> Path:
     file = folder / "results.json"
-    file.write_text(json.dumps({"emulated": emulated, "statistics": cells}))
+    file.write_text(json.dumps({"emulated": emulated, "statistics": cells, **further}))
     return file
+
+
+def request(sent_s: float, factor: float, error_code: str | None = None) -> dict[str, Any]:
+    """One request as results.json and LLMPerf's individual responses have it."""
+    figures = {figure: factor * value for figure, _, value in FIGURES.values()}
+    return {"timestamp_ms": round(sent_s * 1e3), "error_code": error_code, "error_msg": "", **figures}
+
+
+def requests(now_s: float) -> list[dict[str, Any]]:
+    """Two answers, minutes apart, and a failure."""
+    return [request(now_s - 900, 1.0), request(now_s - 600, 5.0), request(now_s - 300, 7.0, "TimeoutError")]
+
+
+def llmperf(folder: Path, variant: str, case: str, found: Sequence[dict[str, Any]]) -> None:
+    """Write the two files that LLMPerf writes of a run."""
+    place = folder / variant / case
+    place.mkdir(parents=True)
+    summary = {"version": "2023-08-31", "variant": variant, "test_case": case, "results_ttft_s_quantiles_p50": 9.0}
+    (place / "Qwen3-32B_64_600_summary.json").write_text(json.dumps(summary))
+    (place / "Qwen3-32B_64_600_individual_responses.json").write_text(json.dumps(found))
 
 
 def publish(*words: object, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -59,7 +81,7 @@ def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: Clo
     short = cell("SD", "json") | {"inter_token_latency_s": {}}
     file = write(tmp_path, [cell("Base", "a"), cell(None, "a"), silent, short])
     done = publish(file, "--namespace", "Own/Name", environment=cloudwatch.environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "14 metrics are in namespace Own/Name\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "17 metrics are in namespace Own/Name\n")
     for unit in ("Seconds", "Count", "Count/Second"):
         ours = {name: median for name, (_, its, median) in FIGURES.items() if its == unit}
         places = [("Base", "a"), ("fused", "a"), ("SD", "json")]
@@ -69,12 +91,29 @@ def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: Clo
     assert cloudwatch.metrics("Qwen/LLMPerf") == []
 
 
+@pytest.mark.parametrize("source", ["results.json", "llmperf"])
+def test_every_answer_is_a_datum_at_its_own_time(source: str, tmp_path: Path, cloudwatch: CloudWatch) -> None:
+    """The story: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case: no curve of a run."""
+    found = requests(time.time())
+    if source == "llmperf":
+        llmperf(tmp_path / source, "SD", "a", found)
+    else:
+        write(tmp_path, [cell("SD", "a")], requests=[found])
+    done = publish(tmp_path / source, environment=cloudwatch.environment)
+    assert (done.returncode, done.stderr) == (0, "12 metrics are in namespace Qwen/LLMPerf\n")
+    for unit in ("Seconds", "Count", "Count/Second"):
+        values = {name: value for name, (_, its, value) in FIGURES.items() if its == unit}
+        assert {key: sorted(found) for key, found in cloudwatch.values("Qwen/LLMPerf", unit).items()} == {
+            ("SD", "a", name): pytest.approx([value, 5 * value]) for name, value in values.items()
+        }
+
+
 def test_a_request_has_no_more_metrics_than_it_may(tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    file = write(tmp_path, [cell("SD", f"case{number}") for number in range(201)])
+    file = write(tmp_path, [cell("SD", f"case{number}") for number in range(167)])
     done = publish(file, environment=cloudwatch.environment)
-    assert (done.returncode, done.stderr) == (0, "1005 metrics are in namespace Qwen/LLMPerf\n")
+    assert (done.returncode, done.stderr) == (0, "1002 metrics are in namespace Qwen/LLMPerf\n")
     assert cloudwatch.log.read_text().count("POST") == 2
-    assert len(cloudwatch.metrics("Qwen/LLMPerf")) == 1005
+    assert len(cloudwatch.metrics("Qwen/LLMPerf")) == 1002
 
 
 def test_lines_say_the_same(tmp_path: Path) -> None:
@@ -111,6 +150,15 @@ def test_what_cannot_be_published_is_refused(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_folder_without_llmperf_s_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = publish(tmp_path / "empty", environment=without_credentials())
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'empty'} has no request that was answered\n")
+    llmperf(tmp_path / "unedited", "SD", "a", [{"error_code": None, "ttft_s": 0.1}])  # not by deploy/llmperf
+    done = publish(tmp_path / "unedited", environment=without_credentials())
+    assert (done.returncode, "is no folder of LLMPerf's: KeyError('timestamp_ms')" in done.stderr) == (2, True)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     done = publish(tmp_path / "none.json", environment=without_credentials())
     assert (done.returncode, "none.json" in done.stderr, len(done.stderr.splitlines())) == (2, True, 1)
@@ -131,7 +179,7 @@ def test_what_aws_needs_is_said(missing: str, complaint: str, tmp_path: Path) ->
         del environment["AWS_SECRET_ACCESS_KEY"]
     done = publish(write(tmp_path, [cell("SD", "a")]), environment=environment)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert f"CloudWatch has 0 of 5 metrics: {complaint}" in done.stderr
+    assert f"CloudWatch has 0 of 6 metrics: {complaint}" in done.stderr
 
 
 def test_boto3_is_an_extra(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.deploy
 KUBECTL = """#!/bin/sh
 case "$*" in
     *"create secret"*)
+        echo "$*" >> "$KEPT/../asked"
         while [ "$1" != --from-file ]; do shift; done
         cp "$2"/* "$KEPT" ;;
     *) cat > /dev/null ;;
@@ -38,16 +40,51 @@ def stand_in(folder: Path, name: str, script: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHON": sys.executable}
 
 
+RIGHTS = (
+    ("worker", Right.WORKER),
+    ("gateway", Right.CLIENT),
+    ("ops", Right.OPS),
+    ("client", Right.CLIENT),
+    ("alice", Right.CLIENT),
+)
+
+
 def test_tokens_are_made_and_targets_know_their_hashes(tmp_path: Path) -> None:
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
-    subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
+    names = ["trn2-baseline", "trn2-fused", "benchmark"]
+    environment["ACCOUNTS"] = "alice"
+    subprocess.run([KUBERNETES / "access.sh", *names], check=True, env=environment, stdin=subprocess.DEVNULL)
+    asked = (tmp_path / "asked").read_text()
+    assert [name for name in names if f"--namespace specdec-{name} " in asked] == names
     known = read_auth_file(kept / "auth.toml")
-    for name, right in (("worker", Right.WORKER), ("gateway", Right.CLIENT), ("ops", Right.OPS)):
+    for name, right in RIGHTS:
         owner = known.of_token((kept / name).read_text().strip())
         assert owner is not None
         assert (owner.name, set(owner.rights)) == (name, {right})
         assert owner.speaks_for_others == (name == "gateway")
+
+
+def policy_check(*addresses: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "ADDRESSES": " ".join(addresses), "TIMEOUT_S": "1"}
+    command = [sys.executable, str(KUBERNETES / "policy-check" / "check.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_policy_check_succeeds_only_where_every_attempt_is_dropped() -> None:
+    """A full accept queue stands for a policy: the kernel drops what else comes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        silent = f"127.0.0.1:{full.getsockname()[1]}"
+        while (done := policy_check(silent)).returncode != 0:  # it waits in the queue, and fills it
+            assert "a stranger is let in" in done.stdout
+        assert done.stdout == f"{silent}: dropped\n"
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            open_to_all = f"127.0.0.1:{server.getsockname()[1]}"
+            assert "a stranger is let in" in policy_check(silent, open_to_all).stdout
+        assert "the pod refuses" in policy_check(open_to_all).stdout
+        assert policy_check(silent, open_to_all).returncode == 1
+        absent = policy_check("targets.absent.invalid:50051")
+        assert (absent.returncode, "nothing was tried" in absent.stdout) == (1, True)
 
 
 def fetch(folder: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from inference import VERSION
 from inference.config import ROOT
 from tests.deploy.consistency import FORCED_END_S
 from tests.test_tutorials import check_role
@@ -53,6 +54,11 @@ def test_a_service_of_compose_takes_its_command(service: str, monkeypatch: pytes
     if "--probe_port" in arguments:
         assert f":{arguments['--probe_port']}/readyz" in settings["healthcheck"]["test"][-1]
     assert (settings["read_only"], settings["cap_drop"]) == (True, ["ALL"])
+
+
+def test_images_of_compose_have_the_version() -> None:
+    assert {with_defaults(each["image"]) for each in COMPOSE["services"].values()} == {f"specdec-cpu:{VERSION}"}
+    assert f"IMAGE=specdec-cpu:{VERSION}\n" in (ROOT / "deploy" / "compose" / ".env.example").read_text()
 
 
 def test_services_of_compose_name_each_other() -> None:

@@ -169,6 +169,18 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
     assert f"in the{fields['text']}" in text
 
 
+def test_a_pair_alone_says_what_its_target_says(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+    """The story: to see a fused pair on one prompt took a server and a client in two terminals."""
+    flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
+    pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]
+    answers = []
+    for role, chosen in (("verify_target", ["--model", str(models.target)]), ("verify_fused", pair)):
+        assert main(["--role", role, *chosen, *flags]) == 0
+        (fields,) = CommandResult(0, capsys.readouterr().out, "").objects
+        answers.append(fields["token_ids"])
+    assert answers[0] == answers[1]
+
+
 def test_draft_of_another_vocabulary_is_refused(
     target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:

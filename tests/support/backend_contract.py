@@ -75,6 +75,12 @@ class Reference:
         logits: np.ndarray[Any, Any] = output.logits[0].float().numpy()
         return logits
 
+    def generated(self, prompt: Sequence[int], num_new_tokens: int) -> list[int]:
+        """Return the prompt and Transformers' own greedy text after it."""
+        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": num_new_tokens}
+        generated: list[int] = self._model.generate(torch.tensor([prompt]), **settings)[0].tolist()
+        return generated
+
 
 @lru_cache(maxsize=1)
 def reference(family: str) -> Reference:
@@ -122,7 +128,7 @@ class BackendContract:
     """Derive it, and give it a fixture `family` and the two methods that raise here."""
 
     tolerance = 1e-4
-    max_examples = 50
+    max_examples = 16
 
     def backend_of(self, family: str) -> Backend:
         """The backend over `tiny_model(family)`, for all examples: what earlier ones left in its slots must not matter.
@@ -147,6 +153,14 @@ class BackendContract:
             assert_matches(backend, plain, history, tolerance=self.tolerance)
 
         check()
+
+    def test_greedy_text_is_that_of_generate(self, family: str) -> None:
+        """Every choice is checked one by one and four by four: the tokens before it are always those of `generate`."""
+        backend, text = self.backend_of(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
+        for width in (1, 4):
+            parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
+            logits = [backend.forward([Span(0, start, tokens, len(tokens))]) for start, tokens in parts]
+            assert np.concatenate(logits).argmax(axis=1).tolist()[2:-1] == text[3:]
 
     def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As if every continued sequence were one token longer than it is."""

@@ -6,12 +6,15 @@ apart and greedy choices do not hang on rounding.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from inference.backends.onnx.shape import FAMILIES as PACKED_TYPES
 
 TokenizerVariant: TypeAlias = Literal["plain", "permuted"]
 """plain: bytes and a few merges. permuted: the same tokens under other ids, as from an unrelated tokenizer."""
@@ -37,22 +40,81 @@ _GROUPED: dict[str, Any] = {
 _MULTI_HEAD = {**_GROUPED, "num_key_value_heads": 4}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
-# family -> fields of its configuration
+WINDOW = 5
+"""Positions that layers with a sliding window see, far fewer than the contract suite's slots hold."""
+_SLIDING = {"sliding_window": WINDOW}
+_MIXED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    **_SLIDING,
+}
+_GEMMA = {**_GROUPED, **_MIXED, "head_dim": 12, "query_pre_attn_scalar": 10}
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
+_CAPPED = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0}
+_LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+
+
+def model_type(family: str) -> str:
+    """Return Transformers' name of a family, without what a variant of it adds."""
+    return family.partition(",")[0]
+
+
+# family, perhaps with what it adds -> fields of its configuration
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
     "mistral": {**_GROUPED, "sliding_window": None},
+    "mistral, windows": {**_GROUPED, **_SLIDING},
     "qwen2": _GROUPED,
+    "qwen2, mixed layers": {**_GROUPED, **_MIXED, "use_sliding_window": True, "tie_word_embeddings": True},
     "qwen3": {**_GROUPED, "head_dim": 12},
+    "qwen3, mixed layers": {**_GROUPED, **_MIXED, "use_sliding_window": True, "head_dim": 10},
     "qwen3_moe": {**_GROUPED, **_EXPERTS, "head_dim": 8},
     "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "gemma": {**_GROUPED, "num_key_value_heads": 1, "head_dim": 16},
-    "granite": {**_GROUPED, "logits_scaling": 3.0},
+    "gemma2": {**_GEMMA, **_CAPPED},
+    "gemma3_text": _GEMMA,
+    "gemma3": {"text_config": _GEMMA, "vision_config": _VISION},
+    "gpt_oss": {**_GROUPED, **_MIXED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granite": {
+        **_GROUPED,
+        "logits_scaling": 3.0,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.3,
+    },
     "cohere": {**_GROUPED, "logit_scale": 0.25},
     "olmo2": _GROUPED,
+    "olmo3": {**_GROUPED, **_MIXED},
+    "phi3": {**_GROUPED, "partial_rotary_factor": 0.5},
+    "phi3, windows": {**_GROUPED, **_SLIDING},
+    "phi3, longrope": {
+        **_MULTI_HEAD,
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": _LONG_ROPE,
+    },
+    "smollm3": {**_GROUPED, "no_rope_layers": [1, 0]},
     "phi": {**_MULTI_HEAD, "partial_rotary_factor": 0.5},
     "gpt_neox": {**_MULTI_HEAD, "rotary_pct": 0.5},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
 }
+
+
+EXPERTS = ("qwen3_moe", "mixtral", "gpt_oss")
+PACKED_FAMILIES = [family for family in FAMILIES if model_type(family) in (*PACKED_TYPES, "gemma3")]
+CONTRACTS: dict[tuple[str, str], Collection[str]] = {
+    ("torch", "float32"): FAMILIES,
+    ("torch", "bfloat16"): [family for family in FAMILIES if family not in EXPERTS],  # ties go to other experts
+    ("onnx", "float32"): PACKED_FAMILIES,
+    ("onnx", "int8"): PACKED_FAMILIES,
+}
+"""Backend and dtype -> families that the contract suite runs, from which docs/families.md is made."""
 
 
 def tiny_model(
@@ -71,10 +133,25 @@ def tiny_model(
         overrides: further fields of its configuration.
     """
     token_ids = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID}
-    fields = {**FAMILIES[family], **token_ids, "vocab_size": vocab_size, **overrides}
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields))
+    text = {**token_ids, "vocab_size": vocab_size, **overrides}
+    fields = {**FAMILIES[family], **text}
+    if "text_config" in fields:
+        fields["text_config"] = {**fields["text_config"], **text}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # attention sinks begin as random numbers
+        config = AutoConfig.for_model(model_type(family), **fields)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     _randomize(model, seed)
     return model.eval()
+
+
+def disturbed(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with changed weights, a draft of what it was: some of its tokens are accepted."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.07 * parameter.std()
+    return model
 
 
 def save_tiny_model(

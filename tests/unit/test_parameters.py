@@ -29,7 +29,7 @@ from inference.request import (
 from inference.workers.convert import sampling_from_message, sampling_to_message
 
 NAMES = {field.name for field in fields(SamplingParams)}
-ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_draft")
+ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")
 NO_FLAG = {"logit_bias"}
 """A table of hundreds of tokens is no flag."""
 

@@ -1,27 +1,26 @@
 #!/bin/sh
-# LLMPerf's token_benchmark_ray.py on every test case of $CASES, for each of $ENDPOINTS. Arguments are its own. It takes no
-# prompts, but lines of its sonnet.txt: so a test case is that file with nothing but its line, as in AWS's sample.
+# LLMPerf on every test case of $CASES, for each of $ENDPOINTS. Arguments are its own. It takes no prompts, but lines of a
+# text: so a test case is that text with nothing but its line, as in AWS's sample. What a run measured is kept and
+# published at once; a run that failed, or was not published, fails the Job at the end.
 set -eu
-commit=f1d6bed47e4501b0e371082b41601b59ab55269f
 home=${LLMPERF_HOME:-/cache}
-source=$home/llmperf-$commit
-if [ ! -e "$source" ]; then
-    python3 -c 'import sys, tarfile, urllib.request as web
-tarfile.open(fileobj=web.urlopen(sys.argv[1]), mode="r|gz").extractall(sys.argv[2], filter="data")' \
-        "https://github.com/ray-project/llmperf/archive/$commit.tar.gz" "$home"
-fi
-if [ ! -e "$home/venv" ]; then # what it imports for this API; not its package, which Python 3.11 is too new for
-    python3 -m venv "$home/venv"
-    "$home/venv/bin/pip" install --quiet --no-cache-dir --disable-pip-version-check ray==2.60.0 transformers==5.23.0 \
-        pandas==3.1.1 tqdm==4.70.1 requests==2.34.2 boto3==1.44.5 pydantic==2.4.2
-fi
-export PYTHONPATH="$source/src" OPENAI_API_KEY="${OPENAI_API_KEY:-none}" RAY_USAGE_STATS_ENABLED=0
+results=$home/results/llmperf-$(date -u +%Y%m%dT%H%M%SZ)
+code=0
 for prompt in "${CASES:-/cases}"/*; do
-    yes "$(cat "$prompt")" | head -n 500 > "$source/src/llmperf/sonnet.txt"
+    yes "$(cat "$prompt")" | head -n 500 > "$home/lines.txt"
     name=$(basename "$prompt" .txt)
     for endpoint in $ENDPOINTS; do
+        variant=${endpoint%%=*}
         echo "$name at $endpoint"
-        OPENAI_API_BASE=${endpoint#*=} "$home/venv/bin/python" "$source/token_benchmark_ray.py" --llm-api=openai \
-            "--model=$MODEL" "--results-dir=$home/results/${endpoint%%=*}/$name" "$@"
+        if LLMPERF_HOME=$home LLMPERF_LINES=$home/lines.txt OPENAI_API_BASE=${endpoint#*=} "${LLMPERF:-/llmperf}/run.sh" \
+            "--model=$MODEL" "--results-dir=$results/$variant/$name" "--metadata=variant=$variant,test_case=$name" "$@"; then
+            # shellcheck disable=SC2086  # several words
+            "$home/venv/bin/python" "${SCRIPT:-/publish/publish.py}" "$results/$variant/$name" $PUBLISH || code=$?
+        else
+            code=1
+        fi
+        [ ! -e "$results/$variant/$name" ] || { mkdir -p "$KEEP/${results##*/}/$variant" &&
+            cp -r "$results/$variant/$name" "$KEEP/${results##*/}/$variant/"; } || code=1
     done
 done
+exit "$code"

@@ -9,5 +9,7 @@ code=0
 rm -f "$results/results.json" # of an earlier run, where a claim keeps them
 python3 compare_architectures.py "$@" "--output=$results" || code=$?
 [ -e "$results/results.json" ] || exit "$code"
+kept=$KEEP/measure-$(date -u +%Y%m%dT%H%M%SZ)
+mkdir -p "$kept" && cp -r "$results/." "$kept/"
 # shellcheck disable=SC2086  # several words
 python3 "${SCRIPT:-/publish/publish.py}" "$results/results.json" $PUBLISH && exit "$code"

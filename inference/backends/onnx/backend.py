@@ -1,4 +1,4 @@
-"""The onnx backend: Llama-shaped models in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
+"""The onnx backend: decoders in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
 Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of spans, built
 when first needed; all share the weights in memory. Other families, dtypes and devices are the torch backend's.
@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -79,13 +80,14 @@ class OnnxBackend:
     def probe_error(self) -> float:
         """Largest difference between this backend's logits and Transformers', relative to the largest of them.
 
-        Runs tokens through slot 0 as a prompt and a continuation; slots that are too short run what fits.
+        Runs tokens through slot 0 as a prompt, a continuation and one more token; slots that are too short run what
+        fits.
         """
         token_ids = self._decoder.probe_token_ids[: self.max_length]
         expected = self._decoder.probe_logits[: len(token_ids)]
-        split = len(token_ids) // 2
-        parts = [Span(0, 0, token_ids[:split], split), Span(0, split, token_ids[split:], len(token_ids) - split)]
-        logits = np.concatenate([self.forward([part]) for part in parts if part.token_ids])
+        ends = [0, len(token_ids) // 2, len(token_ids) - 1, len(token_ids)]
+        parts = [Span(0, start, token_ids[start:end], end - start) for start, end in pairwise(ends) if start < end]
+        logits = np.concatenate([self.forward([part]) for part in parts])
         return float(np.abs(logits - expected).max() / max(1.0, np.abs(expected).max()))
 
 
@@ -100,9 +102,12 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
     for _ in range(2):  # a packed form may be damaged, or from a processor that only looks the same
         decoder = packed_decoder(config.path, dtype, config.sequence_length)
         max_length = resolve_length(decoder.config, config.sequence_length)
-        require_supported_config(decoder.config, max_length)
+        require_supported_config(decoder.config, max_length, windows=True)
         backend = OnnxBackend(decoder, num_slots=config.num_slots, max_length=max_length, num_threads=num_threads)
         error = backend.probe_error()
+        if any(0 < window < max_length for window in decoder.shape.windows):
+            narrow = OnnxBackend(decoder.narrowed(), num_slots=1, max_length=max_length, num_threads=num_threads)
+            error = float(np.maximum(error, narrow.probe_error()))  # NaN if either is
         if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
             backend.prepare()
             return backend

@@ -28,7 +28,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from inference.backends.onnx import int8 as onnx_int8
-from inference.backends.onnx.shape import DecoderShape, Weight
+from inference.backends.onnx.shape import DecoderShape, Rotary, Weight
 
 # Released with ONNX 1.14; every operator here is older, and newer runtimes read it.
 IR_VERSION, OPSET = 9, 18
@@ -36,10 +36,21 @@ CONTRIB = "com.microsoft"  # operators that ONNX Runtime itself brings, versione
 
 CONSTANTS = {
     *("cosines", "sines", "one", "spare_token", "first", "spare_row", "token_axis"),
-    *("qkv_sizes", "heads_shape", "flat_shape"),
+    *("qkv_sizes", "heads_shape", "flat_shape", "logit_cap"),
     *onnx_int8.CONSTANTS,
 }
-"""Initializers that are no weights: every graph brings its own."""
+"""Initializers that are no weights, but for a number: every graph brings its own."""
+
+ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
+    "silu": ("QuickGelu", {"alpha": 1.0}),  # x * sigmoid(1 * x), as one operator
+    "gelu_pytorch_tanh": ("FastGelu", {}),
+}
+"""Operators, which ONNX Runtime brings."""
+
+
+def is_constant(name: str) -> bool:
+    """Whether an initializer is no weight."""
+    return name.rstrip("_0123456789") in CONSTANTS
 
 
 def cache_names(layer: int, place: int) -> tuple[str, str]:
@@ -83,29 +94,40 @@ class DecoderGraph:
 
     def _decoder(self) -> None:
         residual = self._add("Gather", ["embedding", "token_ids"], ["embedded"])  # [1, T, hidden_size]
-        hidden = self._rms_norm(residual, "attention_norm_0", "attention_input_0", self._shape.rms_eps)
+        hidden = residual
+        if self._shape.input_norms:
+            hidden = self._rms_norm(residual, "attention_norm_0", "attention_input_0", self._shape.rms_eps)
         for layer in range(self._shape.num_layers):
             hidden, residual = self._layer(layer, hidden, residual)
         last = self._add("Gather", [hidden, "rows"], ["last"], axis=1)  # [1, R, hidden_size]
-        self._multiply(last, "head", "logits")
+        if not self._shape.logit_cap:
+            self._multiply(last, "head", "logits")
+            return
+        share = self._multiply(last, "head", "uncapped")  # of the cap, by which the head is divided
+        self._add("Mul", [self._add("Tanh", [share], ["capped"]), "logit_cap"], ["logits"])
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
         """Return the next layer's normalized input and the residual stream after it."""
         qkv = self._linear("qkv", layer, hidden)
-        if self._shape.normalizes_heads:
+        if self._shape.head_norms:
             qkv = self._normalize_heads(layer, qkv)
         attended = self._attention(layer, qkv)
-        hidden, residual = self._project_and_norm("out", layer, attended, residual, f"mlp_norm_{layer}")
+        hidden, residual = self._project_and_norm(
+            "out", layer, attended, residual, self._input_norm(f"mlp_norm_{layer}")
+        )
         gate = self._linear("gate", layer, hidden)
         up = self._linear("up", layer, hidden)
         product = self._activate(layer, gate, up)
         is_last = layer + 1 == self._shape.num_layers
-        next_norm = "final_norm" if is_last else f"attention_norm_{layer + 1}"
+        next_norm = "final_norm" if is_last else self._input_norm(f"attention_norm_{layer + 1}")
         return self._project_and_norm("down", layer, product, residual, next_norm)
 
+    def _input_norm(self, name: str) -> str:
+        return name if self._shape.input_norms else ""
+
     def _activate(self, layer: int, gate: str, up: str) -> str:
-        # x * sigmoid(1 * x) is SiLU, as one operator.
-        gate = self._add("QuickGelu", [gate], [f"active_{layer}"], CONTRIB, alpha=1.0)
+        operator, attributes = ACTIVATIONS[self._shape.activation]
+        gate = self._add(operator, [gate], [f"active_{layer}"], CONTRIB, **attributes)
         return self._add("Mul", [gate, up], [f"gated_{layer}"])
 
     def _linear(self, name: str, layer: int, hidden: str) -> str:
@@ -127,8 +149,12 @@ class DecoderGraph:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
 
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
-        """Linear layer, residual sum and norm of the sum: [1, T, hidden_size] each."""
+        """Linear layer, residual sum and norm of the sum, if one is named: [1, T, hidden_size] each."""
         projected = self._linear(name, layer, hidden)
+        if self._shape.output_norms:
+            projected = self._rms_norm(projected, f"{name}_norm_{layer}", f"{name}_own_{layer}", self._shape.rms_eps)
+        if not norm:
+            return (self._add("Add", [projected, residual], [f"{name}_sum_{layer}"]),) * 2
         normed, summed = f"{name}_normed_{layer}", f"{name}_sum_{layer}"
         outputs = [normed, "", "", summed]
         inputs = [projected, residual, norm]
@@ -136,13 +162,16 @@ class DecoderGraph:
         return normed, summed
 
     def _normalize_heads(self, layer: int, qkv: str) -> str:
-        """RMS norm of every head of queries and keys; eps is scaled as the mean over padded heads is."""
+        """RMS norm of queries and keys, of every head or over all; eps is scaled as the mean over padded heads is."""
         shape = self._shape
         query, key, value = (f"{name}_part_{layer}" for name in ("query", "key", "value"))
         self._add("Split", [qkv, "qkv_sizes"], [query, key, value], axis=2)
         eps = shape.rms_eps * shape.head_dim / shape.head_room
         parts = []
         for name, part in (("query", query), ("key", key)):
+            if shape.head_norms == "all":
+                parts.append(self._rms_norm(part, f"{name}_norm_{layer}", f"{name}_normed_{layer}", eps))
+                continue
             heads = self._add("Reshape", [part, "heads_shape"], [f"{name}_heads_{layer}"])  # [1, T, heads, head_room]
             normed = self._rms_norm(heads, f"{name}_norm_{layer}", f"{name}_normed_{layer}", eps)
             parts.append(self._add("Reshape", [normed, "flat_shape"], [f"{name}_flat_{layer}"]))
@@ -162,15 +191,18 @@ class DecoderGraph:
         name = f"{layer}_{place}"
         if self._is_int8:
             qkv = self._add("Concat", [qkv, "spare_token"], [f"qkv_spare_{name}"], axis=1)
+        rotary, window = self._shape.layer_rotaries[layer], self._shape.windows[layer]
         attended = self._add(
             "GroupQueryAttention",
-            [qkv, "", "", key, value, *self._attended[place], "cosines", "sines"],
+            [qkv, "", "", key, value, *self._attended[place], f"cosines_{rotary}", f"sines_{rotary}"],
             [f"attended_{name}", f"new_{key}", f"new_{value}"],
             CONTRIB,
             num_heads=self._shape.num_heads,
             kv_num_heads=self._shape.num_kv_heads,
             scale=self._shape.score_scale,
             do_rotary=1,
+            local_window_size=window if 0 < window < self._room else -1,
+            softcap=self._shape.score_cap,
         )
         if self._is_int8:
             attended = self._add("Slice", [attended, "first", "spare_row", "token_axis"], [f"attended_own_{name}"])
@@ -190,17 +222,17 @@ class DecoderGraph:
 
     def _constants(self) -> list[onnx.TensorProto]:
         shape = self._shape
-        cosines, sines = rotary_tables(shape, self._room)
-        constants: dict[str, np.ndarray[Any, Any]] = {
-            "cosines": cosines,
-            "sines": sines,
-            "one": np.array([1], np.int32),
-        }
+        constants: dict[str, np.ndarray[Any, Any]] = {"one": np.array([1], np.int32)}
+        for index, rotary in enumerate(shape.rotaries):
+            tables = rotary_tables(rotary, self._room, shape.head_room)
+            constants[f"cosines_{index}"], constants[f"sines_{index}"] = tables
+        if shape.logit_cap:
+            constants["logit_cap"] = np.array(shape.logit_cap, np.float32)
         if self._is_int8:
             constants |= onnx_int8.CONSTANTS
             constants["spare_token"] = np.zeros((1, 1, shape.query_size + 2 * shape.kv_size), np.float32)
             constants |= {"first": np.array([0]), "spare_row": np.array([-1]), "token_axis": np.array([1])}
-        if shape.normalizes_heads:
+        if shape.head_norms:
             constants["qkv_sizes"] = np.array([shape.query_size, shape.kv_size, shape.kv_size])
             constants["heads_shape"] = np.array([0, 0, -1, shape.head_room])  # 0 keeps a dimension, -1 is the rest
             constants["flat_shape"] = np.array([0, 0, -1])
@@ -231,9 +263,11 @@ class DecoderGraph:
         ]
 
 
-def rotary_tables(shape: DecoderShape, max_length: int) -> tuple[Weight, Weight]:
-    """Cosines and sines, float32 [max_length, head_room / 2]; padding is not turned."""
-    frequencies = np.array(shape.inverse_frequencies, np.float32)
-    angles = np.zeros((max_length, shape.head_room // 2), np.float32)
+def rotary_tables(rotary: Rotary, max_length: int, head_room: int) -> tuple[Weight, Weight]:
+    """Cosines and sines, float32 [max_length, head_room / 2]; what has no frequency is not turned."""
+    frequencies, scale = np.array(rotary[0], np.float32), np.float32(rotary[1])
+    angles = np.zeros((max_length, head_room // 2), np.float32)
     angles[:, : len(frequencies)] = np.arange(max_length, dtype=np.float32)[:, None] * frequencies
-    return np.cos(angles) * np.float32(shape.rotary_scale), np.sin(angles) * np.float32(shape.rotary_scale)
+    cosines, sines = np.cos(angles), np.sin(angles)
+    cosines[:, : len(frequencies)] *= scale
+    return cosines, sines * scale

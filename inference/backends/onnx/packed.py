@@ -17,7 +17,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from inference.backends.architectures import StoredConfig
 from inference.backends.digests import user_cache
 from inference.backends.host import instruction_sets
 from inference.backends.identity import contents
-from inference.backends.onnx.graph import CONSTANTS
+from inference.backends.onnx.graph import is_constant
 from inference.backends.onnx.layout import (
     CONFIG_FILE,
     GRAPH_FILE,
@@ -57,6 +57,7 @@ class PackedDecoder:
         weights: references into it, to be the initializers of a graph.
         probe_token_ids: some tokens.
         probe_logits: what Transformers makes of them, [num_tokens, vocab_size].
+        narrow_logits: the same with the windows of `DecoderShape.narrowed`.
         lock: keeps the folder from being deleted for as long as it is open.
     """
 
@@ -67,7 +68,12 @@ class PackedDecoder:
     weights: tuple[onnx.TensorProto, ...]
     probe_token_ids: list[int]
     probe_logits: np.ndarray[Any, np.dtype[np.float32]]
+    narrow_logits: np.ndarray[Any, np.dtype[np.float32]]
     lock: FolderLock
+
+    def narrowed(self) -> PackedDecoder:
+        """Return the decoder whose windows are so narrow that the probe's tokens leave them."""
+        return replace(self, shape=self.shape.narrowed(), probe_logits=self.narrow_logits)
 
 
 def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> PackedDecoder:
@@ -136,12 +142,13 @@ def _read_locked(folder: Path, dtype: str, lock: FolderLock) -> PackedDecoder:
     shape = DecoderShape.load(folder / SHAPE_FILE)
     config = StoredConfig(**json.loads((folder / CONFIG_FILE).read_text()))
     graph = onnx.load(str(folder / GRAPH_FILE), load_external_data=False).graph
-    weights = tuple(tensor for tensor in graph.initializer if tensor.name not in CONSTANTS)
+    weights = tuple(tensor for tensor in graph.initializer if not is_constant(tensor.name))
     if not weights:
         raise ValueError(f"{GRAPH_FILE} refers to no weights")
     _require_all(weights, folder / WEIGHTS_FILE)
     probe = np.load(folder / PROBE_FILE)
-    return PackedDecoder(folder, dtype, shape, config, weights, probe["token_ids"].tolist(), probe["logits"], lock)
+    token_ids, logits, narrow_logits = probe["token_ids"].tolist(), probe["logits"], probe["narrow_logits"]
+    return PackedDecoder(folder, dtype, shape, config, weights, token_ids, logits, narrow_logits, lock)
 
 
 def _require_all(weights: Iterable[onnx.TensorProto], file: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from inference.backends.architectures import require_supported_config, resolve_length
@@ -33,7 +34,7 @@ from inference.backends.onnx.layout import (
     remove_unused,
     session_options,
 )
-from inference.backends.onnx.shape import DecoderShape, require_llama_shaped, shape_of
+from inference.backends.onnx.shape import PROBE_WINDOW, DecoderShape, Weight, require_llama_shaped, shape_of
 from inference.backends.onnx.weights import decoder_weights
 from inference.errors import ConfigError
 
@@ -53,8 +54,8 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
     """
     started = time.monotonic()
     config = load_config(path)
-    require_supported_config(config, resolve_length(config, sequence_length))
-    require_llama_shaped(config)
+    require_supported_config(config, resolve_length(config, sequence_length), windows=True)
+    require_llama_shaped(config.get_text_config())
     model = load_weights(path, config, dtype=torch.float32, device=torch.device("cpu"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,11 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
                 _publish(made, folder)
     except OSError as error:
         raise ConfigError(f"model {path}: cannot keep its packed weights in {folder.parent}: {error}") from error
-    logger.info("model %s: packed for ONNX Runtime in %.1f s, at %s", path.name, time.monotonic() - started, folder)
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    logger.info(
+        "model %s: packed for ONNX Runtime in %.1f s: %.0f MB at %s, which may be deleted",
+        *(path.name, time.monotonic() - started, megabytes, folder),
+    )
 
 
 def _publish(made: Path, folder: Path) -> None:
@@ -90,11 +95,20 @@ def _write(model: PreTrainedModel, folder: Path, dtype: str) -> None:
     _write_packed(graph, folder)
     plain.unlink()
     shape.save(folder / SHAPE_FILE)
-    (folder / CONFIG_FILE).write_text(json.dumps(model.config.to_dict(), default=str))
+    config = model.config.get_text_config()
+    settings = {**config.to_dict(), "architectures": model.config.architectures}
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, default=str))
     token_ids = np.arange(NUM_PROBE_TOKENS) * 7919 % shape.vocab_size
-    with torch.inference_mode():
-        logits = model(torch.from_numpy(token_ids)[None], use_cache=False).logits[0]
-    np.savez(folder / PROBE_FILE, token_ids=token_ids, logits=logits.numpy())
+    logits = _logits(model, token_ids)
+    if any(shape.windows):
+        config.sliding_window = PROBE_WINDOW  # from which Transformers makes masks
+    np.savez(folder / PROBE_FILE, token_ids=token_ids, logits=logits, narrow_logits=_logits(model, token_ids))
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, token_ids: NDArray[np.int64]) -> Weight:
+    logits: Weight = model(torch.from_numpy(token_ids)[None], use_cache=False).logits[0].numpy()
+    return logits
 
 
 def _weights(model: PreTrainedModel, shape: DecoderShape, dtype: str) -> Iterator[NamedArray]:

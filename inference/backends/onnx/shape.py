@@ -1,4 +1,4 @@
-"""Shape of a Llama-shaped decoder: the facts that its ONNX graph depends on.
+"""Shape of a decoder: the facts that its ONNX graph depends on, and the families that the graph expresses.
 
 Owns the reading of those facts from a Transformers model, and the layout of padded heads. Knows no graph.
 """
@@ -6,22 +6,46 @@ Owns the reading of those facts from a Transformers model, and the layout of pad
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from inference.backends.architectures import Config, architecture_name
+from inference.backends.architectures import Config, architecture_name, layer_windows, rope_kind, rope_settings
 from inference.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Weight: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+Rotary: TypeAlias = "tuple[tuple[float, ...], float]"
 
-SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn")
+SUPPORTED_ROPES = ("default", "linear", "llama3", "yarn", "longrope")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` see others.
+
+    Attributes:
+        activation: setting that names the activation of the gate.
+        norm_offset: added to the weights of norms.
+    """
+
+    activation: str = "hidden_act"
+    norm_offset: float = 0.0
+
+
+FAMILIES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "olmo3"), Family()),
+    "gemma": Family(norm_offset=1.0),
+    **dict.fromkeys(("gemma2", "gemma3_text"), Family("hidden_activation", norm_offset=1.0)),
+}
+
+PROBE_WINDOW = 3
+"""Sliding window of the test at loading, whose few tokens would never leave a model's own."""
 
 HEAD_MULTIPLE = 16
 """GroupQueryAttention on CPU takes head sizes that are multiples of this; other heads are padded with zeros."""
@@ -36,9 +60,15 @@ class DecoderShape:
         score_scale: factor of the attention scores.
         rms_eps: added to mean squares before the root.
         biases: names of linear layers (as in `onnx_weights`) that have a bias.
-        normalizes_heads: queries and keys are normalized head by head (Qwen3).
-        inverse_frequencies: rotary frequencies in radians per position, head_dim / 2 of them.
-        rotary_scale: factor of rotary sines and cosines.
+        head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
+        input_norms: attention and gates read normalized inputs.
+        output_norms: what attention and gates add is normalized (Gemma2, OLMo2).
+        activation: of the gate, one of `ACTIVATIONS`.
+        score_cap: bound of the attention scores; 0 is none.
+        logit_cap: bound of the logits; 0 is none.
+        windows: last positions that each layer sees, its own among them; 0 is all.
+        rotaries: distinct rotary positions: frequencies in radians per position, and the factor of sines and cosines.
+        layer_rotaries: index of each layer's.
     """
 
     vocab_size: int
@@ -50,9 +80,15 @@ class DecoderShape:
     score_scale: float
     rms_eps: float
     biases: tuple[str, ...]
-    normalizes_heads: bool
-    inverse_frequencies: tuple[float, ...]
-    rotary_scale: float
+    head_norms: Literal["", "head", "all"]
+    input_norms: bool
+    output_norms: bool
+    activation: str
+    score_cap: float
+    logit_cap: float
+    windows: tuple[int, ...]
+    rotaries: tuple[Rotary, ...]
+    layer_rotaries: tuple[int, ...]
 
     @property
     def head_room(self) -> int:
@@ -67,6 +103,15 @@ class DecoderShape:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_room
 
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that rotary positions turn, the first ones."""
+        return 2 * len(self.rotaries[0][0])
+
+    def narrowed(self) -> DecoderShape:
+        """Return the shape with windows that the test at loading leaves."""
+        return replace(self, windows=tuple(min(window, PROBE_WINDOW) for window in self.windows))
+
     def save(self, path: Path) -> None:
         """Write it as JSON; floats survive unchanged."""
         path.write_text(json.dumps(asdict(self)))
@@ -75,31 +120,34 @@ class DecoderShape:
     def load(path: Path) -> DecoderShape:
         """Read what `save` wrote."""
         fields = json.loads(path.read_text())
-        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return DecoderShape(**{**fields, **lists})
+        return DecoderShape(**{name: _tuples(value) for name, value in fields.items()})
 
 
 def require_llama_shaped(config: Config) -> None:
     """Raise UnsupportedModelError if the graph cannot express this model; needs no weights."""
     name = architecture_name(config)
-    if config.model_type not in SUPPORTED_TYPES:
+    if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
-            f"{name} is not supported by backend onnx, which runs {', '.join(SUPPORTED_TYPES)}: use backend torch"
+            f"{name} is not supported by backend onnx, which runs {', '.join(FAMILIES)}: use backend torch"
         )
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in SUPPORTED_ROPES:
-        raise UnsupportedModelError(f"{name} with {kind} rotary positions is not supported by backend onnx: use torch")
-    if config.hidden_act != "silu":
-        raise UnsupportedModelError(f"{name} with {config.hidden_act} is not supported by backend onnx: use torch")
+    for kind in map(rope_kind, rope_settings(config)):
+        if kind not in SUPPORTED_ROPES:
+            raise UnsupportedModelError(
+                f"{name} with {kind} rotary positions is not supported by backend onnx: use torch"
+            )
+    activation = _activation(config)
+    if activation not in ACTIVATIONS:
+        raise UnsupportedModelError(f"{name} with {activation} is not supported by backend onnx: use torch")
 
 
 def shape_of(model: PreTrainedModel) -> DecoderShape:
     """Read the facts from the modules, not from the configuration, whose names differ by family and version."""
-    config = model.config
-    decoder: Any = model.base_model
-    attention = decoder.layers[0].self_attn
-    rotary = decoder.rotary_emb
+    config = model.config.get_text_config()  # multimodal models keep the language model apart
+    decoder: Any = model.get_decoder()
+    layer = decoder.layers[0]
+    attention = layer.self_attn
+    rotaries = [_rotary(decoder, index) for index in range(len(decoder.layers))]
+    distinct = tuple(dict.fromkeys(rotaries))
     return DecoderShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -109,19 +157,46 @@ def shape_of(model: PreTrainedModel) -> DecoderShape:
         head_dim=attention.head_dim,
         score_scale=float(attention.scaling),
         rms_eps=float(config.rms_norm_eps),
-        biases=_biases(decoder.layers[0]),
-        normalizes_heads=hasattr(attention, "q_norm"),
-        inverse_frequencies=tuple(rotary.inv_freq.tolist()),
-        rotary_scale=float(getattr(rotary, "attention_scaling", 1.0)),
+        biases=_biases(layer),
+        head_norms=_head_norms(attention),
+        input_norms=hasattr(layer, "input_layernorm"),
+        output_norms=hasattr(layer, "post_feedforward_layernorm"),
+        activation=_activation(config),
+        score_cap=float(getattr(attention, "attn_logit_softcapping", None) or 0),
+        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0),
+        windows=tuple(window or 0 for window in layer_windows(config)),
+        rotaries=distinct,
+        layer_rotaries=tuple(map(distinct.index, rotaries)),
     )
 
 
+def _activation(config: Config) -> str:
+    return str(getattr(config, FAMILIES[config.model_type].activation))
+
+
+def _head_norms(attention: Any) -> Literal["", "head", "all"]:
+    if not hasattr(attention, "q_norm"):
+        return ""
+    return "head" if len(attention.q_norm.weight) == attention.head_dim else "all"
+
+
+def _rotary(decoder: Any, layer: int) -> Rotary:
+    """Return a layer's rotary positions; some families keep them by layer type, and some layers have none."""
+    rotary = decoder.rotary_emb
+    kind = "" if hasattr(rotary, "inv_freq") else f"{decoder.config.layer_types[layer]}_"
+    frequencies = getattr(rotary, f"{kind}inv_freq")
+    if not getattr(decoder.layers[layer].self_attn, "use_rope", True):
+        return (0.0,) * len(frequencies), 1.0
+    return tuple(frequencies.tolist()), float(getattr(rotary, f"{kind}attention_scaling", 1.0))
+
+
 def _biases(layer: Any) -> tuple[str, ...]:
-    linears = {
-        "qkv": layer.self_attn.q_proj,
-        "out": layer.self_attn.o_proj,
-        "gate": layer.mlp.gate_proj,
-        "up": layer.mlp.up_proj,
-        "down": layer.mlp.down_proj,
-    }
-    return tuple(name for name, linear in linears.items() if linear.bias is not None)
+    """Return the names of linear layers with biases; joint ones (Phi-3) have none."""
+    places = {"qkv": "self_attn.q_proj", "out": "self_attn.o_proj"}
+    places |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+    parameters = dict(layer.named_parameters())
+    return tuple(name for name, place in places.items() if f"{place}.bias" in parameters)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

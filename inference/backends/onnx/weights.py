@@ -1,57 +1,102 @@
 """A Transformers decoder's weights, renamed and laid out as the ONNX graph multiplies them.
 
 Matrices become [in, out], query, key and value become one matrix, and heads are padded to `head_room`: rotary positions
-pair element i with element i + head_room / 2, so each half of a head is padded by itself.
+pair element i with element i + head_room / 2, so each half of a head is padded by itself. Constant factors of a family
+become part of its matrices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from inference.backends.onnx.shape import DecoderShape, Weight
+from inference.backends.onnx.shape import FAMILIES, DecoderShape, Weight
 
 
 def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
     """Yield (name, float32 array) one at a time, so that a large model is not held twice."""
-    decoder: Any = model.base_model
-    yield "embedding", _array(decoder.embed_tokens.weight)  # [vocab_size, hidden_size]
+    decoder: Any = model.get_decoder()
+    config = decoder.config
+    offset = FAMILIES[config.model_type].norm_offset
+    embedding_scale = float(getattr(decoder.embed_tokens, "embed_scale", 1.0))
+    embedding_scale *= getattr(config, "embedding_multiplier", 1.0)
+    yield "embedding", _array(decoder.embed_tokens.weight, embedding_scale)  # [vocab_size, hidden_size]
     for index, layer in enumerate(decoder.layers):
-        for name, weight in _layer_weights(layer, shape):
+        for name, weight in (*_matrices(layer, shape), *_norms(layer, shape, offset)):
             yield f"{name}_{index}", weight
-    yield "final_norm", _array(decoder.norm.weight)
+    yield "final_norm", _array(decoder.norm.weight + offset)
     head: Any = model.get_output_embeddings()
-    yield "head", _array(head.weight.T)  # [hidden_size, vocab_size]
+    logit_scale = 1 / (getattr(config, "logits_scaling", 1.0) * (shape.logit_cap or 1.0))
+    yield "head", _array(head.weight.T, logit_scale)  # [hidden_size, vocab_size]
 
 
-def _layer_weights(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
+def _matrices(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
+    """Yield the linear layers, with their biases."""
     attention, mlp = layer.self_attn, layer.mlp
-    yield "attention_norm", _array(layer.input_layernorm.weight)
     yield "qkv", _array(_stacked(attention, "weight", shape).T)  # [hidden_size, query_size + 2 * kv_size]
     if "qkv" in shape.biases:
         yield "qkv_bias", _array(_stacked(attention, "bias", shape))
-    if shape.normalizes_heads:
-        yield "query_norm", _array(_norm_of_padded(attention.q_norm.weight, shape))
-        yield "key_norm", _array(_norm_of_padded(attention.k_norm.weight, shape))
-    yield "out", _array(_pad_heads(attention.o_proj.weight.T, shape))  # [query_size, hidden_size]
-    yield "mlp_norm", _array(layer.post_attention_layernorm.weight)
-    linears = {"gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
-    for name, linear in linears.items():
-        yield name, _array(linear.weight.T)
-    for name, linear in {"out": attention.o_proj, **linears}.items():
+    for name, rows in zip(("gate", "up"), _gate_and_up(mlp), strict=True):
+        yield name, _array(rows.T)
         if name in shape.biases:
-            yield f"{name}_bias", _array(linear.bias)
+            yield f"{name}_bias", _array(getattr(mlp, f"{name}_proj").bias)
+    scale = getattr(layer, "residual_multiplier", 1.0)
+    outputs = {"out": _pad_heads(attention.o_proj.weight.T, shape), "down": mlp.down_proj.weight.T}
+    for (name, matrix), linear in zip(outputs.items(), (attention.o_proj, mlp.down_proj), strict=True):
+        yield name, _array(matrix, scale)  # [query_size or intermediate_size, hidden_size]
+        if name in shape.biases:
+            yield f"{name}_bias", _array(linear.bias, scale)
+
+
+def _norms(layer: Any, shape: DecoderShape, offset: float) -> Iterator[tuple[str, Weight]]:
+    names = {}
+    if shape.input_norms:
+        before_mlp = "pre_feedforward_layernorm" if shape.output_norms else "post_attention_layernorm"
+        names = {"attention_norm": "input_layernorm", "mlp_norm": before_mlp}
+    if shape.output_norms:
+        names |= {"out_norm": "post_attention_layernorm", "down_norm": "post_feedforward_layernorm"}
+    for name, place in names.items():
+        yield name, _array(getattr(layer, place).weight + offset)
+    if shape.head_norms:
+        yield "query_norm", _norm_of_padded(layer.self_attn.q_norm.weight + offset, shape)
+        yield "key_norm", _norm_of_padded(layer.self_attn.k_norm.weight + offset, shape)
 
 
 def _stacked(attention: Any, field: str, shape: DecoderShape) -> torch.Tensor:
     """Weights or biases of query, key and value: [query_size + 2 * kv_size, ...]."""
-    linears = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return torch.cat([_pad_heads(getattr(linear, field), shape) for linear in linears])
+    query, key, value = _projections(attention, field, shape)
+    turned = [_pad_heads(_turned_halves(rows, shape), shape) for rows in (query, key)]
+    return torch.cat([*turned, _pad_heads(value, shape)])
+
+
+def _projections(attention: Any, field: str, shape: DecoderShape) -> Sequence[torch.Tensor]:
+    if hasattr(attention, "qkv_proj"):
+        heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        joint: torch.Tensor = getattr(attention.qkv_proj, field)
+        return torch.split(joint, [number * shape.head_dim for number in heads])
+    return [getattr(linear, field) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+
+
+def _gate_and_up(mlp: Any) -> Sequence[torch.Tensor]:
+    if hasattr(mlp, "gate_up_proj"):
+        joint: torch.Tensor = mlp.gate_up_proj.weight
+        return joint.chunk(2)
+    return mlp.gate_proj.weight, mlp.up_proj.weight
+
+
+def _turned_halves(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
+    """Reorder [num_heads * head_dim, ...] where positions turn only a part of each head, so that halves pair again."""
+    turned, rest = shape.rotary_dim // 2, (shape.head_dim - shape.rotary_dim) // 2
+    if not rest:
+        return rows
+    heads = rows.reshape(-1, shape.head_dim, *rows.shape[1:])
+    first, second, others, more = torch.split(heads, [turned, turned, rest, rest], dim=1)
+    return torch.cat([first, others, second, more], dim=1).flatten(0, 1)
 
 
 def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
@@ -64,10 +109,12 @@ def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
     return flat
 
 
-def _norm_of_padded(weight: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """The mean over head_room elements is too small by head_dim / head_room; the weight makes up for it."""
-    return _pad_heads(weight, shape) * math.sqrt(shape.head_dim / shape.head_room)
+def _norm_of_padded(weight: torch.Tensor, shape: DecoderShape) -> Weight:
+    """The mean over padded heads is too small by head_dim / head_room; the weight makes up for it."""
+    padded = _pad_heads(_turned_halves(weight, shape), shape)
+    return _array(padded, math.sqrt(shape.head_dim / shape.head_room))
 
 
-def _array(tensor: torch.Tensor) -> Weight:
-    return np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+def _array(tensor: torch.Tensor, scale: float = 1.0) -> Weight:
+    array: Weight = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+    return array if scale == 1.0 else array * np.float32(scale)

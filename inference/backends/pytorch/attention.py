@@ -28,8 +28,6 @@ MAX_FOLDED_TOKENS = 32
 # What a layer may ask of its attention function that plain causal attention does not do; None asks for nothing.
 UNSUPPORTED_OPTIONS = {
     "attention_mask": "a mask of its own",
-    "softcap": "soft-capped attention scores",
-    "s_aux": "attention sinks",
     "position_bias": "position bias",
 }
 
@@ -50,7 +48,7 @@ class LayerAttention(Protocol):
             query: [1, num_heads, num_tokens, dim]
             key, value: [1, num_kv_heads, num_tokens, dim]
             scaling: factor of the scores; None is one over the square root of dim.
-            options: what else the layer asked for; only a `ShapeRecorder` looks.
+            options: what else the layer asked for, of which `sliding_window`, `softcap` and `s_aux` (sinks) are done.
 
         Returns:
             [1, num_tokens, num_heads, dim]
@@ -92,33 +90,69 @@ def slot_attention(
 AttentionInterface.register(ATTENTION_NAME, slot_attention)
 
 
+def scored_attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scaling: float | None, options: Options
+) -> Tensor:
+    """Attend in plain operations, for layers that change the scores; heads that share keys read them once.
+
+    Args:
+        query: [batch, num_heads, num_tokens, dim]
+        keys, values: [batch, num_kv_heads, length, dim]
+        mask: added to the scores, [num_tokens, length] or [batch, 1, num_tokens, length]; None is no mask.
+        options: `softcap` bounds the scores; `s_aux`, [num_heads], are scores of a position without a value.
+
+    Returns:
+        As query, of the values' dim.
+    """
+    batch, num_heads, num_tokens, dim = query.shape
+    grouped = query.reshape(batch, keys.shape[1], -1, num_tokens, dim)  # [batch, num_kv_heads, group_size, ...]
+    scores = (grouped @ keys[:, :, None].transpose(3, 4)).float() * (dim**-0.5 if scaling is None else scaling)
+    softcap, sinks = options.get("softcap"), options.get("s_aux")
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask.reshape(-1, 1, 1, *mask.shape[-2:])
+    if sinks is not None:
+        column = sinks.float().reshape(1, keys.shape[1], -1, 1, 1).expand(*scores.shape[:4], 1)
+        scores = torch.cat([scores, column], dim=4)
+    shares = torch.softmax(scores, dim=4)[..., : keys.shape[2]].to(values.dtype)
+    return (shares @ values[:, :, None]).reshape(batch, num_heads, num_tokens, values.shape[3])
+
+
+def changes_scores(options: Options) -> bool:
+    """Whether a layer asks for more than masked scores."""
+    return options.get("softcap") is not None or options.get("s_aux") is not None
+
+
 class SpanAttention:
     """One span of a pass: where its tokens stand, and the masks that its queries need."""
 
-    __slots__ = ("_folded", "_mask", "end", "num_tokens", "slot", "start")
+    __slots__ = ("_kind", "_masks", "end", "num_tokens", "slot", "start")
 
     def __init__(self, span: Span, *, dtype: torch.dtype, device: torch.device) -> None:
         self.slot = span.slot
         self.start = span.start
         self.num_tokens = len(span.token_ids)
         self.end = span.start + self.num_tokens
-        self._mask: Tensor | None = None  # [num_tokens, end], added to the scores
-        self._folded: dict[int, Tensor] = {}  # group size -> [group_size * num_tokens, end]
-        # A single query sees everything, and from position 0 on the mask is the plain triangle: both need no tensor.
-        if self.num_tokens > 1 and self.start > 0:
-            self._mask = torch.full((self.num_tokens, self.end), -torch.inf, dtype=dtype, device=device)
-            self._mask.triu_(self.start + 1)
+        self._kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._masks: dict[tuple[int, int], Tensor] = {}  # by window and repetitions; all layers share them
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, *, scaling: float | None, options: Options) -> Tensor:
         """Attend from query [1, num_heads, num_tokens, dim] to keys and values [1, num_kv_heads, end, dim]."""
+        window = min(options.get("sliding_window") or self.end, self.end)
+        first = max(0, self.start + 1 - window)
+        if first:  # no query sees what is before
+            keys, values = keys.narrow(2, first, self.end - first), values.narrow(2, first, self.end - first)
+        if changes_scores(options):
+            return scored_attention(query, keys, values, self._mask(window), scaling=scaling, options=options)
         num_heads, num_kv_heads = query.shape[1], keys.shape[1]
-        is_causal = self._mask is None and self.num_tokens > 1
+        is_causal = self.start == 0 and window == self.end and self.num_tokens > 1  # the plain triangle needs no tensor
         if num_heads == num_kv_heads or is_causal or self.num_tokens > MAX_FOLDED_TOKENS:
             return scaled_dot_product_attention(
                 query,
                 keys,
                 values,
-                attn_mask=self._mask,
+                attn_mask=None if is_causal else self._mask(window),
                 is_causal=is_causal,
                 scale=scaling,
                 enable_gqa=num_heads != num_kv_heads,
@@ -126,16 +160,28 @@ class SpanAttention:
         # Heads that share keys become further queries of one head, so that the keys are read once.
         group_size = num_heads // num_kv_heads
         folded = query.reshape(1, num_kv_heads, group_size * self.num_tokens, query.shape[3])
-        mask = self._folded_mask(group_size)
+        mask = self._mask(window, group_size)
         attended = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
         return attended.reshape(1, num_heads, self.num_tokens, values.shape[3])
 
-    def _folded_mask(self, group_size: int) -> Tensor | None:
-        if self._mask is None:
+    def _mask(self, window: int, times: int = 1) -> Tensor | None:
+        """Return what is added to the scores of the keys that any query sees, [times * num_tokens, num_keys].
+
+        None for a single query, which sees all of these keys.
+        """
+        if self.num_tokens == 1:
             return None
-        if group_size not in self._folded:  # all layers share it
-            self._folded[group_size] = self._mask.repeat(group_size, 1)
-        return self._folded[group_size]
+        if (window, times) not in self._masks:
+            self._masks[window, times] = self._made_mask(window).repeat(times, 1)
+        return self._masks[window, times]
+
+    def _made_mask(self, window: int) -> Tensor:
+        own = min(self.start, window - 1)  # column of the first query's own key
+        shape = self.num_tokens, own + self.num_tokens
+        mask = torch.full(shape, -torch.inf, **self._kind).triu_(own + 1)
+        if window < self.end:
+            mask += torch.full(shape, -torch.inf, **self._kind).tril_(own - window)
+        return mask
 
 
 class SlotPass:
@@ -151,7 +197,7 @@ class SlotPass:
     ) -> Tensor:
         layer = _layer_index(module)
         if len(self._spans) == 1:
-            return self._attend_span(layer, self._spans[0], query, key, value, scaling)
+            return self._attend_span(layer, self._spans[0], query, key, value, scaling=scaling, options=options)
         pieces = zip(
             self._spans,
             torch.split(query, self._widths, dim=2),
@@ -159,23 +205,28 @@ class SlotPass:
             torch.split(value, self._widths, dim=2),
             strict=True,
         )
-        return torch.cat([self._attend_span(layer, span, q, k, v, scaling) for span, q, k, v in pieces], dim=1)
+        asked: dict[str, Any] = {"scaling": scaling, "options": options}
+        return torch.cat([self._attend_span(layer, span, q, k, v, **asked) for span, q, k, v in pieces], dim=1)
 
     def _attend_span(
-        self, layer: int, span: SpanAttention, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+        self, layer: int, span: SpanAttention, query: Tensor, key: Tensor, value: Tensor, **asked: Any
     ) -> Tensor:
         keys, values = self._cache.write(layer, span.slot, span.start, key, value)
-        return span.attend(query, keys, values, scaling).transpose(1, 2)  # [1, num_tokens, num_heads, dim]
+        return span.attend(query, keys, values, **asked).transpose(1, 2)  # [1, num_tokens, num_heads, dim]
 
 
 class ShapeRecorder:
     """A pass of one token that notes what each layer would store, and refuses layers that ask for more.
 
     Asking the layers beats reading configurations, whose names differ by family.
+
+    Args:
+        windows: sliding window of each layer, as the configuration has it.
     """
 
-    def __init__(self, architecture: str, max_length: int) -> None:
+    def __init__(self, architecture: str, windows: Sequence[int | None], max_length: int) -> None:
         self._architecture = architecture
+        self._windows = windows
         self._max_length = max_length
         self.shapes: dict[int, LayerShape] = {}
 
@@ -189,9 +240,9 @@ class ShapeRecorder:
 
     def _require_supported(self, module: Module, options: dict[str, Any]) -> None:
         refused = [meaning for name, meaning in UNSUPPORTED_OPTIONS.items() if options.get(name) is not None]
-        window = options.get("sliding_window")
-        if window is not None and window < self._max_length:
-            refused.append(f"a sliding window of {window}, below the sequence length of {self._max_length}")
+        window, expected = options.get("sliding_window"), self._windows[_layer_index(module)]
+        if window != expected and min(window or self._max_length, expected or self._max_length) < self._max_length:
+            refused.append(f"a sliding window of {window}, and its configuration for {expected}")
         if getattr(module, "is_causal", True) is False:
             refused.append("attention to later tokens")
         if _layer_index(module) in self.shapes:

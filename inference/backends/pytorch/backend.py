@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from inference.backends.architectures import (
     architecture_name,
     forward_arguments,
+    layer_windows,
     require_supported_config,
     require_supported_model,
     resolve_length,
@@ -51,7 +52,7 @@ class TorchBackend:
     def __init__(
         self, model: PreTrainedModel, *, num_slots: int, max_length: int, fixed_shapes: bool | None = None
     ) -> None:
-        require_supported_config(model.config, max_length)
+        require_supported_config(model.config, max_length, windows=True)
         require_supported_model(model)
         self._model = model.eval()
         # Transformers 4 counts positions from an empty cache unless they are passed by this name too.
@@ -134,11 +135,11 @@ class TorchBackend:
 
     @torch.inference_mode()
     def _probe(self, max_length: int) -> tuple[int, list[LayerShape]]:
-        """Run one token to learn the vocabulary's size and what each layer stores."""
+        """Run one token, at the last position, to learn the vocabulary's size and what each layer stores."""
         architecture = architecture_name(self._model.config)
-        recorder = ShapeRecorder(architecture, max_length)
+        recorder = ShapeRecorder(architecture, layer_windows(self._model.config), max_length)
         try:
-            logits = self._run(torch.zeros(2, 1, dtype=torch.long, device=self._device), recorder)
+            logits = self._run(torch.tensor([[0], [max_length - 1]], device=self._device), recorder)
         except ConfigError:
             raise
         except Exception as error:  # such as a layer that indexes the mask which it is not given
@@ -157,7 +158,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     """
     model_config = load_config(config.path)
     max_length = resolve_length(model_config, config.sequence_length)
-    require_supported_config(model_config, max_length)
+    require_supported_config(model_config, max_length, windows=True)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     device = _resolve_device(config.device)
     model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=device)

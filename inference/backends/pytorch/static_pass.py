@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.backends.pytorch.attention import LayerAttention, Options
+from inference.backends.pytorch.attention import LayerAttention, Options, changes_scores, scored_attention
 from inference.backends.pytorch.slot_cache import SlotCache
 from inference.backends.spans import wanted_rows
 from inference.model.slots import Span
@@ -55,8 +55,8 @@ class StaticPass:
         self.inputs = torch.zeros(2, batch * width, dtype=torch.long, device=device)  # token ids, positions
         self._slots = torch.zeros(batch, dtype=torch.long, device=device)
         self._places = torch.zeros(batch, width, dtype=torch.long, device=device)  # where keys and values are written
-        self._mask = torch.ones(batch, 1, width, length, dtype=torch.bool, device=device)
         self._all_positions = torch.arange(length, device=device)
+        self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Write the next pass into the buffers. Filling tokens write to the spare position and see position 0."""
@@ -81,10 +81,18 @@ class StaticPass:
         return [row * width + token for row, span in enumerate(spans) for token in wanted_rows([span])]
 
     def prepare(self) -> None:
-        """Make the mask; part of the graph, because it depends on the positions."""
-        batch, width = self._shape
-        positions = self.inputs[1].view(batch, 1, width, 1)
-        torch.le(self._all_positions, positions, out=self._mask)  # [batch, 1, width, length]
+        """Forget the masks, which depend on positions: making them is part of the graph."""
+        self._masks.clear()
+
+    def _mask(self, window: int) -> Tensor:
+        """Return what is added to the scores, [batch, 1, width, length]; layers of one window share it."""
+        if window not in self._masks:
+            batch, width = self._shape
+            positions = self.inputs[1].view(batch, 1, width, 1)
+            seen = (self._all_positions <= positions) & (self._all_positions > positions - window)
+            hidden = torch.zeros(seen.shape, dtype=self._cache.keys[0].dtype, device=seen.device)
+            self._masks[window] = hidden.masked_fill(~seen, -torch.inf)
+        return self._masks[window]
 
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
@@ -94,14 +102,14 @@ class StaticPass:
         layer: int = module.layer_idx  # type: ignore[assignment]
         keys = self._extend(self._cache.keys[layer], key)
         values = self._extend(self._cache.values[layer], value)
-        attended = scaled_dot_product_attention(
-            query[0].reshape(-1, batch, width, query.shape[3]).transpose(0, 1),  # [batch, num_heads, width, dim]
-            keys,
-            values,
-            attn_mask=self._mask,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        query = query[0].reshape(-1, batch, width, query.shape[3]).transpose(0, 1)  # [batch, num_heads, width, dim]
+        mask = self._mask(min(options.get("sliding_window") or self._length, self._length))
+        if changes_scores(options):
+            attended = scored_attention(query, keys, values, mask, scaling=scaling, options=options)
+        else:
+            attended = scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            )
         return attended.transpose(1, 2).flatten(0, 1)[None]  # [1, num_tokens, num_heads, dim]
 
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:

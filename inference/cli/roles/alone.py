@@ -1,4 +1,4 @@
-"""Roles verify_target and verify_draft: one model without a server; each token is printed as it comes."""
+"""Roles verify_target, verify_draft and verify_fused: models without a server; each token is printed as it comes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inference.cli.models import OneModel
 from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
+from inference.cli.roles.fused_target import PairSettings, fused_config
 from inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
 from inference.settings import group, setting
 
@@ -30,6 +31,14 @@ class VerifyDraftSettings(VerifyTargetSettings):
     observe: ObserveConfig = group(ObserveConfig, role="verify_draft", without=SERVICE_FLAGS)
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyFusedSettings(PairSettings):
+    """Settings of --role verify_fused."""
+
+    prompts: PromptSettings = group(PromptSettings)
+    observe: ObserveConfig = group(ObserveConfig, role="verify_fused", without=SERVICE_FLAGS)
+
+
 async def run(settings: VerifyTargetSettings) -> int:
     model, loading = settings.model.config(num_threads=usable_cores()), settings.model.loading
     if loading.only_compiles:
@@ -39,3 +48,14 @@ async def run(settings: VerifyTargetSettings) -> int:
     from inference.cli.prompts.topologies import run_alone
 
     return await run_alone(job, model)
+
+
+async def run_fused(settings: VerifyFusedSettings) -> int:
+    config, loading = fused_config(settings), settings.models.loading
+    if loading.only_compiles:
+        return await compile_ahead(config.target, config.draft.model)
+    job = settings.prompts.job(concurrency=loading.num_slots, observe=settings.observe)
+
+    from inference.cli.prompts.topologies import run_alone
+
+    return await run_alone(job, config)

@@ -20,12 +20,18 @@ from inference.settings import group, same
 
 
 @dataclass(frozen=True, slots=True)
-class FusedSettings:
-    """Settings of --role fused_target."""
+class PairSettings:
+    """Settings of two models in one process."""
 
     models: ModelPair = group(ModelPair)
     gamma: int | None = same(FusedConfig, "gamma", default=None)
     adaptive_gamma: bool = same(FusedConfig, "adaptive_gamma")
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSettings(PairSettings):
+    """Settings of --role fused_target."""
+
     server: ServerConfig = group(ServerConfig, without=("idle_timeout_s", "max_worker_slots"))
     http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
     defaults: DefaultSettings = group(DefaultSettings)
@@ -33,7 +39,7 @@ class FusedSettings:
 
 
 async def run(settings: FusedSettings) -> int:
-    config, defaults = _fused_config(settings), settings.defaults.of(settings.models.target)
+    config, defaults = fused_config(settings), settings.defaults.of(settings.models.target)
     if settings.models.loading.only_compiles:
         return await compile_ahead(config.target, config.draft.model)
 
@@ -43,7 +49,7 @@ async def run(settings: FusedSettings) -> int:
     return 0
 
 
-def _fused_config(settings: FusedSettings) -> FusedConfig:
+def fused_config(settings: PairSettings) -> FusedConfig:
     """Return the configuration of both models. Each may use all cores: the process runs one of them at a time."""
     models, loading, gamma = settings.models, settings.models.loading, settings.gamma
     method = loading.method_of_pair(has_draft=models.draft != NGRAM)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from inference.request import Grammar, GrammarKind
 from inference.text.calls.formats import CallFormat
 from inference.text.grammar_source import nested
+from inference.text.json_schema import adapted
 
 MAX_CALLS = 16
 """Limit of calls in one answer, where a grammar counts them."""
@@ -57,7 +58,7 @@ def _objects(form: CallFormat, functions: Functions) -> str:
     for i, (name, schema) in enumerate(functions.items()):
         head = ("{", '"name"', ": ", f'"{name}"', ", ", f'"{form.key}"', ": ")
         rules.append(f'object_{i}: {" ".join(map(_text, head))} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: %json {json.dumps(arguments_of(schema))}")
+        rules.append(f"arguments_{i}: %json {json.dumps(adapted(arguments_of(schema)))}")
     return "\n".join(rules) + "\n"
 
 

@@ -32,7 +32,7 @@ from inference.errors import (
     UnavailableError,
 )
 from inference.observe.metrics import Metrics
-from inference.request import GenerationRequest, Grammar, check_logit_bias
+from inference.request import GenerationRequest, Grammar
 from inference.scheduling.round_trip import RoundTrip
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
@@ -101,6 +101,12 @@ class PoolWorker:
         """See `Work`."""
         return self._engine.broken
 
+    @property
+    def vocabulary_share(self) -> float:
+        """Return the share of a target's ids that the draft can propose, the least of its targets'."""
+        sizes = (stream.vocab_size for stream, _ in self._streams.values())
+        return min(map(self._offer.vocabulary.share_of, sizes), default=1.0)
+
     async def refused(self) -> None:
         """Wait until the last target refuses this worker.
 
@@ -160,6 +166,7 @@ class PoolStream:
     Attributes:
         is_attached: True while the target lends sessions to the worker.
         is_refused: True if the target's latest answer was a refusal.
+        vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
 
     def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics) -> None:
@@ -168,6 +175,7 @@ class PoolStream:
         self._offer = offer
         self._metrics = metrics
         self.is_attached = self.is_refused = False
+        self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
         self._sessions: dict[str, PoolSession] = {}
 
@@ -272,14 +280,14 @@ class PoolStream:
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
-        # A token outside the vocabulary would fail a draft step that other targets share.
-        check_token_ids(commit.token_ids, vocab_size=self._offer.vocabulary.size)
+        check_token_ids(commit.token_ids, vocab_size=self.vocab_size)
         self._sessions[message.session_id].commit(commit)
 
     def _open(self, message: pb.AssistOpen, round_trip: RoundTrip) -> None:
-        request, vocab_size = open_from_message(message.open), self._offer.vocabulary.size
-        check_token_ids(request.prompt_token_ids, vocab_size=vocab_size)
-        check_logit_bias(request.sampling, vocab_size=vocab_size)
+        request = open_from_message(message.open)
+        # Sizes are bounded, since the counts of a session with penalties have an entry per id.
+        self.vocab_size = replace(self._offer.vocabulary, size=message.open.vocab_size or self.vocab_size).size
+        check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
         if request.gamma is None:
             request = replace(request, gamma=self._offer.gamma)
 
@@ -288,11 +296,12 @@ class PoolStream:
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         proposals = ProposalSender(send, round_trip)
-        self._sessions[message.session_id] = PoolSession(self._engine, request, proposals, self._metrics)
+        session = PoolSession(self._engine, request, proposals, self._metrics, vocab_size=self.vocab_size)
+        self._sessions[message.session_id] = session
 
 
 class PoolSession:
-    """Draft of one session that lives at a target.
+    """Draft of one session that lives at a target with `vocab_size` ids.
 
     Attributes:
         context: context variables that name the request in log records.
@@ -302,15 +311,25 @@ class PoolSession:
     """
 
     def __init__(
-        self, engine: DraftEngine, request: GenerationRequest, proposals: ProposalSender, metrics: Metrics
+        self,
+        engine: DraftEngine,
+        request: GenerationRequest,
+        proposals: ProposalSender,
+        metrics: Metrics,
+        *,
+        vocab_size: int,
     ) -> None:
         self._engine = engine
         self._proposals = proposals
-        prompt, salt = request.prompt_token_ids, request.cache_salt
-        sampling = request.effective_sampling()
-        self._draft = engine.open(prompt, sampling, output_start=request.output_start, cache_salt=salt)
+        self._draft = engine.open(
+            request.prompt_token_ids,
+            request.effective_sampling(),
+            output_start=request.output_start,
+            cache_salt=request.cache_salt,
+            vocab_size=vocab_size,
+        )
         self._runner = Runner(engine, self._draft, proposals.round_trip, gamma=request.gamma or 0)
-        self._end = len(prompt) + request.max_new_tokens
+        self._end = len(request.prompt_token_ids) + request.max_new_tokens
         self._metrics = metrics.request()
         self.context = copy_context()
         self._tasks = [asyncio.create_task(proposals.run(self._draft))]

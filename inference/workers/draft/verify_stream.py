@@ -15,7 +15,6 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import NOTHING_COUNTED, Answer, Commit, Counts, Opened
 from inference.engine.draft_session import DraftSession
-from inference.engine.loop import SHUTTING_DOWN
 from inference.errors import IncompatibleDraftError, SpecDecError, UnavailableError
 from inference.request import UNKNOWN, GenerationRequest, Provenance
 from inference.scheduling.round_trip import RoundTrip
@@ -71,8 +70,8 @@ class StreamState:
             SpecDecError: the draft session has ended: this server is shutting down, or its draft fails on the request.
         """
         self.is_cautious = not self.answered
-        if self.draft is not None and self.draft.slot is None:
-            raise self.draft.error or UnavailableError(SHUTTING_DOWN)
+        if self.draft is not None and self.draft.error is not None:
+            raise self.draft.error
 
 
 class VerifyStream:
@@ -96,7 +95,11 @@ class VerifyStream:
         self._num_cached_tokens = 0
 
     async def open(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
-        """Send Open; drafting begins at once, and only a cautious stream waits for the answer."""
+        """Send Open; drafting begins at once, and only a cautious stream waits for the answer.
+
+        Args:
+            vocabulary: tokenizer of the draft, and size of the target's vocabulary, which its commits are checked by.
+        """
         self._opened_at = time.monotonic()
         self._state.answered = False
         self._vocab_size, self._num_prompt_tokens = vocabulary.size, len(request.prompt_token_ids)

@@ -33,6 +33,9 @@ class DraftWorker:
         config: limits of a connection, and schedule and gamma of requests that set none.
         vocabulary: vocabulary of the draft.
         max_length: context of the draft in tokens; the target's own limit decides which requests are refused.
+
+    Attributes:
+        vocab_size: size of the target's vocabulary, set from its card; the draft's while there is none.
     """
 
     def __init__(
@@ -44,15 +47,21 @@ class DraftWorker:
         self._vocabulary = vocabulary
         self.max_length, self.vocab_size = max_length, vocabulary.size
 
+    @property
+    def vocabulary_share(self) -> float:
+        """Return the share of the target's ids that the draft can propose."""
+        return self._vocabulary.share_of(self.vocab_size)
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`."""
-        check_token_ids(request.prompt_token_ids, vocab_size=self._vocabulary.size)
+        check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
         draft = self._engine.open(
             request.prompt_token_ids,
             request.sampling,
             output_start=request.output_start,
             grammar=await self._engine.compiled(request.grammar),
             cache_salt=request.cache_salt,
+            vocab_size=self.vocab_size,
         )
         progress = StreamState(request.provenance, draft)
         resuming = Resuming(progress, self._fleet, self._config.connection, waits_to_begin=True)
@@ -79,7 +88,7 @@ class DraftWorker:
         *,
         deadline_s: float,
     ) -> AsyncGenerator[Answer, None]:
-        """Yield Opened and the commits of one stream."""
+        """Yield Opened and the commits of one stream; it ends early, at a commit, if the draft loses its slot."""
         gamma = self._config.gamma if request.gamma is None else request.gamma
         schedule = request.schedule or self._config.schedule
         if gamma == 0:
@@ -87,7 +96,7 @@ class DraftWorker:
         opening = replace(request, gamma=gamma, schedule=schedule)
         can_move = self._fleet.has_other(replica.address)
         async with verify_stream(replica, state, deadline_s=deadline_s, can_move=can_move) as target:
-            await target.open(opening, self._vocabulary)
+            await target.open(opening, replace(self._vocabulary, size=self.vocab_size))
             if schedule.target_waits:
                 commits = rounds(opening, self._engine, draft, target, gamma=gamma)
             else:
@@ -98,3 +107,7 @@ class DraftWorker:
                     if opened is None and (opened := target.opened) is not None:
                         yield opened
                     yield commit
+                    if draft.is_waiting:
+                        break
+        if not state.has_ended:
+            await draft.admitted()  # it has yielded its slot, and so does the target's session

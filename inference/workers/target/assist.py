@@ -29,15 +29,19 @@ HEARTBEAT_S = 20.0
 
 
 class StreamWorker:
-    """Attached draft worker; messages to it are queued, so that the engine never waits for the network."""
+    """Attached draft worker; messages to it are queued, so that the engine never waits for the network.
 
-    def __init__(self, attach: pb.Attach) -> None:
+    Args:
+        vocabulary: vocabulary of the target; the worker's may be padded to another size.
+    """
+
+    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary) -> None:
         self.id = f"w{next(_numbers)}"
         self.num_slots = checked_slots(attach.num_slots)
         self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
         self.overflowed = asyncio.Event()
         self._num_bytes = 0
-        self._vocabulary = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
+        self._vocabulary = vocabulary
 
     def open(self, session: TargetSession) -> None:
         """See `Worker`."""

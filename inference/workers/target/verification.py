@@ -118,22 +118,24 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     async def Assist(self, _: object, call: Call) -> None:
         """Serve one draft worker of the pool until it leaves."""
         attach = (await _first(call, "attach", of="a pool worker")).attach
-        self._check_fits(attach)
-        await serve_worker(StreamWorker(attach), self._pool, call, pass_us=self._engine.pass_us)
+        self._check_fits(attach, one_size=False)
+        await serve_worker(StreamWorker(attach, self._vocabulary), self._pool, call, pass_us=self._engine.pass_us)
 
     async def _open(self, message: pb.Open) -> TargetSession:
-        self._check_fits(message)
+        self._check_fits(message, one_size=True)
         self._check_resumes(message)
         request = open_from_message(message)
         request = replace(request, cache_salt=caller().cache_salt(request.cache_salt))
         return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
 
-    def _check_fits(self, message: pb.Open | pb.Attach) -> None:
+    def _check_fits(self, message: pb.Open | pb.Attach, *, one_size: bool) -> None:
+        """Refuse a draft that does not fit; one of a session names the size of its target's vocabulary."""
         if message.protocol_version != PROTOCOL_VERSION:
             raise IncompatibleDraftError(
                 f"the draft speaks protocol version {message.protocol_version}, the target {PROTOCOL_VERSION}"
             )
-        require_one_vocabulary(Vocabulary(message.tokenizer_fingerprint, message.vocab_size), self._vocabulary)
+        words = Vocabulary(message.tokenizer_fingerprint, message.vocab_size)
+        require_one_vocabulary(words, self._vocabulary, one_size=one_size)
 
     def _check_resumes(self, message: pb.Open) -> None:
         """Refuse to continue a sequence of another model; a draft worker may leave the origin open."""

@@ -25,6 +25,7 @@ SILENT = (
     "/grpc.health.v1.Health/Check",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
+HEADER_BYTES_PER_S = 256 * 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, RESET = (
     bytes([0, 0, size, kind, 0, 0, 0, 0, stream]) for size, kind, stream in ((0, 4, 0), (8, 6, 0), (4, 3, 1))
@@ -184,6 +185,23 @@ async def frames(scene: Scene, seen: Seen) -> None:
         writer.close()
 
 
+async def endless_headers(scene: Scene, seen: Seen) -> None:
+    """Headers of a call that never end, at a rate that a slow uplink has; faster ones delay other connections.
+
+    gRPC reads them all: no option of it limits the frames of one header block.
+    """
+    continuation = bytes([0, 64, 0, 9, 0, 0, 0, 0, 1]) + bytes([0, 1, 97, 1, 98]) * 3276 + bytes(4)
+    for server in scene.grpc_servers:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(server.rpartition(":")[2]))
+        with suppress(OSError):
+            writer.write(PREFACE + SETTINGS + bytes([0, 0, 0, 1, 0, 0, 0, 0, 1]))
+            for _ in range(32):
+                writer.write(continuation)
+                await asyncio.sleep(len(continuation) / HEADER_BYTES_PER_S)
+        seen["endless headers"] += 1
+        writer.transport.abort()
+
+
 async def churn(scene: Scene, seen: Seen) -> None:
     """Connections that are made and left, some in the middle of a word."""
     for index in range(600):
@@ -330,7 +348,7 @@ async def half_open(scene: Scene, seen: Seen) -> None:
 
 QUICK: tuple[Recipe, ...] = (
     gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_prompts, dear_grammars, dear_sampling,
-    wide_rounds, leavers, metadata, frames, churn, lying_worker,
+    wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (

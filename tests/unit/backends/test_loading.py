@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from inference.backends.onnx.shape import shape_of
 from inference.backends.onnx.slots import OnnxSlots
@@ -115,7 +116,10 @@ def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sequence_length": 129}, "sequence_length 129 is above the 128 positions of LlamaForCausalLM"),
+        (
+            {"sequence_length": 129},
+            "sequence_length 129 is above the 128 positions of model .*: --beyond_positions goes beyond",
+        ),
         ({"device": "abacus"}, "device abacus is not a torch device"),
         ({"device": "meta"}, "device meta is neither cpu nor cuda"),
         ({"device": "cuda:99"}, "device cuda:99 is not among the"),
@@ -125,6 +129,30 @@ def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:
 def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_backend(config_for(checkpoint, **fields))
+
+
+def test_too_long_sequences_are_refused_before_anything_is_loaded(checkpoint: Path) -> None:
+    """The default backend used to warn of the length, and then torch loaded the model to refuse it again."""
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="sequence_length 129 is above"):
+        ModelConfig(checkpoint, backend="auto", sequence_length=129)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_positions_beyond_the_models_are_served_if_asked_for(checkpoint: Path, backend: str) -> None:
+    config = config_for(checkpoint, backend=backend, sequence_length=160, beyond_positions=True)
+    token_ids = [2 + i % 250 for i in range(160)]
+    logits = load_backend(config).forward([Span(0, 0, token_ids, 2)])
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with torch.inference_mode():
+        expected = model(torch.tensor([token_ids])).logits[0, -2:]
+    np.testing.assert_allclose(np.asarray(logits), expected.numpy(), atol=1e-3)
+
+
+def test_a_table_of_positions_has_no_beyond(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path, "gpt2")
+    with pytest.raises(UnsupportedModelError, match="one token fails with IndexError"):
+        load_backend(config_for(checkpoint, sequence_length=129, beyond_positions=True))
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -176,3 +204,35 @@ def test_an_adapter_is_no_model(checkpoint: Path) -> None:
     (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/elsewhere"}))
     with pytest.raises(ConfigError, match="adapter"):
         load_backend(config_for(checkpoint))
+
+
+def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
+    """Published checkpoints keep experts in MXFP4, which Transformers refuses to read without further packages."""
+    paths = [save_tiny_model(tmp_path / name, "gpt_oss", intermediate_size=32) for name in ("packed", "plain")]
+    stored = [load_file(path / "model.safetensors") for path in paths]
+    for name in list(stored[0]):
+        if name.endswith(("gate_up_proj", "down_proj")):
+            blocks, scales, values = packed_experts(*stored[0].pop(name).shape)
+            stored[0] |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            stored[1][name] = values
+    for path, weights in zip(paths, stored, strict=True):
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((paths[0] / "config.json").read_text())
+    kept = ["lm_head", "model.embed_tokens", "model.layers.*.self_attn", "model.layers.*.mlp.router"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (paths[0] / "config.json").write_text(json.dumps(config))
+    spans = [Span(0, 0, range(5, 15), 10)]
+    packed, plain = (load_backend(config_for(path, backend="torch")).forward(spans) for path in paths)
+    np.testing.assert_array_equal(packed, plain)
+
+
+def packed_experts(num_experts: int, num_inputs: int, num_outputs: int) -> tuple[torch.Tensor, ...]:
+    """Random blocks and scales, and the weights that they stand for: two of 16 values to a byte, 32 to a scale."""
+    generator = torch.Generator().manual_seed(0)
+    shape = num_experts, num_outputs, num_inputs // 32
+    blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(122, 126, shape, generator=generator, dtype=torch.uint8)
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([levels, -levels])[torch.stack([blocks & 15, blocks >> 4], dim=4).long()].flatten(3)
+    scaled = values * torch.exp2(scales.float() - 127)[..., None]
+    return blocks, scales, scaled.flatten(2).transpose(1, 2).contiguous()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from inference.backends import registry
+from inference.backends.onnx import slots
 from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError
+from tests.support.families_page import PAGE, page
 from tests.support.models import save_tiny_model
 
 
@@ -26,8 +29,16 @@ def test_auto_is_onnx_where_it_runs_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields"), [("gpt2", {}), ("llama", {"dtype": "bfloat16"})], ids=["family", "dtype"]
 )
-def test_auto_is_torch_for_the_rest(tmp_path: Path, family: str, fields: dict[str, str]) -> None:
+def test_auto_is_torch_and_warns_for_the_rest(
+    tmp_path: Path, family: str, fields: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     assert isinstance(load_backend(config_for(save_tiny_model(tmp_path, family), **fields)), TorchBackend)
+    assert "backend torch, because" in caplog.text
+    assert registry.TORCH_COST in caplog.text
+
+
+def test_the_page_of_families_is_what_the_contract_suite_runs() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.support.families_page`"
 
 
 def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +49,43 @@ def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert asked == ["torch"]
 
 
+@pytest.mark.parametrize(("backend", "is_told"), [("auto", True), ("torch", False)])
+def test_idle_neuron_devices_are_named(
+    backend: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: without --backend neuron, an 8B model on a Trainium instance was computed by its CPU, in silence."""
+    path = save_tiny_model(tmp_path, "llama")
+    load_backend(config_for(path))
+    assert "Neuron" not in caplog.text
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setattr(registry, "DEVICES", tmp_path)
+    load_backend(replace(config_for(path), backend=backend))
+    assert ("this machine has Neuron devices, and they stay idle" in caplog.text) == is_told
+
+
 def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.LOADERS, "onnx", ("no_such_package", "load"))
     path = save_tiny_model(tmp_path, "llama")
     assert isinstance(load_backend(config_for(path)), TorchBackend)
     with pytest.raises(ConfigError, match="backend onnx needs the package no_such_package, which is not installed"):
         load_backend(ModelConfig(path, backend="onnx"))
+
+
+@pytest.mark.parametrize("fields", [{"sequence_length": 100_000}, {"num_slots": 4096, "sequence_length": 64}])
+def test_what_no_backend_can_is_refused_at_once(
+    tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log said "backend torch, because sequence_length 100000 is above the 2048 positions", loaded the model
+    again, and only then refused it; likewise slots that did not fit into memory."""
+
+    def no_memory(num_bytes: int) -> None:
+        raise MemoryError(f"no {num_bytes} bytes")
+
+    monkeypatch.setattr(slots, "lazy_zeros", no_memory)
+    config = config_for(save_tiny_model(tmp_path, "llama"))
+    with pytest.raises(ConfigError, match=r"sequence_length 100000 is above|4096 slots of 64 positions do not fit"):
+        load_backend(replace(config, **fields))  # type: ignore[arg-type]
+    assert not [record for record in caplog.records if "torch" in record.getMessage()]
 
 
 def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from inference.caller import OneLine
 from inference.cli.app import QuietLibraries
 
 NXDI = "/opt/venv/neuronx_distributed_inference/models/config.py"
@@ -50,3 +51,11 @@ def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
     """A target's log had a traceback in 1 of some 1,000 requests whose callers left as their status was written."""
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown
+
+
+def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
+    """The story: a name in a certificate had a newline, and after it a false line of the audit."""
+    record = logging.LogRecord(
+        "specdec.audit", logging.INFO, "", 0, "refused: %s", ("a\nINFO caller=root \x1b[2J",), None
+    )
+    assert OneLine("%(name)s %(message)s").format(record) == "specdec.audit refused: a\\nINFO caller=root \\x1b[2J"

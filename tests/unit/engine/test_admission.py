@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference.caller import Caller, request_context
 from inference.engine.admission import Admission
@@ -18,16 +22,19 @@ class Request:
     def __init__(self, name: str) -> None:
         self.name = name
         self.slot: int | None = None
+        self.can_yield = True
+        self.held = NOTHING
         self.error: Exception | None = None
 
     @property
     def wanted(self) -> Prefix:
         return NOTHING
 
-    held = wanted
-
     def enter(self, slot: int, num_cached_tokens: int) -> None:
         self.slot = slot
+
+    def leave(self) -> None:
+        self.slot = None
 
     def fail(self, error: Exception) -> None:
         self.error = error
@@ -74,6 +81,51 @@ def test_a_freed_slot_goes_to_who_holds_least() -> None:
     desk.ask("a2", "b1")
     desk.admission.release(desk.requests["b0"])
     assert desk.running() == ["a0", "a1", "b1"]
+
+
+def test_an_account_with_several_slots_gives_one_to_an_account_that_has_none() -> None:
+    """Its holder with fewest tokens leaves, waits in front of the others, and is the next to enter."""
+    desk = Desk(num_slots=3, max_waiting=20)
+    desk.ask("a0", "a1", "a2", "a3")
+    assert desk.running() == ["a0", "a1", "a2"]
+    for name, length in (("a0", 9), ("a1", 5), ("a2", 7)):
+        desk.requests[name].held = Prefix(range(length), length)
+    desk.ask("b0")
+    assert desk.running() == ["a0", "a2", "b0"]
+    assert desk.running() == ["a0", "a2", "b0"]
+    desk.ask("c0")
+    assert desk.running() == ["a0", "b0", "c0"]
+    desk.ask("d0")
+    assert desk.running() == ["a0", "b0", "c0"]  # the only slot of an account is not taken from it
+    for name, then in (("d0", ["a0", "b0", "c0"]), ("b0", ["a0", "c0", "a2"]), ("c0", ["a0", "a2", "a1"])):
+        desk.admission.release(desk.requests[name])
+        assert desk.running() == then
+
+
+def test_no_slot_is_given_up_before_it_was_of_use() -> None:
+    desk = Desk(num_slots=2, max_waiting=20)
+    desk.ask("a0", "a1")
+    assert desk.running() == ["a0", "a1"]
+    for request in desk.requests.values():
+        request.can_yield = False
+    desk.ask("b0")
+    assert desk.running() == ["a0", "a1"]
+    desk.requests["a1"].can_yield = True
+    assert desk.running() == ["a0", "b0"]
+
+
+def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
+    desk = Desk(num_slots=3, max_waiting=1)
+    desk.ask("a0", "a1", "a2")
+    assert desk.running() == ["a0", "a1", "a2"]
+    desk.ask("b0")
+    assert desk.running() == ["a1", "a2", "b0"]
+    desk.ask("c0")
+    assert desk.running() == ["a2", "b0", "c0"]
+    desk.ask("d0")
+    with pytest.raises(CapacityError, match="1 requests wait"):
+        desk.ask("e0")
+    assert {name: request.error for name, request in desk.requests.items() if request.error} == {}
 
 
 def test_nothing_is_kept_of_who_left_the_queue() -> None:
@@ -128,3 +180,25 @@ def test_retry_times_are_spread() -> None:
         hints.add(caught.value.retry_after_s)
     assert len(hints) > 10
     assert 0.1 <= min(hints) <= max(hints) <= 10
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "admit", "release"]), st.integers(0, 5)), max_size=40))
+def test_slots_and_queue_never_contradict(steps: list[tuple[str, int]]) -> None:
+    desk = Desk(num_slots=2, max_waiting=2)
+    for number, (step, choice) in enumerate(steps):
+        with suppress(CapacityError):
+            if step == "ask":
+                desk.ask(f"{'abc'[choice % 3]}{number}")
+            elif step == "admit":
+                desk.admission.admit()
+            elif desk.requests:
+                desk.admission.release([*desk.requests.values()][choice % len(desk.requests)])
+        assert desk.admission.contradiction == ""
+
+
+def test_a_lost_slot_is_a_contradiction() -> None:
+    desk = Desk(num_slots=2, max_waiting=2)
+    desk.ask("a1")
+    desk.admission.admit()
+    desk.requests["a1"].slot = 1 - (desk.requests["a1"].slot or 0)
+    assert "are held and" in desk.admission.contradiction

@@ -71,16 +71,14 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
 async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that takes too long holds its place until it is done: the thread cannot be stopped.
 
-    The story: those behind it were told that their own took too long, INVALID_ARGUMENT, and did not come again.
+    The story: on a busy machine valid grammars were refused with INVALID_ARGUMENT, and clients did not come again.
     """
     monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.05)
     compiler = SlowCompiler()
     grammars = Grammars(compiler)
     asking = [grammars.matcher(WORDS) for _ in range(MAX_COMPILING + 1)]
-    slow, *behind, last = await asyncio.gather(*asking, return_exceptions=True)
-    assert isinstance(slow, InvalidRequestError)
-    assert "0.05 s" in str(slow)
-    assert all(isinstance(error, CapacityError) and "had not begun" in str(error) for error in behind)
+    *slow, last = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(error, CapacityError) and "after 0.05 s" in str(error) for error in slow)
     assert isinstance(last, CapacityError)
     assert f"the limit is {MAX_COMPILING}" in str(last)
     compiler.let.set()

@@ -84,3 +84,11 @@ async def test_an_answer_goes_back_as_a_message() -> None:
     }
     messages = [HELLO, {**answer, "function_call": None}, HELLO]
     assert (await post(ScriptedCompleter(PASSES), "/v1/chat/completions", {"messages": messages})).is_success
+
+
+async def test_an_error_repeats_little_of_what_came() -> None:
+    """The story: a body with one unknown field of 7 MB came back as 14 MB, in `message` and in `param`."""
+    for body in ({"x" * 9000: 1}, {"logit_bias": {"y" * 9000: 1}}):
+        answer = await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x", **body})
+        assert answer.status_code == 400
+        assert len(answer.content) < 1000

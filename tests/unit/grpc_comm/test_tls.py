@@ -6,17 +6,22 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from grpc_comm.channel import HandshakeError, UnreachableError, open_channel, wait_until_ready
 from grpc_comm.guard import Gate
 from grpc_comm.health import is_serving
 from grpc_comm.secured import Credentials, watched_token
 from grpc_comm.server import Server
-from grpc_comm.tls import ClientTls, ServerTls
+from grpc_comm.tls import ClientTls, ServerTls, names_in
 from grpc_comm.watched import UnusableError
 from tests.support.certificates import Pki, pki
 
@@ -165,3 +170,24 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
     assert ServerTls(*trust.pair("server")).http_context().minimum_version is ssl.TLSVersion.TLSv1_2
     assert trust.client().context().minimum_version is ssl.TLSVersion.TLSv1_2
     assert trust.client().context().check_hostname
+
+
+def test_names_of_a_certificate_keep_their_types() -> None:
+    """The story: a certificate for the mail address `cli.example`, or for the host `cli.example\\0.evil.example`, was
+    let in as the host `cli.example`: grpcio's list has no types, and its texts end at a zero byte."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([]), datetime.now(UTC)
+    names = [
+        x509.DNSName("cli.example\0.evil.example"),
+        x509.DNSName("spiffe://x/edge"),
+        x509.RFC822Name("cli.example"),
+        x509.UniformResourceIdentifier("cli.example"),
+        x509.UniformResourceIdentifier("spiffe://x/a\0b"),
+        x509.IPAddress(ip_address("10.0.0.1")),
+        x509.DNSName("own.example"),
+        x509.UniformResourceIdentifier("spiffe://x/own"),
+    ]
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    cert = builder.add_extension(x509.SubjectAlternativeName(names), False).sign(key, hashes.SHA256())
+    assert names_in(cert.public_bytes(serialization.Encoding.PEM)) == ("own.example", "spiffe://x/own")
+    assert names_in(b"none") == ()

@@ -36,7 +36,7 @@ def test_two_services_stand_side_by_side() -> None:
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"
         assert all(f'{name}=~"${name}"' in each for each in EXPRESSIONS)
-    assert len([each for each in EXPRESSIONS if "by (variant, topology)" in each]) >= 2
+    assert len([each for each in EXPRESSIONS if "by (variant, topology, app_kubernetes_io_version)" in each]) >= 2
 
 
 def test_every_panel_has_a_place_of_its_own() -> None:
@@ -48,3 +48,20 @@ def test_every_panel_has_a_place_of_its_own() -> None:
     ]
     assert len(set(places)) == len(places)
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_a_bad_draft_a_slow_replica_and_a_flooding_account_each_have_a_panel() -> None:
+    """One line each; those of drafts and servers do not depend on the role that is chosen."""
+    lines = {
+        panel["title"]: (panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"])
+        for panel in DASHBOARD["panels"]
+        if panel["targets"]
+    }
+    expression, legend = lines["Acceptance, by draft worker"]
+    assert "{{pod}}" in legend
+    assert 'role="draft"' in expression
+    expression, legend = lines["Seconds per token, by server"]
+    assert "{{server}}" in legend
+    assert "$instance" not in expression
+    assert "{{account}}" in lines["Tokens/s, by account"][1]
+    assert "{{code}}" in lines["Requests/s, by account and end"][1]

@@ -8,9 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
+from inference.caller import Caller, request_context
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Opened, OwnDrafts, Started, Timings
 from inference.errors import CapacityError
-from inference.observe.metrics import Metrics
+from inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
 from inference.workers.completion import CompletionRequest
@@ -169,3 +170,32 @@ def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
     found = samples(metrics).items()
     by_source = {labels: value for (name, labels), value in found if name == "specdec_draft_tokens_total" and value}
     assert by_source == {"true,draft": 3, "false,draft": 2, "false,lookup": 3, "true,forced": 1}
+
+
+async def test_requests_count_for_the_account_that_sent_them() -> None:
+    """Also those that are refused: a tenant that floods a full queue has next to no tokens."""
+    metrics = Metrics("tiny")
+    full = Completer(CapacityError("full", retry_after_s=1.0))
+    with request_context(Caller("gateway", speaks_for_others=True, user="alice"), "1"):
+        await drain(SupervisedCompleter(Completer(), Observer(metrics)))
+    with request_context(Caller("bob"), "2"), pytest.raises(CapacityError):
+        await drain(SupervisedCompleter(full, Observer(metrics)))
+    await drain(SupervisedCompleter(Completer(), Observer(metrics)))  # of a server without an auth file
+    found = samples(metrics)
+    accounts = {labels: value for (name, labels), value in found.items() if name == "specdec_account_requests_total"}
+    assert accounts == {"alice,OK": 1, "bob,RESOURCE_EXHAUSTED": 1}
+    assert found["specdec_account_tokens_total", "alice"] == 5 + 4
+
+
+def test_accounts_are_bounded() -> None:
+    """A gateway names users as it likes: each would be a series of its own."""
+    metrics = Metrics("tiny")
+    for number in range(2 * MAX_ACCOUNTS):
+        metrics.count_account(f"user-{number}", "OK", 7)
+    metrics.count_account("user-0", "OK", 7)
+    accounts = {
+        label: value for (name, label), value in samples(metrics).items() if name.endswith("account_tokens_total")
+    }
+    assert len(accounts) == MAX_ACCOUNTS + 1
+    assert accounts["user-0"] == 14
+    assert accounts[OTHER_ACCOUNTS] == 7 * MAX_ACCOUNTS

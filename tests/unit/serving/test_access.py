@@ -374,7 +374,7 @@ async def test_what_is_refused_leaves_a_line_and_its_id(
     lines = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
     assert all(line.startswith("request=mine caller=") for line in lines)
     callers = [line.partition("caller=")[2].partition(" ")[0] for line in lines]
-    assert callers == ["-", "-", "client", "worker", "-", "client"]
+    assert callers == ["-", "client", "client", "worker", "client", "client"]
     assert [line.partition("status=")[2].partition(":")[0] for line in lines] == [
         f"UNAUTHENTICATED at {METHODS['model']}",
         f"PERMISSION_DENIED at {METHODS['drain']}",

@@ -141,9 +141,12 @@ async def test_another_model_behind_is_what_clients_are_told_of(directory: Path,
         assert await generated(channel) == tokens_at(3, 20)
     await until(channel, NOT_SERVING)
     template = "{{ messages[0]['content'] }}"
-    async with target(replace(card, name="second", model_id="m2", chat_template=template), port):
+    second = replace(card, name="second", model_id="m2", chat_template=template, vocab_size=VOCAB_SIZE + 64)
+    async with target(second, port):
         await until(channel, SERVING)
         assert await shown(channel) == ("second", "m2", template)
+        model = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest())
+        assert model.vocab_size == VOCAB_SIZE + 64  # one tokenizer, padded otherwise
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{web_port}") as client:
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == "second"
             assert (await client.get("/readyz")).status_code == 200
@@ -182,7 +185,7 @@ async def test_a_target_of_another_vocabulary_ends_service(
         serves = serving(directory, port)
         channel, web_port = await serves.__aenter__()
         await until(channel, SERVING)
-    async with target(replace(card, vocab_size=2000), port):
+    async with target(replace(card, tokenizer_fingerprint="another"), port):
         await until(channel, NOT_SERVING)
         async with asyncio.timeout(30):
             while "one vocabulary" not in caplog.text:  # noqa: ASYNC110 - the log has no event

@@ -12,7 +12,7 @@ import pytest
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
-from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from inference.config import ConnectionConfig, DialSecurity, HttpConfig, ObserveConfig, ServerConfig
 from inference.errors import DeadlineError
 from inference.gateway.app import create_app
 from inference.observe.metrics import Metrics
@@ -146,7 +146,7 @@ async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.Mon
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
     server = await started(CARD)
-    connection = ConnectionConfig(f"dns:///{NAME}", server.port, 600.0)
+    connection = ConnectionConfig(f"dns:///{NAME}", server.port, 600.0, security=DialSecurity(insecure=True))
     async with AsyncExitStack() as stack:
         dialling = asyncio.create_task(_dialled(connection, dict, stack))
         await resolver.until_asked(2)

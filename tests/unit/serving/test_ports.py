@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from grpc_comm.guard import OPEN
 from inference.config import (
     ConnectionConfig,
     DialSecurity,
@@ -15,7 +16,7 @@ from inference.config import (
     ServerConfig,
 )
 from inference.errors import ConfigError
-from inference.serving.fronts import Ports
+from inference.serving.fronts import GrpcFront, Ports
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from tests.support.certificates import Pki, pki
@@ -111,8 +112,26 @@ def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> No
 
 def test_a_token_is_not_sent_in_plain_text() -> None:
     security = DialSecurity(token_file=Path("token"))
-    with pytest.raises(ConfigError, match=r"the token would go to 10.0.0.1 in plain text: --tls_ca"):
+    with pytest.raises(
+        ConfigError, match=r"the token, prompts and answers would go to 10.0.0.1 in plain text: --tls_ca"
+    ):
         ConnectionConfig("10.0.0.1", 1, security=security)
+    with pytest.raises(ConfigError, match=r"^prompts and answers would go to 10.0.0.1 in plain text"):
+        ConnectionConfig("10.0.0.1", 1)
+    ConnectionConfig("10.0.0.1", 1, security=DialSecurity(insecure=True))
     ConnectionConfig("127.0.0.1", 1, security=security)
     with pytest.raises(ConfigError, match="--tls_client_cert without --tls_ca"):
         DialSecurity(cert=Path("a"), key=Path("b"))
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", True), ("0.0.0.0", False)])
+async def test_a_server_that_others_cannot_reach_says_so(
+    host: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story: a target on loopback said "serving", and the draft on another machine found no server there."""
+    caplog.set_level("INFO")
+    front = GrpcFront(ServerConfig(host, 0, security=PortSecurity(insecure=True)), [], OPEN)
+    await front.open()
+    await front.close()
+    assert f"serving on {host}:{front.port}" in caplog.text
+    assert ("for this machine alone: --host serves others" in caplog.text) == is_told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from inference.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from inference.observe.metrics import Metrics
 from inference.request import UNKNOWN, Provenance
 from inference.scheduling import retry_budget
 from inference.scheduling.retry_budget import SIZE
@@ -154,6 +156,19 @@ async def test_a_server_dies_and_another_goes_on() -> None:
     assert (asked.resume.token_ids, asked.resume.provenance, asked.seed) == ((0,), ORIGIN, 7)
 
 
+async def test_a_lost_server_is_told_with_how_long_it_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
+    caplog.set_level(logging.INFO, "inference.workers.resuming")
+    async with places(Counting(), patience_s=0.3) as (completer, (only,)):
+        with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
+            await interrupted(completer, only)
+    (line,) = [record.getMessage() for record in caplog.records if "lost the server" in record.getMessage()]
+    assert line.endswith("tried again for up to 0.3 s")
+    async with places(Counting(), Counting()) as (completer, (first, _)):
+        await interrupted(completer, first)
+    assert "goes on at another one" in caplog.text
+
+
 async def test_a_drain_moves_a_request_that_can_move() -> None:
     async with places(Counting(), Counting()) as (completer, (first, second)):
         events = await interrupted(completer, first, move=True)
@@ -281,3 +296,18 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
         assert not asking.done()
         await only.rise()
         assert await asking == WHOLE
+
+
+async def test_each_server_has_its_own_sums() -> None:
+    """The story: a gateway's figures were those of all replicas together, so that a slow or failing one had no name."""
+    metrics = Metrics("tiny", role="gateway")
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        metrics.watch_upstream(lambda: completer._fleet.replicas)
+        first.completer.refusal = InternalError("broken")
+        assert await answer(completer) == WHOLE
+        found = metrics.exposition().decode()
+    for name, values in {"requests": (1, 1), "failures": (1, 0), "tokens": (0, NUM_TOKENS)}.items():
+        for place, value in zip((first, second), values, strict=True):
+            series = f'specdec_upstream_{name}_total{{model_name="tiny",server="{place.address}"}} {float(value)}'
+            assert series in found
+    assert f'specdec_upstream_seconds_total{{model_name="tiny",server="{second.address}"}}' in found

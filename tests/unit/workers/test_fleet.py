@@ -97,7 +97,7 @@ async def test_joining_servers_are_used_leaving_ones_drain(
             stack.push_async_callback(place.die)
         fleet = await stack.enter_async_context(Fleet([where]))
         fleet._policy._nearest = lambda addresses, prefix: fleet._policy._least(addresses)  # type: ignore[method-assign]
-        completer = FailoverCompleter(fleet, ConnectionConfig(where, 1))
+        completer = FailoverCompleter(fleet, ConnectionConfig(where, 1, security=DialSecurity(insecure=True)))
         await until(lambda: is_ready(fleet, old))
         old.completer.go.clear()
         running = asyncio.create_task(answer(completer))

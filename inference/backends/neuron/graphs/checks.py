@@ -65,7 +65,7 @@ def check_pair(
     if target_words.vocab_size != draft_words.vocab_size:
         raise ConfigError(
             f"draft {draft.path} has {draft_words.vocab_size} tokens, target {target.path} has "
-            f"{target_words.vocab_size}: a fused graph needs one vocabulary"
+            f"{target_words.vocab_size}: NxDI's fused graph needs one size: use --speculation_method vanilla"
         )
     if target.neuron.tp_degree % draft.neuron.tp_degree:
         raise ConfigError(

@@ -119,6 +119,14 @@ def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytes
     assert "is not a JSON object" in capsys.readouterr().err
 
 
+def test_names_of_neuron_config_may_have_dashes(tmp_path: Path) -> None:
+    """The story: AWS's JSON for the 405B model has dashes, and was refused with the name in underscores as a hint."""
+    file = tmp_path / "config.toml"
+    file.write_text("[neuron_config]\nfused-qkv = true\n")
+    args = parsed("target", "--config", file, "--neuron_config", '{"quantized-mlp-kernel-enabled": true}')
+    assert args.neuron_config == {"fused_qkv": True, "quantized_mlp_kernel_enabled": True}
+
+
 def test_a_file_gives_flags_and_the_command_line_wins(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(

@@ -32,6 +32,7 @@ ROLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], i
     "verify_target": ("verify_target", (*ALONE, *PROMPT), (*ALONE, "--gamma", "0"), (), 1),
     "verify_target, device sampling": ("verify_target", (*ALONE, *PROMPT), ALONE, ON_DEVICE, 1),
     "verify_draft": ("verify_draft", ("--model", "DRAFT", *PROMPT), ("--model", "DRAFT", "--gamma", "0"), (), 1),
+    "verify_fused": ("verify_fused", (*PAIR, *PROMPT), PAIR, (), 1),
     "draft": ("draft", ("--model", "DRAFT", *PROMPT), ("--draft_model", "DRAFT"), (), 1),
     "fused_target": ("fused_target", PAIR, PAIR, (), 1),
     "fused_target of another width": ("fused_target", PAIR, PAIR, ("--speculation_length", "3"), 1),

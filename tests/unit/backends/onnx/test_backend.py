@@ -18,7 +18,9 @@ from inference.backends.onnx import backend as onnx_backend
 from inference.backends.onnx import layout, packed
 from inference.backends.onnx import packing as onnx_make
 from inference.backends.onnx.backend import OnnxBackend
-from inference.backends.onnx.shape import SUPPORTED_TYPES, DecoderShape, shape_of
+from inference.backends.onnx.graph import DecoderGraph
+from inference.backends.onnx.packed import PackedDecoder
+from inference.backends.onnx.shape import DecoderShape, shape_of
 from inference.backends.registry import load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
@@ -33,7 +35,7 @@ from tests.support.backend_contract import (
     assert_matches,
     reference,
 )
-from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
+from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 
 # Variants of the families that change what the graph computes.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -83,7 +85,7 @@ def backend(checkpoint: Path) -> OnnxBackend:
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=SUPPORTED_TYPES)
+    @pytest.fixture(params=CONTRACTS["onnx", "float32"])
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
@@ -258,6 +260,33 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("inference.backends.onnx.packing.shape_of", wrong)
     with pytest.raises(UnsupportedModelError, match=r"its logits differ from Transformers' by .*: use backend torch"):
         load(path)
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 8 tokens of the test never leave a window of 512: a runtime that counted otherwise would pass it."""
+    path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH - 1)
+    load(path)
+    add = DecoderGraph._add
+
+    def miscounted(self: DecoderGraph, operator: str, *arguments: Any, **attributes: Any) -> str:
+        if operator == "GroupQueryAttention":
+            attributes["local_window_size"] += off
+        return add(self, operator, *arguments, **attributes)
+
+    monkeypatch.setattr(DecoderGraph, "_add", miscounted)
+    with pytest.raises(UnsupportedModelError, match="its logits differ from Transformers'"):
+        load(path)
+
+
+def test_windows_that_never_apply_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is slower with a window that holds all positions than without one."""
+    path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH + 1)
+    monkeypatch.setattr(PackedDecoder, "narrowed", None)
+    backend = load(path)
+    graph = DecoderGraph(backend._decoder.shape, "float32", 1, MAX_LENGTH + 1).build(backend._decoder.weights)
+    attributes = [attribute for node in graph.graph.node for attribute in node.attribute]
+    assert {attribute.i for attribute in attributes if attribute.name == "local_window_size"} == {-1}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def static_backend(family: str = "llama") -> TorchBackend:
     return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed_shapes=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "gemma3_text", "gpt_oss", "mistral, windows"])
 def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
     backend, plain = static_backend(family), reference(family)
 

@@ -186,7 +186,9 @@ def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
 
 @settings(max_examples=30)
 @given(
-    endpoints=st.lists(st.sampled_from(["a=grpc://h:1", "b=http://h:2/v1", "c=https://h/v1,tls_ca=x y"]), unique=True),
+    endpoints=st.lists(
+        st.sampled_from(["a=grpc://localhost:1", "b=http://localhost:2/v1", "c=https://h/v1,tls_ca=x y"]), unique=True
+    ),
     gammas=st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
     output=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(lambda text: text.strip()),
     temperature=st.floats(0, 100),
@@ -197,7 +199,7 @@ def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
     """A run's config.toml with --config is the run's flags, whatever they were."""
-    flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://h/v1", *endpoints]]
+    flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches - {"device_sampling"})]
     first = parse_config(flags)
@@ -209,7 +211,7 @@ def test_the_written_configuration_asks_the_same_again(
 
 def test_arrays_of_a_file_are_lists_and_flags_win(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('gamma = [1, 3]\nendpoint = ["a=grpc://h:1"]\ntopologies = ["target"]\nseed = 4\n')
+    file.write_text('gamma = [1, 3]\nendpoint = ["a=grpc://localhost:1"]\ntopologies = ["target"]\nseed = 4\n')
     found = parse_config(["--config", str(file), "--rtt-ms", "0", "--seed", "5"])
     assert (found.gammas, found.topologies, found.workload.seed) == ((1, 3), (Topology.TARGET,), 5)
     assert [contender.label for contender in found.contenders] == ["target", "a"]
@@ -218,7 +220,7 @@ def test_arrays_of_a_file_are_lists_and_flags_win(tmp_path: Path) -> None:
 def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
     """Together they are what is measured together: no contender is lost, and none comes twice."""
     drafts = (str(model_directory(tmp_path, "draft")), "ngram")
-    endpoints = (Endpoint("a", "grpc://h:1"), Endpoint("b", "http://h/v1"))
+    endpoints = (Endpoint("a", "grpc://localhost:1"), Endpoint("b", "http://localhost/v1"))
     network = NetworkConfig((0.0,))
     found = config(tmp_path, draft_models=drafts, endpoints=endpoints, network=network, one_at_a_time=True)
     assert [[server.role for server in part.servers] for part in found.parts] == [
@@ -241,8 +243,12 @@ def test_locust_is_for_what_it_can_ask_of_everybody(tmp_path: Path) -> None:
 
     several = WorkloadConfig(PROMPTS, concurrencies=(1, 4))
     assert uses_locust(several)
-    assert not uses_locust(several, endpoints=(Endpoint("a", "grpc://h:1"),))
-    beside = {"endpoints": (Endpoint("a", "grpc://h:1"),), "network": NetworkConfig((0.0,)), "one_at_a_time": True}
+    assert not uses_locust(several, endpoints=(Endpoint("a", "grpc://localhost:1"),))
+    beside = {
+        "endpoints": (Endpoint("a", "grpc://localhost:1"),),
+        "network": NetworkConfig((0.0,)),
+        "one_at_a_time": True,
+    }
     assert not any(part.uses_locust for part in config(tmp_path, workload=several, **beside).parts)
     assert not uses_locust(replace(several, prompt_sets=(PromptSet("chats", (Conversation(("hello",)),)),)))
     assert not uses_locust(WorkloadConfig(PROMPTS, request_rates=(4.0,)))

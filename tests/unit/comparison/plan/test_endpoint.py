@@ -21,7 +21,7 @@ from inference.errors import ConfigError
     ],
 )
 def test_endpoints(text: str, address: str, is_grpc: bool) -> None:
-    endpoint = endpoint_of(text)
+    endpoint = endpoint_of(text, DialSecurity(insecure=True))
     assert (endpoint.address, endpoint.is_grpc, endpoint.url[-1] != "/") == (address, is_grpc, True)
 
 
@@ -36,7 +36,8 @@ def test_endpoints(text: str, address: str, is_grpc: bool) -> None:
         ("a=http://host:8000", "has no path; OpenAI's API is at .../v1"),
         ("a=http://host:99999/v1", "Port out of range"),
         ("a=http://host:1/v1,tls=x", "endpoint a: 'tls' is none of tls_ca"),
-        ("a=http://host:1/v1,token_file=x", "the token would go to host in plain text"),
+        ("a=http://host:1/v1,token_file=x", "the token, prompts and answers would go to host in plain text"),
+        ("a=grpc://host:1", "prompts and answers would go to host in plain text"),
         ("a=grpc://host:1,tls_server_name=x", "--tls_server_name without --tls_ca"),
     ],
 )

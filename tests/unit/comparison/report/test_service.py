@@ -115,7 +115,8 @@ def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
         assert {f"results_{name}" for name in LLMPERF_TOTALS} <= found.keys()
         assert not [value for value in found.values() if isinstance(value, dict | list)]
     for requests in answers:
-        assert {*LLMPERF_FIGURES, "number_total_tokens", "error_code", "error_msg"} == requests[0].keys()
+        further = {"number_total_tokens", "error_code", "error_msg", "timestamp_ms"}
+        assert {*LLMPERF_FIGURES, *further} == requests[0].keys()
     # As its own summary is made of its own answers.
     values = [request["ttft_s"] for request in answers[0]]
     assert summaries[0]["results_ttft_s_quantiles_p90"] == pytest.approx(float(np.quantile(values, 0.9)))

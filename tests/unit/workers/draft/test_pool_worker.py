@@ -137,8 +137,9 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
             if message.HasField("slots"):
                 self.num_offered.append(message.slots.num_slots)
 
-    def opens(self, name: str, *prompt: int, request_id: str = "") -> None:
-        opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=pb.SamplingParams(seed=1))
+    def opens(self, name: str, *prompt: int, request_id: str = "", vocab_size: int = 0) -> None:
+        sampling = pb.SamplingParams(seed=1)
+        opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=sampling, vocab_size=vocab_size)
         opened = pb.AssistOpen(session_id=name, open=opening, request_id=request_id)
         self.said.put_nowait(pb.AssistResponse(open=opened))
 
@@ -192,6 +193,19 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
         assert worker.fault is None
         assert worker._engine.num_running == 1
+
+
+async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
+    """The target's own size counts, if it is one that a vocabulary can have: counts of tokens have a place per id."""
+    target = Target()
+    async with attached(target) as worker:
+        target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
+        target.opens("padded", 1, VOCAB_SIZE + 7, vocab_size=VOCAB_SIZE + 8)
+        target.commits("padded", 2, VOCAB_SIZE + 7)
+        await until(lambda: bool(target.drafts("padded")))
+        assert worker.vocabulary_share == VOCAB_SIZE / (VOCAB_SIZE + 8)
+        target.commits("padded", 3, VOCAB_SIZE + 8)
+        await until(lambda: target.declined == ["absurd", "padded"])
 
 
 async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:

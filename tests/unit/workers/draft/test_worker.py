@@ -15,6 +15,7 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.tls import ServerTls
 from inference.commit import Answer, Commit, FinishReason, Opened
 from inference.config import ConnectionConfig, DialSecurity, DraftConfig
+from inference.engine.loop import SHUTTING_DOWN
 from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
 from inference.scheduling.retry_budget import RetryBudget
@@ -38,8 +39,8 @@ NOBODY = ConnectionConfig("127.0.0.1", 1)
 class OneDraft:
     """Engine and session at once, as far as the worker looks at them."""
 
-    slot: int | None = 0
     error: Exception | None = None
+    is_waiting = False
 
     def __init__(self) -> None:
         self.committed = list(REQUEST.prompt_token_ids)
@@ -75,7 +76,8 @@ async def generated(
         step = left.pop(0)
         if isinstance(step, Exception):
             state.answered = step is BROKEN
-            draft.slot = None if step is ENDED else 0
+            if step is ENDED:
+                draft.error = draft.error or UnavailableError(SHUTTING_DOWN)
             raise step
         draft.committed.extend(step.token_ids)
         yield Opened()

@@ -1,0 +1,238 @@
+"""The walk of docs/deployment.md over EKS: its lines run by a shell, `aws` by AWS's own command line against moto.
+
+No account of AWS has taken them. Programs that need a cluster are stand-ins, which write down what they are told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inference.config import ROOT
+from tests.deploy.cloudwatch import moto
+from tests.deploy.kustomize import COMPILED, KUBERNETES, Manifest, manifests, need_kubectl, of_kind, text_of
+from tests.deploy.test_scripts import stand_in
+
+pytestmark = pytest.mark.deploy
+
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+WALK = re.search(r"^## EKS with Trainium$(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)
+UNKNOWN_TO_MOTO = {("cloudformation", "deploy"), ("cloudformation", "delete-stack"), ("ec2", "run-instances")}
+"""Commands that the CLI parses and sends, and that moto does not answer as AWS would."""
+REFUSED = ("usage:", "Unknown options", "Parameter validation failed", "Error parsing parameter", "Invalid JSON")
+"""What the CLI says of a line that it does not send."""
+AWS = """#!/bin/sh
+"{aws}" "$@" 2> "$LOG/error"
+code=$?
+cat "$LOG/error" >> "$LOG/errors"
+echo "$code $*" | tr '\\n' ' ' >> "$LOG/aws"; echo >> "$LOG/aws"
+exit $code
+"""
+OTHER = """#!/bin/sh
+if [ "$1" = kustomize ]; then exec "{kubectl}" "$@"; fi
+echo "$(basename "$0") $*" >> "$LOG/others"
+case "$*" in *--config-file\\ -*) cat > "$LOG/cluster.yaml" ;; *--password-stdin*) cat > "$LOG/password" ;; esac
+"""
+
+
+def blocks(text: str) -> list[str]:
+    """Blocks of bash, at any indentation."""
+    found = re.findall(r"^( *)```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+class Walk:
+    """A shell in the project's root, whose `aws` is moto's client, and a log of what was called."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        need_kubectl()
+        self._log = folder / "log"
+        self._log.mkdir()
+        program = shutil.which("aws")
+        assert program is not None, "aws is missing: make manifests installs it"
+        stand_in(folder, "aws", AWS.format(aws=program))
+        for name in ("docker", "eksctl", "helm", "kubectl", "curl"):
+            path = stand_in(folder, name, OTHER.format(kubectl=shutil.which("kubectl")))["PATH"]
+        self._environment = environment | {"PATH": path, "LOG": str(self._log), "AWS_PAGER": ""}
+
+    def run(self, script: str) -> None:
+        """Run lines of the page; one that fails does not keep the next from running."""
+        site = blocks(WALK[1] if WALK else "")[0]
+        done = subprocess.run(
+            ["bash", "-u", "-c", f"{site}\n{script}"],
+            env=self._environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "unbound variable" not in done.stderr
+        assert "command not found" not in done.stderr
+
+    def read(self, name: str) -> str:
+        file = self._log / name
+        return file.read_text() if file.exists() else ""
+
+    @property
+    def refused(self) -> list[str]:
+        """Lines of the CLI's complaints about what it was told."""
+        return [line for line in self.read("errors").splitlines() if line.startswith(REFUSED)]
+
+    @property
+    def failed(self) -> set[tuple[str, ...]]:
+        """Service and operation of the commands that did not end well."""
+        lines = (line.split() for line in self.read("aws").splitlines())
+        return {tuple(words[1:3]) for words in lines if words[0] != "0"}
+
+    def ask(self, *words: str) -> Any:
+        """Return what `aws` answers, as JSON."""
+        command = [str(shutil.which("aws")), *words, "--output", "json"]
+        done = subprocess.run(command, env=self._environment, capture_output=True, check=True)
+        return json.loads(done.stdout or "null")
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    with moto(tmp_path) as service:
+        yield Walk(tmp_path, service.environment)
+
+
+def site() -> dict[str, str]:
+    lines = (KUBERNETES / "components" / "site" / "site.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
+    """The story: the walk had no cleanup, and a reserved trn2.48xlarge went on costing."""
+    assert WALK is not None
+    steps, _, removal = WALK[1].partition("**Remove**")
+    walk.run("\n".join(blocks(steps)[1:]))
+    assert walk.refused == []
+    nothing_yet = {("s3", "cp"), ("s3", "sync")}  # nothing was measured, and nothing compiled elsewhere
+    assert walk.failed <= UNKNOWN_TO_MOTO | nothing_yet, walk.read("errors")
+    repositories = walk.ask("ecr", "describe-repositories")["repositories"]
+    assert {each["repositoryName"] for each in repositories} == {"specdec-cpu", "specdec-neuron"}
+    assert [each["Name"] for each in walk.ask("s3api", "list-buckets")["Buckets"]] == [site()["BUCKET"]]
+    body = walk.ask("cloudwatch", "get-dashboard", "--dashboard-name", site()["CLUSTER"])["DashboardBody"]
+    assert {each["properties"].get("region", site()["REGION"]) for each in json.loads(body)["widgets"]} == {
+        site()["REGION"]
+    }
+    walk.run("\n".join(blocks(removal)))
+    assert walk.refused == []
+    assert walk.failed <= UNKNOWN_TO_MOTO | nothing_yet, walk.read("errors")
+    assert walk.ask("ecr", "describe-repositories")["repositories"] == []
+    assert walk.ask("s3api", "list-buckets").get("Buckets", []) == []
+    assert walk.ask("cloudwatch", "list-dashboards")["DashboardEntries"] == []
+
+
+def test_what_is_applied_is_deleted_or_ends_with_the_cluster(walk: Walk) -> None:
+    assert WALK is not None
+    applied, deleted = (set(re.findall(rf"kubectl {verb} -k (\S+)", WALK[1])) for verb in ("apply", "delete"))
+    folders = {name for name in applied if "/compile/" not in name}
+    pools = {f"deploy/kubernetes/nodes/{name}" for name in ("on-demand", "drafts")}  # `kubectl delete nodepools --all`
+    assert folders - deleted == pools
+    assert deleted <= applied
+
+
+def test_every_pushed_image_is_one_that_pods_name(walk: Walk) -> None:
+    assert WALK is not None
+    walk.run(blocks(WALK[1])[1])
+    pushed = set(re.findall(r"^docker push (\S+)$", walk.read("others"), re.MULTILINE))
+    folders = ("overlays/trn2-baseline", "overlays/trn2-fused", "weights", "benchmark", "compile/trn2-fused")
+    named = set(re.findall(r"image: (\S*\.amazonaws\.com\S+)", "".join(text_of(KUBERNETES / each) for each in folders)))
+    assert pushed == named
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "deployment.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
+def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
+    """Also those within sentences. A line with names for you to fill in is refused by the service, not by the CLI."""
+    text = page.read_text(encoding="utf-8")
+    text = text.replace(WALK[1], "") if WALK else text
+    lines = [line for block in blocks(text) for line in block.splitlines() if line.startswith("aws ")]
+    spoken = re.findall(r"`(aws [a-z0-9]+ [^`]+ [^`]+)`", page.read_text(encoding="utf-8"))
+    walk.run("\n".join([*lines, *(" ".join(words.split()) for words in spoken)]))
+    assert walk.refused == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "aws ecr create-repositry --repository-name a",
+        "aws ecr create-repository --repository a --tags",
+        "aws cloudwatch put-dashboard --dashboard-title a --dashboard-body b",
+        "aws ec2 run-instances --metadata-options HttpToken=required",
+    ],
+)
+def test_a_line_that_the_cli_would_not_send_is_noticed(line: str, walk: Walk) -> None:
+    walk.run(line)
+    assert walk.refused != []
+
+
+def cluster() -> Manifest:
+    (document,) = yaml.safe_load_all(text_of(KUBERNETES / "cluster"))
+    return dict(document)
+
+
+def test_every_namespace_of_ours_has_its_role() -> None:
+    """The story: the role was described in words, and the first thing that fails without it is a mount that hangs."""
+    folders = (*(f"overlays/{name}" for name in COMPILED), "weights", "benchmark")
+    documents = {name: manifests(KUBERNETES / name) for name in folders}
+    bound = {each["namespace"]: each for each in cluster()["iam"]["podIdentityAssociations"]}
+    for each in documents.values():
+        (volume,) = of_kind(each, "PersistentVolume")
+        bucket = volume["spec"]["csi"]["volumeAttributes"]["bucketName"]
+        association = bound.pop(of_kind(each, "Namespace")[0]["metadata"]["name"])
+        assert association["serviceAccountName"] == of_kind(each, "ServiceAccount")[0]["metadata"]["name"]
+        listed, objects, *further = association["permissionPolicy"]["Statement"]
+        assert (listed["Resource"], objects["Resource"]) == (f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*")
+        assert not any("Delete" in action or "*" in action for action in (*listed["Action"], *objects["Action"]))
+        publishes = any("--namespace" in str(one.get("data")) for one in of_kind(each, "ConfigMap"))
+        assert [one["Action"] for one in further] == ([["cloudwatch:PutMetricData"]] if publishes else [])
+    assert list(bound) == ["kube-system"]
+
+
+def test_the_cluster_is_that_of_the_site() -> None:
+    document, yours = cluster(), site()
+    account = yours["REGISTRY"].partition(".")[0]
+    assert (document["metadata"]["name"], document["metadata"]["region"]) == (yours["CLUSTER"], yours["REGION"])
+    text = text_of(KUBERNETES / "cluster")
+    assert set(re.findall(r"arn:aws:iam::(\d+):", text)) == {account}
+    assert f"arn:aws:iam::{account}:role/{yours['NODE_ROLE']}" in text
+    assert re.findall(r"\b(?:CLUSTER|REGION|ACCOUNT|BUCKET)\b", text) == []
+    versions = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "ResourceClaimTemplate")
+    assert versions[0]["apiVersion"] == "resource.k8s.io/v1"
+    assert tuple(map(int, document["metadata"]["version"].split("."))) >= (1, 34)
+
+
+def test_the_dashboard_shows_what_is_published() -> None:
+    metrics = import_module("deploy.cloudwatch.publish").METRICS
+    widgets = json.loads((ROOT / "deploy" / "cloudwatch" / "dashboard.json").read_text())["widgets"]
+    expressions = [each["properties"]["metrics"][0][0]["expression"] for each in widgets if each["type"] == "metric"]
+    ours = [each for each in expressions if "{Qwen/LLMPerf,Variant,TestCase}" in each]
+    assert {name for each in ours for name in re.findall(r'MetricName="(\w+)"', each)} == set(metrics)
+    assert len(expressions) - len(ours) == 1  # of the devices
+    for left in widgets:
+        for right in widgets:
+            assert left is right or not _overlap(left, right)
+
+
+def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    across = left["x"] < right["x"] + right["width"] and right["x"] < left["x"] + left["width"]
+    return bool(across and left["y"] < right["y"] + right["height"] and right["y"] < left["y"] + left["height"])
+
+
+def test_nodes_on_demand_are_for_claims() -> None:
+    """The story: a node pool for claims took a reservation only; on demand it needed an edit."""
+    pools = {name: of_kind(manifests(KUBERNETES / "nodes" / name), "NodePool")[0] for name in ("on-demand", "reserved")}
+    kinds = {name: each["spec"]["template"]["spec"]["requirements"][0]["values"] for name, each in pools.items()}
+    assert kinds == {"on-demand": ["on-demand"], "reserved": ["reserved"]}
+    assert {(each["spec"]["replicas"], each["spec"]["limits"]["nodes"]) for each in pools.values()} == {(1, "1")}

@@ -1,0 +1,55 @@
+"""Writes docs/families.md from the families that the contract suite runs: `python -m tests.support.families_page`."""
+
+from __future__ import annotations
+
+from inference.config import ROOT
+from tests.support.models import CONTRACTS, FAMILIES
+
+PAGE = ROOT / "docs" / "families.md"
+EXACT, CLOSE = "exact", "close"
+WORDS = {"float32": EXACT, "bfloat16": CLOSE, "int8": CLOSE}
+HEAD = """# Families
+
+Made by `python -m tests.support.families_page` from what the contract suite runs. A family is Transformers'
+`model_type`; what follows the comma is a variant of it.
+
+- **exact**: after any history of a slot (prompts, verification, rollbacks, several sequences in a pass) every logit is
+  that of a fresh forward pass of Transformers to 1e-4, and greedy text is that of `generate()`.
+- **close**: the same histories, with the rounding of bfloat16 or int8.
+- empty: not tested. In bfloat16 a tie between experts can send a token to other experts, which no tolerance describes.
+  Backend `onnx` refuses what it cannot run, and `auto` then takes `torch`.
+
+Sliding windows, soft-capped scores and attention sinks are applied as Transformers applies them. Slots keep all
+positions. On `torch` a layer with a window reads only the keys in it: 4,096 positions deep, passes of a 110M model take
+0.5 to 0.7 of the time with windows of 512. On `onnx` a window saves nothing; passes took 0.92 to 1.03 of the time
+without one, and both figures are of a busy machine.
+
+On a CPU a pass of `torch` takes 1.3 times (110M parameters) to 4 times (12M) as long as one of `onnx`. The server says
+so when it loads a model that `onnx` refuses. At loading, `onnx` compares a few tokens with the logits that Transformers
+gave when the model was packed, and once more with windows so narrow that these few tokens leave them.
+
+Of a multimodal model (`gemma3`, the larger Gemma-3) the language model is served; `onnx` packs it alone, also in models
+that are not listed, and refuses the result if its logits are not those of the whole.
+
+The experts of gpt-oss, stored in MXFP4, are unpacked when they are loaded, and need memory accordingly.
+
+Refused by name, on every backend: recurrent state, ALiBi, encoder-decoders, chunked attention, rotary frequencies that
+change with the length seen (`dynamic`; `longrope` beyond its original positions: choose a shorter `--sequence_length`),
+a window that a family puts into its masks and does not name to its attention. Neuron: [neuron.md](neuron.md), without
+windows.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    columns = list(CONTRACTS)
+    header = "".join(f" {backend} {dtype} |" for backend, dtype in columns)
+    rows = [f"| family |{header}", "|---|" + "---|" * len(columns)]
+    for family in FAMILIES:
+        cells = (WORDS[dtype] if family in CONTRACTS[backend, dtype] else "" for backend, dtype in columns)
+        rows.append(f"| {family} | {' | '.join(cells)} |")
+    return "\n".join([HEAD, *rows, ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

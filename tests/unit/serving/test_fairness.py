@@ -1,0 +1,119 @@
+"""Slots go to accounts that have none, at every engine: a flood of long answers waits, and no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.caller import Caller, request_context
+from inference.commit import Commit, Generator, Opened
+from inference.config import ConnectionConfig, DraftConfig, PortSecurity
+from inference.engine.draft import DraftEngine
+from inference.engine.grammars import Grammars
+from inference.engine.pool import DraftPool
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.model.decoder import Decoder
+from inference.observe.metrics import Metrics
+from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
+from inference.serving.assembly import running
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from inference.text.grammar import GrammarCompiler
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.draft.worker import DraftWorker
+from inference.workers.fleet import connected
+from inference.workers.local import LocalCompleter
+from inference.workers.observer import Observer
+from inference.workers.target.verification import VerificationServicer
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
+from tests.support.ports import served
+from tests.support.scripted import until
+from tests.support.servers import card_of
+
+NUM_SLOTS = 2
+LIMITS = EngineLimits(gamma=4, eos_token_ids=frozenset([EOS_TOKEN_ID]))
+WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
+TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
+DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{50}")
+PENALIZED = SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.3, frequency_penalty=0.4)
+LONG = [
+    GenerationRequest((7, 8, 9), max_new_tokens=50),
+    GenerationRequest((5, 6), PENALIZED, max_new_tokens=50, logprobs=2),
+    GenerationRequest((5, 6, 7), SamplingParams(0.8, seed=1), max_new_tokens=50, stop_at_eos=True, grammar=DIGITS),
+    GenerationRequest((4, 8, 9), SamplingParams(1.2, seed=2), max_new_tokens=50, min_new_tokens=20, prompt_logprobs=1),
+]
+SHORT = [GenerationRequest((30 + i, 31), SamplingParams(1.0, seed=i), max_new_tokens=3) for i in range(6)]
+
+
+def backend(*, seed: int, num_slots: int = 3) -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=seed), num_slots=num_slots, max_length=128)
+
+
+def grammars() -> Grammars:
+    return Grammars(GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE))
+
+
+def engine(decoder: Decoder) -> TargetEngine:
+    return TargetEngine(decoder, replace(LIMITS, num_spare=decoder.num_slots - NUM_SLOTS), grammars())
+
+
+async def draft_worker(stack: AsyncExitStack, schedule: Schedule) -> Generator:
+    """A draft worker and its target over gRPC; the draft has no spare slot."""
+    target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
+    pool, observer = DraftPool(target), Observer(Metrics("tiny"))
+    verification = VerificationServicer(target, pool, card_of(WORDS), idle_timeout_s=60.0, observer=observer)
+    at = await stack.enter_async_context(served(PortSecurity(), LocalCompleter(pool, TOKENIZER), verification))
+    link = ConnectionConfig("127.0.0.1", at.grpc, 20.0)
+    fleet = await stack.enter_async_context(connected(link))
+    drafting = DraftEngine(ModelProposer(backend(seed=2, num_slots=NUM_SLOTS)), grammars=grammars())
+    drafts = await stack.enter_async_context(running(drafting))
+    config = DraftConfig(link, schedule=schedule)
+    return DraftWorker(drafts, fleet, config=config, vocabulary=WORDS, max_length=128)
+
+
+@pytest.fixture(params=["target", "target without a spare slot", "fused", *Schedule], ids=str)
+async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[Generator, None]:
+    async with AsyncExitStack() as stack:
+        if isinstance(request.param, Schedule):
+            yield await draft_worker(stack, request.param)
+            return
+        decoder: Decoder = SlotDecoder(backend(seed=1, num_slots=2 if "without" in request.param else 3))
+        if request.param == "fused":
+            decoder = SpeculativeDecoder(decoder, ModelProposer(backend(seed=2)))
+        yield await stack.enter_async_context(running(engine(decoder)))
+
+
+async def answer(generator: Generator, request: GenerationRequest, account: str, log: list[str]) -> tuple[object, ...]:
+    """Return what must not change: tokens and the prompt's scores. Logs the account at each token."""
+    output = list[int]()
+    scores: tuple[object, ...] = ()
+    with request_context(Caller(account), "id"):
+        async for event in generator.generate(request):
+            if isinstance(event, Opened):
+                scores = tuple(score.token_ids for score in event.prompt_logprobs)
+            elif isinstance(event, Commit):
+                assert event.position == len(request.prompt_token_ids) + len(output)
+                output += event.token_ids
+                log += [account] * len(event.token_ids)
+    log.append(f"{account} has ended")
+    return output, scores
+
+
+async def test_a_flood_of_long_answers_yields_to_another_account(generator: Generator) -> None:
+    """The story: with an auth file and no limits, one account's long answers held the other's first token for 19 s."""
+    async with running(TargetEngine(SlotDecoder(backend(seed=1, num_slots=10)), LIMITS, grammars())) as undisturbed:
+        expected = await asyncio.gather(*(answer(undisturbed, each, "", []) for each in [*LONG, *SHORT]))
+    log = list[str]()
+    flood = [asyncio.create_task(answer(generator, each, "a", log)) for each in LONG]
+    async with asyncio.timeout(60):
+        await until(lambda: len(log) >= 8)
+        brief = [await answer(generator, each, "b", log) for each in SHORT]
+        assert [*await asyncio.gather(*flood), *brief] == expected
+    assert "a has ended" not in log[: log.index("b has ended")]

@@ -1,0 +1,238 @@
+"""A draft whose vocabulary is padded to another size than its target's: the target's tokens, law and acceptance.
+
+The tokens must be those of the target alone, whatever ids the draft lacks or has too many. And the draft must lose
+nothing by it: over the ids that both have it is accepted as often as shared noise promises. Wrong variants of each part
+fail the same statistics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.model.decoder import Decoder, Turn, Verdict
+from inference.model.proposer import Draft
+from inference.model.slots import Span
+from inference.request import SamplingParams
+from inference.speculation import model_proposer
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support import law
+from tests.support.models import tiny_model
+from tests.support.scripted import ids_of
+
+SMALL, LARGE, LENGTH = 280, 304, 48
+SIZES = [(LARGE, SMALL), (SMALL, LARGE)]
+PARAMETERS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=0.8, seed=3),
+    "truncated, repetition": SamplingParams(temperature=1.0, seed=9, top_k=50, top_p=0.9, repetition_penalty=1.3),
+    "last id committed": SamplingParams(
+        temperature=0.7, seed=1, logit_bias=((SMALL - 1, 6.0), (4, -100.0)), frequency_penalty=0.5
+    ),
+}
+LACKED = replace(PARAMETERS["last id committed"], logit_bias=((LARGE - 1, 8.0), (LARGE - 2, 8.0)))
+"""Makes a target commit ids that the small draft lacks."""
+
+
+def answer(decoder: Decoder, sampling: SamplingParams, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    tokens, start = list(prompt), 0
+    while len(tokens) < len(prompt) + num_tokens:
+        turn = Turn(0, start, list(tokens), sampling, gamma=4, output_start=len(prompt))
+        (verdict,) = decoder.step([turn])
+        start = len(tokens) + len(verdict.token_ids) - 1
+        tokens += verdict.token_ids
+    return tokens[len(prompt) : len(prompt) + num_tokens]
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
+def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
+    target, draft = toy_pair(target_size, draft_size)
+    alone = SlotDecoder(Bigrams(target))
+    pair = SpeculativeDecoder(alone, ModelProposer(Bigrams(draft)))
+    prompt = [5, 17, target_size - 1, 40]  # the draft may not have the third id
+    asked = [*PARAMETERS.values(), *([LACKED] if target_size == LARGE else [])]
+    for sampling in asked:
+        expected = answer(alone, sampling, prompt, 32)
+        assert answer(pair, sampling, prompt, 32) == expected
+        assert max(expected) >= draft_size or sampling is not LACKED
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
+def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> None:
+    """Biases that name ids which one of the two lacks; sequences of two targets share a pass of one draft."""
+    backend = TorchBackend(tiny_model("llama", vocab_size=draft_size, seed=1), num_slots=2, max_length=LENGTH)
+    edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
+    for sampling, ranked in itertools.product(PARAMETERS.values(), [False, True]):
+        biased = replace(sampling, logit_bias=tuple((each, 50.0) for each in sorted(edges)))
+        drafts = [Draft(0, [5, target_size - 1], biased, 1, 1, vocab_size=target_size), Draft(1, [5], sampling, 1)]
+        (token,), _ = [each or [] for each in ModelProposer(backend).extend(drafts, ranked=ranked)]
+        assert token.token_id < min(target_size, draft_size)
+        assert (token.runner_up or 0) < min(target_size, draft_size)
+        assert math.isfinite(token.margin) or token.runner_up is None
+
+
+def test_one_pass_for_targets_of_two_sizes() -> None:
+    """The cut is each session's own: a target of few ids takes none from the sessions of others."""
+    backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
+    drafts = [Draft(0, [5], SamplingParams(), 1, vocab_size=1), Draft(1, [5], SamplingParams(), 1, vocab_size=LARGE)]
+    (cut,), (whole,) = (tokens or [] for tokens in ids_of(ModelProposer(backend).extend(drafts)))
+    (alone,) = ids_of(ModelProposer(backend).extend(drafts[1:]))[0] or []
+    assert (cut, whole) == (0, alone)
+    assert whole != 0
+
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+NUM_COMMON, NUM_PADDED, NUM_SEEDS, NUM_POSITIONS, BATCH = 4, 6, 2000, 3, 500
+ASKED = SamplingParams(temperature=1.0)
+ALPHA = 0.01 / 2
+ALPHA_WRONG = ALPHA * 1e-6
+
+
+class Bigrams:
+    """First-order model, which keeps nothing in its slots."""
+
+    num_slots, max_length, slot_bytes = BATCH, 64, 0
+
+    def __init__(self, logits: FloatArray) -> None:
+        self.logits, self.vocab_size = logits.astype(np.float32), len(logits)
+
+    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
+        ids = itertools.chain(*([*span.token_ids][len(span.token_ids) - span.num_logits :] for span in spans))
+        return self.logits[[*ids]]
+
+
+class PaddedInFront(Bigrams):
+    """Wrong: its ids begin one column later, so that they meet the noise of others."""
+
+    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
+        return np.roll(super().forward(spans), 1, axis=1)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Outputs over all seeds, one row each, and how often the first draft token of each was accepted."""
+
+    outputs: list[list[int]]
+    acceptance: float
+
+
+class Changed:
+    """Wrong: a decoder that changes the verdicts of another."""
+
+    def __init__(self, decoder: SpeculativeDecoder, change: Callable[[Verdict], Verdict]) -> None:
+        self._decoder, self._change = decoder, change
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        return [self._change(verdict) for verdict in self._decoder.step(turns)]
+
+
+def sampled(decoder: SpeculativeDecoder | Changed) -> Sampled:
+    outputs: list[list[int]] = []
+    num_accepted = 0
+    for first in range(0, NUM_SEEDS, BATCH):
+        params = [replace(ASKED, seed=seed) for seed in range(first, first + BATCH)]
+        tokens: list[list[int]] = [[0] for _ in params]
+        while short := [slot for slot in range(BATCH) if len(tokens[slot]) <= NUM_POSITIONS]:
+            turns = [Turn(i, len(tokens[i]) - 1, list(tokens[i]), params[i], gamma=3, output_start=1) for i in short]
+            for slot, verdict in zip(short, decoder.step(turns), strict=True):
+                num_accepted += len(tokens[slot]) == 1 and verdict.num_accepted_tokens > 0
+                tokens[slot] += verdict.token_ids
+        outputs += [each[1 : 1 + NUM_POSITIONS] for each in tokens]
+    return Sampled(outputs, num_accepted / NUM_SEEDS)
+
+
+def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]:
+    """A target, and a draft that is near it on the ids of both."""
+    rng = np.random.default_rng(1)
+    target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
+    common = min(target_size, draft_size)
+    near = target[:common, :common] + law.toy_logits(rng, common, spread=0.4)
+    draft[:common, :common] = near
+    return target, draft
+
+
+def promised(target: FloatArray, draft: FloatArray) -> float:
+    """Probability that shared noise makes both choose one token after token 0."""
+    p, q = np.zeros((2, max(len(target), len(draft))))
+    p[: len(target)] = law.exact_distribution(target[0].tolist(), ASKED)
+    common = min(len(target), len(draft))
+    q[:common] = law.exact_distribution(draft[0, :common].tolist(), ASKED)
+    return law.shared_noise_match(p, q)
+
+
+def within_error(rate: float, expected: float, num_errors: float) -> bool:
+    return abs(rate - expected) <= num_errors * math.sqrt(expected * (1.0 - expected) / NUM_SEEDS)
+
+
+TOY_SIZES = [(NUM_PADDED, NUM_COMMON), (NUM_COMMON, NUM_PADDED)]
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), TOY_SIZES)
+def test_samples_have_the_targets_law_and_the_draft_its_promise(target_size: int, draft_size: int) -> None:
+    target, draft = toy_pair(target_size, draft_size)
+    found = sampled(SpeculativeDecoder(SlotDecoder(Bigrams(target)), ModelProposer(Bigrams(draft))))
+    choices = law.choice_table(target.astype(np.float32), ASKED, num_seeds=NUM_SEEDS, num_positions=1 + NUM_POSITIONS)
+    assert found.outputs == law.decode([table[1:] for table in choices])  # the first output token has position 1
+    assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
+    assert within_error(found.acceptance, promised(target, draft), 4.0)
+
+
+def cut_to_the_drafts_ids(verdict: Verdict) -> Verdict:
+    return replace(verdict, token_ids=tuple(min(each, NUM_COMMON - 1) for each in verdict.token_ids))
+
+
+def reads_as_stand_in(verdict: Verdict) -> Verdict:
+    known = [each if each < NUM_COMMON else model_proposer.STAND_IN for each in verdict.token_ids]
+    return replace(verdict, token_ids=tuple(known))
+
+
+@pytest.mark.parametrize("wrong", [cut_to_the_drafts_ids, reads_as_stand_in])
+def test_a_wrong_commit_of_what_the_draft_lacks_fails(wrong: Callable[[Verdict], Verdict]) -> None:
+    target, draft = toy_pair(NUM_PADDED, NUM_COMMON)
+    pair = SpeculativeDecoder(SlotDecoder(Bigrams(target)), ModelProposer(Bigrams(draft)))
+    assert law.law_p_value(sampled(Changed(pair, wrong)).outputs, target, ASKED) < ALPHA_WRONG
+
+
+def test_a_target_kept_to_the_drafts_ids_fails() -> None:
+    target, draft = toy_pair(NUM_PADDED, NUM_COMMON)
+    kept = target.copy()
+    kept[:, NUM_COMMON:] = -math.inf
+    pair = SpeculativeDecoder(SlotDecoder(Bigrams(kept)), ModelProposer(Bigrams(draft)))
+    assert law.law_p_value(sampled(pair).outputs, target, ASKED) < ALPHA_WRONG
+
+
+def uncut(logits: Any, drafts: Sequence[Draft]) -> Any:
+    return logits
+
+
+@pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
+def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a draft does wrong costs acceptance, which is seen, and nothing else."""
+    target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
+    proposer = ModelProposer((PaddedInFront if wrong == "padded in front" else Bigrams)(draft))
+    if wrong == "uncut":
+        monkeypatch.setattr(model_proposer, "_of_targets", uncut)
+    found = sampled(SpeculativeDecoder(_Tolerant(target), proposer))
+    assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
+    assert not within_error(found.acceptance, promised(target, draft), 8.0)
+
+
+class _Tolerant(SlotDecoder):
+    """A target that ends a proposal before an id that it lacks, where a real one refuses the proposal."""
+
+    def __init__(self, logits: FloatArray) -> None:
+        super().__init__(Bigrams(logits))
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        known = [[*itertools.takewhile(lambda each: each < self.vocab_size, turn.proposal)] for turn in turns]
+        return super().step([replace(turn, proposal=each) for turn, each in zip(turns, known, strict=True)])
