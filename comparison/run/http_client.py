@@ -9,7 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,9 @@ MAX_SHOWN = 200
 """Characters of a server's error that a message repeats."""
 KEEPALIVE_S = 2.0
 """Seconds that an idle connection is kept: fewer than servers keep it, so that no request meets a closed one."""
+
+END_S = 0.2
+"""Seconds that a stream may stay open after its last event. After them the connection is closed, not reused."""
 
 
 class HttpError(Exception):
@@ -253,12 +256,14 @@ class HttpClient:
 
 
 async def _read(content: aiohttp.StreamReader, answer: _Answer, sent_s: float) -> None:
-    """Read an answer up to its last event."""
+    """Read an answer up to its last event, and to its end if that follows at once, which keeps the connection."""
     events = EventReader()
     async for part in content.iter_any():
         arrived_s = time.monotonic() - sent_s
         for data in events.feed(part):
             if data == "[DONE]":
+                with suppress(TimeoutError, aiohttp.ClientError):
+                    await asyncio.wait_for(content.read(), END_S)
                 return
             answer.take(data, arrived_s)
 

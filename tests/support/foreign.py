@@ -18,7 +18,7 @@ class ForeignServer:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.port = 0
+        self.port = self.num_connections = 0
 
     @property
     def url(self) -> str:
@@ -26,6 +26,7 @@ class ForeignServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, with any number of requests."""
+        self.num_connections += 1
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 lengths = [line for line in head.lower().splitlines() if line.startswith("content-length:")]
@@ -119,6 +120,7 @@ class TimedServer(ForeignServer):
             usage = {"prompt_tokens": 1, "completion_tokens": number}
             _event(writer, {"choices": [{"index": 0, "text": text, "finish_reason": reason}], "usage": usage})
         _chunk(writer, b"data: [DONE]\n\n")
+        await asyncio.sleep(0.001)  # the end comes in a packet of its own
         writer.write(b"0\r\n\r\n")
         return True
 
