@@ -263,7 +263,8 @@ async def _read(content: aiohttp.StreamReader, answer: _Answer, sent_s: float) -
         for data in events.feed(part):
             if data == "[DONE]":
                 with suppress(TimeoutError, aiohttp.ClientError):
-                    await asyncio.wait_for(content.read(), END_S)
+                    async with asyncio.timeout(END_S):
+                        await content.read()
                 return
             answer.take(data, arrived_s)
 
