@@ -35,7 +35,7 @@ T = TypeVar("T")
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BUSY = 3
-LOG_WIDTH = 120
+LOG_WIDTH = 132
 """Characters per line if stderr is not a terminal."""
 
 

@@ -45,12 +45,14 @@ class Sample:
         repeat: number of the run, counted from 0; `WARM_UP` for one that no figure counts.
         records: one per answered request.
         failures: one per failed request.
+        client_share: CPU time over wall time of the process that sent the requests, during this run.
     """
 
     cell: Cell
     repeat: int
     records: tuple[RequestRecord, ...]
     failures: tuple[RequestRecord, ...] = field(default=())
+    client_share: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -54,9 +54,20 @@ class Findings:
         return [
             *([self.busy] if self.busy else []),
             *self._unlike_prompts(),
+            *self._busy_clients(),
             *(f"{name} does not count tokens: one is assumed in each of its messages" for name in names),
             *(f"{cell}: {share} requests failed, latencies are those of others" for cell, share in failed),
         ]
+
+    def _busy_clients(self) -> list[str]:
+        """Return a warning if the client's own work may be in the figures of a cell; it names the worst one."""
+        cells = [it for it in self.summaries if it.client_share > MAX_CLIENT_SHARE]
+        if not cells:
+            return []
+        worst = max(cells, key=lambda it: it.client_share)
+        rest = f" and more than {MAX_CLIENT_SHARE:.0%} in {len(cells) - 1} other cells" if len(cells) > 1 else ""
+        found = f"The client itself used {worst.client_share:.0%} of a core at {worst.cell}{rest}"
+        return [f"{found}: times there contain waits of its own, so servers may be faster than shown"]
 
     def _unlike_prompts(self) -> list[str]:
         """Return a warning if a contender read its prompts where another one had kept them."""
@@ -175,9 +186,11 @@ def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[
 
 
 HOST_LOAD = "Host load"
+"""Name of the condition that differs in every run."""
 UNLIKE_SHARE = 0.1
 """Difference between shares of kept prompts from which two contenders did unlike work."""
-"""Name of the condition that differs in every run."""
+MAX_CLIENT_SHARE = 0.5
+"""Share of a core from which the client, which has one thread for all streams, delays what it reads."""
 
 
 def _prompts(prompt_set: PromptSet) -> str:
@@ -332,5 +345,6 @@ def row(summary: CellSummary) -> dict[str, Any]:
         "draft_step_s": costs.step_s or None,  # a draft that runs ahead does not report it
         "pass_s": costs.pass_s,
         "verify_s": costs.verify_s,
+        "client_share": summary.client_share,
     }
     return {**place(summary.cell), **_rounded(figures)}

@@ -40,6 +40,7 @@ class CellSummary:
         bound_speedup: bound over that of the target alone.
         is_estimated: whether tokens of some answers are estimates, since the server does not count them.
         cached_share: share of the prompts' tokens that the server had kept, and did not read.
+        client_share: CPU time over wall time of the process that sent the requests, median over the runs.
     """
 
     cell: Cell
@@ -58,6 +59,7 @@ class CellSummary:
     bound_speedup: float | None
     is_estimated: bool
     cached_share: float
+    client_share: float
 
     @property
     def percent_of_bound(self) -> float:
@@ -181,6 +183,7 @@ class Summarizer:
             is_estimated=any(record.is_estimated for record in records),
             cached_share=sum(it.num_cached_tokens for it in records)
             / max(1, sum(it.num_prompt_tokens for it in records)),
+            client_share=statistics.median(sample.client_share for sample in samples),
         )
 
     def _speedup(self, cell: Cell) -> Spread | None:

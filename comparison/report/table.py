@@ -66,6 +66,7 @@ FIGURES: tuple[Column[CellSummary], ...] = (
     Column("min-max", lambda it: f"{it.speedup.low:.2f}-{it.speedup.high:.2f}" if it.speedup else "-"),
     Column("bound\ntokens/s", lambda it: _figure(it.bound_tokens_per_s or None, digits=1)),
     Column("% of\nbound", lambda it: _figure(it.percent_of_bound or None, digits=0)),
+    Column("client\nCPU %", lambda it: _figure(it.client_share, scale=1e2, digits=0)),
 )
 
 

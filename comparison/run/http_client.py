@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-from httpx_sse import SSEError, aconnect_sse
+import aiohttp
 
 from comparison.plan.config import WorkloadConfig
 from comparison.plan.endpoint import Endpoint
@@ -33,10 +33,16 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
 )
 """Ways to ask for token counts, the most detailed first, since a server may refuse unknown fields."""
 _REFUSALS = (400, 422)
+_UNUSABLE = (aiohttp.ClientError, TimeoutError, ValueError, LookupError, AttributeError, TypeError)
+"""Exceptions of a request that fails, or whose answer has another form than expected."""
+EVENT_STREAM = "text/event-stream"
 MAX_SHOWN = 200
 """Characters of a server's error that a message repeats."""
 KEEPALIVE_S = 2.0
 """Seconds that an idle connection is kept: fewer than servers keep it, so that no request meets a closed one."""
+
+END_S = 0.2
+"""Seconds that a stream may stay open after its last event. After them the connection is closed, not reused."""
 
 
 class HttpError(Exception):
@@ -54,6 +60,33 @@ class _Chunk:
     arrived_s: float
     text: str
     num_tokens: int | None
+
+
+class EventReader:
+    """Incremental reader of a stream of server-sent events. It returns their data, and ignores all other fields."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, part: bytes) -> list[str]:
+        """Return the data of each event that this part of the stream completes; an event without data is left out."""
+        *lines, self._rest = _LINE_END.split(self._rest + part)
+        return [data for line in lines if (data := self._take(line)) is not None]
+
+    def _take(self, line: bytes) -> str | None:
+        """Return the event's data at the empty line that ends an event with data, else None."""
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._data.append(value.removeprefix(b" "))
+        if line or not self._data:
+            return None
+        data, self._data = b"\n".join(self._data), []
+        return data.decode(errors="replace") or None
+
+
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
+"""End of a line. A carriage return at the end of a part waits for the next one, which may begin with its line feed."""
 
 
 class _Answer:
@@ -123,15 +156,13 @@ class HttpClient:
     """Client of an OpenAI-compatible server; see `Client`.
 
     Args:
-        http: client with the endpoint's base URL, certificates and token.
+        http: session with the endpoint's base URL, certificates and token.
     """
 
-    def __init__(self, http: httpx.AsyncClient, endpoint: Endpoint, workload: WorkloadConfig) -> None:
+    def __init__(self, http: aiohttp.ClientSession, endpoint: Endpoint, workload: WorkloadConfig) -> None:
         self._http = http
         self._endpoint = endpoint
         self._workload = workload
-        name = endpoint.security.server_name
-        self._sni = {} if name is None else {"sni_hostname": name}
         self._dialect = 0
         self._name = ""
         self._model_id = ""
@@ -139,23 +170,20 @@ class HttpClient:
     async def context(self) -> int | None:
         """See `Client`."""
         try:
-            answer = await self._http.get("models", timeout=CONNECT_TIMEOUT_S, extensions=self._sni)
-            answer.raise_for_status()
-            model = answer.json()["data"][0]
+            model = (await self._json("GET", "models", CONNECT_TIMEOUT_S))["data"][0]
             self._name, self._model_id = str(model["id"]), str(model.get("model_id") or "")
             length = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")
             return None if length is None else int(length)
-        except (httpx.HTTPError, ValueError, LookupError, AttributeError, TypeError) as exc:
-            what = f"{self._endpoint.url}/models: {exc or type(exc).__name__}"
+        except _UNUSABLE as exc:
+            what = f"{self._endpoint.url}/models: {str(exc) or type(exc).__name__}"
             raise UnavailableError(f"endpoint {self._endpoint.name} does not name its model at {what}") from exc
 
     async def count(self, prompt: str | Chat) -> int | None:
         """Return the number of a prompt's tokens; None if the server has no /tokenize, which OpenAI's API lacks."""
         body = {"model": self._name, **_prompt_fields(prompt)}
         try:
-            answer = await self._http.post("../tokenize", json=body, timeout=CONNECT_TIMEOUT_S, extensions=self._sni)
-            return int(answer.raise_for_status().json()["count"])
-        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return int((await self._json("POST", "../tokenize", CONNECT_TIMEOUT_S, body))["count"])
+        except _UNUSABLE:
             return None
 
     async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
@@ -166,14 +194,12 @@ class HttpClient:
                 while not await self._ask(prompt, next(dialects), answer := _Answer(), sent_s):
                     pass
                 return answer.record(prompt_index, sent_s, self._model_id)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            code, message = "UNREACHABLE", str(exc)
         except TimeoutError:
             code, message = "DEADLINE_EXCEEDED", f"no whole answer within {self._workload.deadline_s:g} s"
-        except httpx.ConnectError as exc:
-            code, message = "UNREACHABLE", str(exc)
-        except httpx.HTTPError as exc:
+        except aiohttp.ClientError as exc:
             code, message = "DISCONNECTED", f"{type(exc).__name__}: {exc}"
-        except SSEError as exc:
-            code, message = "NO_STREAM", str(exc)
         except HttpError as exc:
             code, message = exc.code, str(exc)
         message = f"endpoint {self._endpoint.name}: {message}"
@@ -183,32 +209,38 @@ class HttpClient:
         """See `Client`."""
         body = {**self._body(prompt, len(_DIALECTS) - 1), "stream": False, "logprobs": NUM_BEST}
         try:
-            async with asyncio.timeout(self._workload.deadline_s):
-                answer = await self._http.post("completions", json=body, extensions=self._sni)
-            (choice,) = answer.raise_for_status().json()["choices"]
+            (choice,) = (await self._json("POST", "completions", self._workload.deadline_s, body))["choices"]
             scores = choice["logprobs"]
             chosen = zip(scores["tokens"], scores["token_logprobs"], strict=True)
             columns = zip(scores["text_offset"], chosen, scores["top_logprobs"], strict=True)
             return choice["text"], [Step(offset, (own, *best.items())) for offset, own, best in columns]
-        except (TimeoutError, httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+        except _UNUSABLE:
             return "", []
+
+    async def _json(self, method: str, path: str, timeout_s: float, body: object = None) -> Any:
+        """Return the JSON of an answer; raise one of `_UNUSABLE` if the request fails."""
+        async with asyncio.timeout(timeout_s), self._request(method, path, body) as answer:
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}: {await _shown_text(answer)}")
+            return await answer.json(content_type=None)
+
+    def _request(self, method: str, path: str, body: object) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a request. Redirects are not followed: a token is for the endpoint alone."""
+        name = self._endpoint.security.server_name
+        return self._http.request(method, path, json=body, server_hostname=name, allow_redirects=False)
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer, sent_s: float) -> bool:
         """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
-        async with aconnect_sse(self._http, "POST", path, json=body, extensions=self._sni) as source:
-            status = source.response.status_code
-            if status in _REFUSALS and dialect + 1 < len(_DIALECTS):
+        async with self._request("POST", path, body) as response:
+            if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):
                 return False
-            if status != 200:
-                text = (await source.response.aread()).decode(errors="replace")
-                raise HttpError(str(status), f"HTTP {status}: {text[:MAX_SHOWN]}")
+            if response.status != 200:
+                raise HttpError(str(response.status), f"HTTP {response.status}: {await _shown_text(response)}")
+            if response.content_type != EVENT_STREAM:
+                raise HttpError("NO_STREAM", f"the answer is {response.content_type}, not {EVENT_STREAM}")
             self._dialect = dialect
-            async for event in source.aiter_sse():
-                if event.data == "[DONE]":
-                    break
-                if event.data:  # an event with only a retry time has none
-                    answer.take(event.data, time.monotonic() - sent_s)
+            await _read(response.content, answer, sent_s)
         if not answer.is_complete:
             raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
         if not answer.chunks:
@@ -221,6 +253,24 @@ class HttpClient:
         fields |= {"seed": workload.seed} if dialect + 1 < len(_DIALECTS) else {}
         fields |= {"ignore_eos": True} if workload.ignore_eos else {}  # vLLM, llama.cpp and this project
         return {"model": self._name, **_prompt_fields(prompt), **fields, "stream": True, **_DIALECTS[dialect]}
+
+
+async def _read(content: aiohttp.StreamReader, answer: _Answer, sent_s: float) -> None:
+    """Read an answer up to its last event, and to its end if that follows at once, which keeps the connection."""
+    events = EventReader()
+    async for part in content.iter_any():
+        arrived_s = time.monotonic() - sent_s
+        for data in events.feed(part):
+            if data == "[DONE]":
+                with suppress(TimeoutError, aiohttp.ClientError):
+                    async with asyncio.timeout(END_S):
+                        await content.read()
+                return
+            answer.take(data, arrived_s)
+
+
+async def _shown_text(answer: aiohttp.ClientResponse) -> str:
+    return (await answer.read()).decode(errors="replace")[:MAX_SHOWN]
 
 
 def _prompt_fields(prompt: str | Chat) -> dict[str, Any]:
@@ -237,20 +287,17 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
         ConfigError: a file with certificates or the token cannot be used.
         UnavailableError: the server cannot be reached.
     """
-    async with httpx.AsyncClient(
-        base_url=f"{endpoint.url}/",
-        **_shown(endpoint.security),
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
-        trust_env=False,
-    ) as http:
+    headers, context = _credentials(endpoint.security)
+    connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=KEEPALIVE_S)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    async with aiohttp.ClientSession(f"{endpoint.url}/", connector=connector, headers=headers, timeout=timeout) as http:
         client = HttpClient(http, endpoint, workload)
         await client.context()
         yield client
 
 
-def _shown(security: DialSecurity) -> dict[str, Any]:
-    """Return httpx's arguments for certificates and token; without a CA, the system's CAs are trusted."""
+def _credentials(security: DialSecurity) -> tuple[dict[str, str], ssl.SSLContext]:
+    """Return headers with the token, and a context with certificates; without a CA, the system's CAs are trusted."""
     try:
         context = ssl.create_default_context(cafile=security.ca)
         if security.cert is not None:
@@ -258,8 +305,8 @@ def _shown(security: DialSecurity) -> dict[str, Any]:
     except OSError as exc:  # ssl.SSLError is one, too
         raise ConfigError(f"certificates for an endpoint cannot be used: {exc}") from exc
     if security.token_file is None:
-        return {"verify": context}
+        return {}, context
     try:
-        return {"verify": context, "headers": {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}}
+        return {AUTHORIZATION: f"Bearer {watched_token(security.token_file).get()}"}, context
     except (UnusableError, OSError) as exc:
         raise ConfigError(str(exc)) from exc

@@ -84,8 +84,7 @@ def require_clients(config: ComparisonConfig) -> None:
     if config.uses_locust:
         _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
     if not all(endpoint.is_grpc for endpoint in config.endpoints):
-        for package in ("httpx", "httpx_sse"):
-            _require(package, f"HTTP endpoints need {package}", "endpoints")
+        _require("aiohttp", "HTTP endpoints need aiohttp", "endpoints")
 
 
 def _require(package: str, why: str, extra: str) -> None:
@@ -96,8 +95,11 @@ def _require(package: str, why: str, extra: str) -> None:
 
 async def by_locust(
     address: str, requests: Sequence[CompletionRequest], *, concurrency: int, deadline_s: float
-) -> list[RequestRecord]:
+) -> tuple[list[RequestRecord], float]:
     """Run a closed loop of Locust users at HOST:PORT, with one of these requests for each prompt.
+
+    Returns:
+        the records, and CPU time over wall time of Locust from its first request on.
 
     Raises:
         UnavailableError: a user could not connect, or Locust failed.
@@ -112,7 +114,7 @@ async def by_locust(
     if results["errors"]:
         first = results["errors"][0]
         raise UnavailableError(f"{len(results['errors'])} users could not connect: {first}", address=address)
-    return [record_of_messages(**fields) for fields in results["records"]]
+    return [record_of_messages(**fields) for fields in results["records"]], results["client_share"]
 
 
 def record_of_messages(

@@ -39,6 +39,7 @@ class Load:
         self.plan = plan
         self.records: list[dict[str, Any]] = []
         self.errors: list[str] = []
+        self.begun = _clocks()
         self._results_file = results_file
         self.waiting: deque[tuple[int, str]] = deque(plan["requests"])
 
@@ -47,7 +48,14 @@ class Load:
         return bool(self.errors) or len(self.records) == len(self.plan["requests"])
 
     def write(self) -> None:
-        self._results_file.write_text(json.dumps({"records": self.records, "errors": self.errors}))
+        cpu_s, wall_s = (now - begun for now, begun in zip(_clocks(), self.begun, strict=True))
+        results = {"records": self.records, "errors": self.errors, "client_share": cpu_s / (wall_s or 1.0)}
+        self._results_file.write_text(json.dumps(results))
+
+
+def _clocks() -> tuple[float, float]:
+    """Return the seconds of this process's CPU time and of a clock."""
+    return time.process_time(), time.monotonic()
 
 
 @events.init_command_line_parser.add_listener
@@ -91,6 +99,8 @@ class GenerationUser(User):
         load = self.environment.load
         if not load.waiting:
             raise StopUser
+        if len(load.waiting) == len(load.plan["requests"]):
+            load.begun = _clocks()
         index, prompt = load.waiting.popleft()
         request, messages = pb.GenerateRequest.FromString(b64decode(prompt)), list[tuple[float, str]]()
         record = {"prompt_index": index, "sent_s": (sent_s := time.monotonic()), "messages": messages, "error": None}

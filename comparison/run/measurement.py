@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from comparison.plan.config import ComparisonConfig
 from comparison.plan.datasets import Prompt
 from comparison.plan.grid import WARM_UP, Cell, Sample, walk
-from comparison.run.client import asking
+from comparison.run.client import Ask, asking
 from comparison.run.connections import Clients, connected
 from comparison.run.grpc_client import request_of
 from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals
@@ -70,15 +71,16 @@ class Measurement:
         Raises:
             UnavailableError: a server of the comparison answered no request.
         """
-        records = await self._send(cell, repeat, prompts)
+        records, client_share = await self._send(cell, repeat, prompts)
         answered = tuple(record for record in records if record.error_code is None)
         failures = tuple(record for record in records if record.error_code is not None)
         if not answered and cell.contender.endpoint is None:
             message = f"no request was answered; the first failed with: {failures[0].error_message}"
             raise UnavailableError(f"{cell}: {message}")
-        return Sample(cell, repeat, answered, failures)
+        return Sample(cell, repeat, answered, failures, client_share)
 
-    async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> list[RequestRecord]:
+    async def _send(self, cell: Cell, repeat: int, prompts: Sequence[Prompt]) -> tuple[list[RequestRecord], float]:
+        """Send the requests of a run; return their records and the client's share of a core."""
         contender, workload = cell.contender, self.config.workload
         if cell.concurrency > 1 and self.config.uses_locust:
             requests = [request_of(prompt, workload, contender) for prompt in prompts if isinstance(prompt, str)]
@@ -88,9 +90,15 @@ class Measurement:
         if contender.endpoint is not None:
             with suppress(SpecDecError):  # reconnects before the clock runs; requests report failures
                 await client.context()
-        ask = asking(client, prompts)
+        cpu_s, wall_s = time.process_time(), time.monotonic()
+        records = await self._ask(cell, repeat, asking(client, prompts), len(prompts))
+        return records, (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
+
+    async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
+        """Send `count` prompts as the cell's load has it, in this process."""
         if cell.request_rate is None:
-            return await closed_loop(ask, len(prompts), cell.concurrency)
+            return await closed_loop(ask, count, cell.concurrency)
         # Arrivals differ between runs, but not between contenders.
+        workload = self.config.workload
         arrivals_s = poisson_arrivals(cell.request_rate, workload.num_arrivals, (workload.seed, repeat))
-        return await as_they_come(ask, len(prompts), arrivals_s)
+        return await as_they_come(ask, count, arrivals_s)

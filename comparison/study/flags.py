@@ -55,7 +55,7 @@ class StudyConfig:
 
     Attributes:
         comparison: all servers that the study needs, and the workload apart from what `space` varies.
-        budget_s: seconds for measuring.
+        budget_s: seconds of wall time, with the start of servers.
         prices: prices of machines; None for advice without costs.
         schema: grammar of the answers of an additional prompt kind.
         anyway: whether to advise even if the machine was busy.
@@ -74,7 +74,7 @@ class StudySettings:
     """Flags of the study: the comparison's, two of which take lists here, and its own.
 
     Attributes:
-        budget: time for measuring, such as 90s, 10m, 1h.
+        budget: wall time with the start of servers, such as 90s, 10m, 1h.
         anyway: give advice even if other processes kept the machine busy or runs differ much.
         price_per_hour: prices per hour of the target's machine and of a draft's own, in any currency; adds costs per
             million tokens to the advice.

@@ -7,6 +7,7 @@ groups. The most valuable groups come first, since the time may end after any of
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from comparison.study.space import Group, Place, Space, way
 Speeds: TypeAlias = Mapping[Contender, float]
 """Speed-ups over the target alone, by contender; empty if there was no time."""
 Search: TypeAlias = Generator[Group, Speeds, None]
+Measure: TypeAlias = Callable[[Group], Awaitable[Speeds]]
 
 CHOICES = ("draft", "gamma", "branches")
 
@@ -79,7 +81,7 @@ class Budget:
     """Time limit of a study, with an estimate of a group's duration from the slowest group so far.
 
     Args:
-        seconds: time for all groups.
+        seconds: wall time from now on.
         clock: function that returns monotonic seconds.
     """
 
@@ -91,6 +93,11 @@ class Budget:
     @property
     def left_s(self) -> float:
         return self._end - self._clock()
+
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds after which a group is given up; None for the first one, without which there is no advice."""
+        return self.left_s if self._pace_s else None
 
     def allows(self, group: Group) -> bool:
         return self._pace_s * _size(group) <= self.left_s
@@ -105,20 +112,32 @@ def _size(group: Group) -> int:
     return (len(group.contenders) + 1) * group.place.max_new_tokens
 
 
-async def conduct(space: Space, measure: Callable[[Group], Awaitable[Speeds]], budget: Budget) -> list[Group]:
-    """Search within the budget; return the groups that it did not allow."""
+async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]:
+    """Search within the budget; return the groups that it did not allow, or whose measurement it ended."""
     steps, skipped = search(space), []
     group = next(steps, None)
     while group is not None:
-        speeds: Speeds = {}
-        if budget.allows(group):
-            before_s = budget.left_s
-            speeds = await measure(group)
-            budget.took(group, before_s - budget.left_s)
-        else:
+        speeds = await _in_time(group, measure, budget)
+        if speeds is None:
             skipped.append(group)
         try:
-            group = steps.send(speeds)
+            group = steps.send(speeds or {})
         except StopIteration:
             group = None
     return skipped
+
+
+async def _in_time(group: Group, measure: Measure, budget: Budget) -> Speeds | None:
+    """Return the speed-ups of a group; None if there is too little time for it, or the time ends meanwhile."""
+    if not budget.allows(group):
+        return None
+    before_s = budget.left_s
+    try:
+        async with asyncio.timeout(budget.limit_s) as limit:
+            speeds = await measure(group)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return None
+    budget.took(group, before_s - budget.left_s)
+    return speeds

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
 
 TEXT = ("It", " was", " a", " dark", " night")
 """What it answers, a chunk each, whatever the seed."""
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class ForeignServer:
@@ -17,7 +18,7 @@ class ForeignServer:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.port = 0
+        self.port = self.num_connections = 0
 
     @property
     def url(self) -> str:
@@ -25,6 +26,7 @@ class ForeignServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, with any number of requests."""
+        self.num_connections += 1
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 lengths = [line for line in head.lower().splitlines() if line.startswith("content-length:")]
@@ -58,7 +60,7 @@ class ForeignServer:
         return await self._stream(asked, "messages" in body, writer)
 
     async def _stream(self, asked: str, is_chat: bool, writer: asyncio.StreamWriter) -> bool:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(STREAM_HEAD)
         for number, text in enumerate(TEXT):
             if number == 2 and "dies" in asked:
                 return False
@@ -76,9 +78,60 @@ class ForeignServer:
         return True
 
 
+class ScriptedServer(ForeignServer):
+    """Server whose answers a test writes.
+
+    Args:
+        script: returns status, type and text of the answer to a body.
+    """
+
+    def __init__(self, script: Callable[[dict[str, Any]], tuple[int, str, str]]) -> None:
+        super().__init__()
+        self._script = script
+
+    async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        if path == "/v1/models":
+            return await super()._answer(path, body, writer)
+        self.bodies.append(body)
+        _send_text(writer, *self._script(body))
+        return True
+
+
+class TimedServer(ForeignServer):
+    """Server that counts tokens: each answer has `num_tokens`, the first after 5 ms, the others 10 ms apart."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
+
+    def text(self, prompt: str) -> str:
+        return "".join(self._texts(prompt))
+
+    def _texts(self, prompt: str) -> list[str]:
+        return [f" {prompt}\n\u00e9:{number}" for number in range(self._num_tokens)]
+
+    async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        if path == "/v1/models":
+            return await super()._answer(path, body, writer)
+        writer.write(STREAM_HEAD)
+        for number, text in enumerate(self._texts(body["prompt"]), start=1):
+            await asyncio.sleep(0.005 if number == 1 else 0.01)
+            reason = "stop" if number == self._num_tokens else None
+            usage = {"prompt_tokens": 1, "completion_tokens": number}
+            _event(writer, {"choices": [{"index": 0, "text": text, "finish_reason": reason}], "usage": usage})
+        _chunk(writer, b"data: [DONE]\n\n")
+        await asyncio.sleep(0.001)  # the end comes in a packet of its own
+        writer.write(b"0\r\n\r\n")
+        return True
+
+
 def _send(writer: asyncio.StreamWriter, status: int, document: dict[str, Any]) -> None:
-    body = json.dumps(document).encode()
-    head = f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    _send_text(writer, status, "application/json", json.dumps(document))
+
+
+def _send_text(writer: asyncio.StreamWriter, status: int, kind: str, text: str) -> None:
+    body = text.encode()
+    head = f"HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
 
 
@@ -90,12 +143,19 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
+ServerT = TypeVar("ServerT", bound=ForeignServer)
+
+
 @asynccontextmanager
-async def foreign_server() -> AsyncGenerator[ForeignServer, None]:
-    foreign = ForeignServer()
+async def serving(foreign: ServerT) -> AsyncGenerator[ServerT, None]:
+    """Serve on a free port until the block is left."""
     server = await asyncio.start_server(foreign.serve, "127.0.0.1", 0)
     foreign.port = server.sockets[0].getsockname()[1]
     try:
         yield foreign
     finally:
         server.close()
+
+
+def foreign_server() -> AbstractAsyncContextManager[ForeignServer]:
+    return serving(ForeignServer())

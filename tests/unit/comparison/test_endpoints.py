@@ -38,6 +38,7 @@ async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
     assert errors["other", "none", 2] == {"503": 8}
     assert {(cell["endpoint"], cell["kind"]) for cell in results["cells"]} == {("one", "some"), ("other", "some")}
     assert (results["same_tokens"], results["not_comparable"]) == (None, ["one", "other"])
+    assert all(cell["client_share"] > 0 for cell in results["cells"])
     assert findings.num_failed == 2 * ((2 + 4) + (4 + 8))
     assert findings.agreement.holds
     page = (config.output / "report.html").read_text()

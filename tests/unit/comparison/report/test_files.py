@@ -278,6 +278,20 @@ def test_widely_differing_runs_mean_busy(tmp_path: Path) -> None:
     assert "equal runs differ by a factor of 4" in warning
 
 
+def test_a_client_without_time_of_its_own_is_named(tmp_path: Path) -> None:
+    """The story: at 32 streams the client read first tokens three times as late as the server sent them, and the
+    report presented this as the server's."""
+    measured = samples(config(tmp_path))
+    half = [replace(it, client_share=0.5) for it in measured]
+    assert findings(config(tmp_path), half).warnings == []
+    busy = [replace(it, client_share=0.82) if it.cell == measured[1].cell else it for it in half]
+    found = findings(config(tmp_path), busy)
+    (warning,) = found.warnings
+    assert warning.startswith(f"The client itself used 82% of a core at {measured[1].cell}: ")
+    shares = {cell["client_share"] for cell in json.loads((_written(found) / "results.json").read_text())["cells"]}
+    assert shares == {0.5, 0.82}
+
+
 def slowed(sample: Sample, factor: float) -> list[RequestRecord]:
     contender, rtt_ms = sample.cell.contender, sample.cell.rtt_ms
     return [record(contender, rtt_ms=rtt_ms, prompt_index=it.prompt_index, slowdown=factor) for it in sample.records]

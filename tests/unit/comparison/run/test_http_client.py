@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from pathlib import Path
+from typing import Any
 
-import httpx
+import aiohttp
 import pytest
 
 from comparison.plan.config import PromptSet, WorkloadConfig
 from comparison.plan.datasets import Conversation
 from comparison.plan.endpoint import Endpoint
 from comparison.run.client import asking
-from comparison.run.http_client import HttpClient, HttpError, _Answer, _Chunk, _rounds, http_client
+from comparison.run.http_client import EventReader, HttpClient, HttpError, _Answer, _Chunk, _rounds, http_client
 from comparison.run.load import closed_loop
 from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
-from tests.support.foreign import TEXT, foreign_server
+from tests.support.foreign import TEXT, ScriptedServer, TimedServer, foreign_server, serving
 
 WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignore_eos=True)
 
@@ -62,41 +64,38 @@ async def test_whatever_goes_wrong_is_a_record_with_a_code(prompt: str, code: st
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
     """The story: a prompt too long for a server was a 400 in every manner of asking, and from then on no request had a
     seed, or told its tokens: answers were another sample's, counts were guessed."""
-    bodies: list[dict[str, object]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        bodies.append(json.loads(request.content))
-        if bodies[-1]["prompt"] == "too long":
-            return httpx.Response(400, json={"error": "too long"})
+    def answer(body: dict[str, Any]) -> tuple[int, str, str]:
+        if body["prompt"] == "too long":
+            return 400, "application/json", '{"error": "too long"}'
         chunk = {"choices": [{"text": "yes", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=f"data: {json.dumps(chunk)}\n\n")
+        return 200, "text/event-stream", f"data: {json.dumps(chunk)}\n\n"
 
-    endpoint = Endpoint("b", "http://127.0.0.1:9/v1")
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url=endpoint.url) as http:
-        client = HttpClient(http, endpoint, WORKLOAD)
+    async with (
+        serving(ScriptedServer(answer)) as server,
+        http_client(Endpoint("b", server.url), WORKLOAD) as client,
+    ):
         assert (await client.complete("too long", 0, time.monotonic())).error_code == "400"
         record = await client.complete("short", 1, time.monotonic())
     assert (record.is_estimated, record.stats.num_output_tokens) == (False, 1)
-    assert "seed" in bodies[-1]
-    assert bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert "seed" in server.bodies[-1]
+    assert server.bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
 @pytest.mark.parametrize("usage", ['{"completion_tokens": "many"}', '{"prompt_tokens": [1]}', "[1]", '"none"'])
 async def test_missing_counts_are_a_record_with_a_code(usage: str) -> None:
     """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
     stream = f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
-    headers = {"content-type": "text/event-stream"}
-    endpoint = Endpoint("b", "http://127.0.0.1:9/v1")
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, text=stream))
-    async with httpx.AsyncClient(transport=transport, base_url=endpoint.url) as http:
-        record = await HttpClient(http, endpoint, WORKLOAD).complete("hello", 0, time.monotonic())
+    server = ScriptedServer(lambda _: (200, "text/event-stream", stream))
+    async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
+        record = await client.complete("hello", 0, time.monotonic())
     assert (record.error_code, usage in record.error_message) == ("BAD_CHUNK", True)
 
 
 async def test_a_lost_server_is_a_record_or_error() -> None:
-    async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
-        gone = HttpClient(client._http, Endpoint("b", foreign.url), WORKLOAD)
-        client._http.base_url = "http://127.0.0.1:9/v1/"
+    endpoint = Endpoint("b", "http://127.0.0.1:9/v1")
+    async with aiohttp.ClientSession(f"{endpoint.url}/") as http:
+        gone = HttpClient(http, endpoint, WORKLOAD)
         assert (await gone.complete("hello", 0, time.monotonic())).error_code == "UNREACHABLE"
     with pytest.raises(
         UnavailableError, match=r"endpoint b does not name its model at http://127\.0\.0\.1:9/v1/models"
@@ -175,3 +174,60 @@ def test_missing_counts_fail_the_request_alone(usage: dict[str, object]) -> None
     with pytest.raises(HttpError) as error:
         _Answer().take(json.dumps({"choices": [], "usage": usage}), 0.0)
     assert error.value.code == "BAD_CHUNK"
+
+
+STREAM = """\
+: a comment
+retry: 3
+
+event: message
+id: 7
+data: {"text":
+data:"h\u00e9"}
+
+data:
+
+data
+data: second
+
+dataset: ignored
+
+data: unfinished"""
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
+    """Parts end anywhere: in the middle of a character, or between a carriage return and its line feed."""
+    stream = STREAM.replace("\n", line_end).encode()
+    for at in range(len(stream) + 1):
+        events = EventReader()
+        found = events.feed(stream[:at]) + events.feed(stream[at:])
+        assert found == ['{"text":\n"h\u00e9"}', "\nsecond"]
+
+
+async def test_an_answer_of_another_type_is_no_stream() -> None:
+    server = ScriptedServer(lambda _: (200, "text/html", "<p>data: no</p>"))
+    async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
+        record = await client.complete("hello", 0, time.monotonic())
+    assert record.error_code == "NO_STREAM"
+    assert "text/html" in record.error_message
+
+
+async def test_thirty_two_streams_at_once_are_whole() -> None:
+    """The server's times are known: 5 ms, then 10 ms for each token. What the client reads of them is printed alone,
+    since a busy machine changes it (`pytest -s`)."""
+    num_streams, server = 32, TimedServer(num_tokens=20)
+    prompts = tuple(f"prompt {number}" for number in range(num_streams))
+    workload = WorkloadConfig((PromptSet("kind", prompts),), deadline_s=60.0)
+    async with serving(server), http_client(Endpoint("b", server.url), workload) as client:
+        records = await closed_loop(asking(client, prompts), num_streams, num_streams)
+    assert [record.error_message for record in records if record.error_code] == []
+    assert sorted(record.prompt_index for record in records) == sorted([*range(num_streams)] * 2)
+    assert server.num_connections < len(records)  # a connection is kept, so TTFT is not that of a handshake
+    for record in records:
+        assert record.text == server.text(prompts[record.prompt_index])
+        assert (record.stats.num_output_tokens, record.num_prompt_tokens, record.is_estimated) == (20, 1, False)
+        assert [item.num_tokens for item in record.rounds] == [1] * 20
+    for name, known_ms in (("ttft_s", 5), ("end_to_end_s", 195)):
+        found_s = statistics.median(getattr(record.stats, name) for record in records)
+        print(f"{name}: {found_s * 1e3:.1f} ms at the client, {known_ms} at the server")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
@@ -16,10 +15,11 @@ from comparison.plan.flags import parse_config
 from comparison.plan.grid import Cell, Sample
 from comparison.report.agreement import check_agreement
 from comparison.run.client import Step
-from comparison.run.http_client import HttpClient
+from comparison.run.http_client import http_client
 from comparison.run.record import RequestRecord
 from comparison.run.ties import margin_of, with_margins
 from inference.errors import ConfigError
+from tests.support.foreign import ScriptedServer, serving
 from tests.support.samples import config
 
 STEPS = [
@@ -101,16 +101,12 @@ async def test_turns_of_a_conversation_are_not_asked_again(tmp_path: Path) -> No
     assert not clients[BASE].asked
 
 
-def over_http(answer: object) -> tuple[HttpClient, list[dict[str, Any]]]:
-    asked: list[dict[str, Any]] = []
-
-    def send(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content))
-        return httpx.Response(200, json=answer)
-
-    http = httpx.AsyncClient(base_url="http://test/v1/", transport=httpx.MockTransport(send))
+async def scored_over_http(answer: object) -> tuple[str, list[Step], dict[str, Any]]:
+    """What a client reads from this answer, and the body that it has sent."""
+    server = ScriptedServer(lambda _: (200, "application/json", json.dumps(answer)))
     workload = WorkloadConfig((PromptSet("kind", ("text",)),))
-    return HttpClient(http, Endpoint("a", "http://test/v1"), workload), asked
+    async with serving(server), http_client(Endpoint("a", server.url), workload) as client:
+        return *await client.scored("text"), server.bodies[-1]
 
 
 async def test_openai_tells_tokens_in_parallel_lists() -> None:
@@ -120,15 +116,14 @@ async def test_openai_tells_tokens_in_parallel_lists() -> None:
         "top_logprobs": [{"The": -0.1, "A": -3.0}, {" cat": -0.7, " dog": -0.8}],
         "text_offset": [0, 3],
     }
-    client, asked = over_http({"choices": [{"text": "The cat", "logprobs": scores}]})
-    text, steps = await client.scored("text")
+    text, steps, asked = await scored_over_http({"choices": [{"text": "The cat", "logprobs": scores}]})
     assert margin_of(text, steps, "The cat", "The dog") == pytest.approx(0.1)
-    assert (asked[0]["logprobs"], asked[0]["stream"], asked[0]["prompt"]) == (5, False, "text")
+    assert (asked["logprobs"], asked["stream"], asked["prompt"]) == (5, False, "text")
 
 
 @pytest.mark.parametrize("answer", [{}, [], {"choices": []}, {"choices": [{"text": "The", "logprobs": None}]}])
 async def test_a_server_without_log_probabilities_is_no_failure(answer: object) -> None:
-    assert await over_http(answer)[0].scored("text") == ("", [])
+    assert (await scored_over_http(answer))[:2] == ("", [])
 
 
 async def test_a_server_that_has_ended_is_not_asked(tmp_path: Path) -> None:
