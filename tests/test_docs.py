@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+MAX_LINES = 250
+LONG_PAGES = {"flags.md", "comparison.md", "deployment.md", "neuron.md"}
 LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 
 
@@ -47,6 +49,22 @@ def _exists(page: Path, link: str) -> bool:
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     """docs/reliability.md once linked to a section of docs/gateway.md that had been removed with its feature."""
     assert broken_links(page) == []
+
+
+def test_every_named_test_exists() -> None:
+    """docs/reliability.md names the test of each promise; a test that is renamed would leave the promise without."""
+    defined = set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))))
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named, files = set(re.findall(r"`(test_\w+)`", page)), set(re.findall(r"`(tests/[\w/.]+)`", page))
+    assert len(named) > 40
+    assert named <= defined
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_pages_are_short() -> None:
+    """A page of more than 250 lines answers more than one question; references may be longer."""
+    pages = [page for page in PAGES if page.name not in LONG_PAGES]
+    assert {page.name: n for page in pages if (n := len(prose(page).splitlines())) > MAX_LINES} == {}
 
 
 def test_broken_links_are_noticed(tmp_path: Path) -> None:
