@@ -1,4 +1,4 @@
-"""Generator of the tables of docs/performance.md and the figures of README.md: `python -m benchmarks.page`.
+"""Generator of the tables of docs/measurements and the figures of README.md: `python -m benchmarks.page`.
 
 It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from docs/performance.json (see
 `benchmarks.suite`). They are never written by hand; tests/unit/test_performance.py compares the pages with the file.
@@ -17,7 +17,8 @@ from benchmarks.report import markdown
 from benchmarks.suite import FILE, SET
 from inference.config import ROOT
 
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+MEASUREMENTS = ROOT / "docs" / "measurements"
+PAGES = (MEASUREMENTS / "passes.md", MEASUREMENTS / "architectures.md", ROOT / "README.md")
 PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 WIDTH = 120
 BUSY = 0.5

@@ -2,7 +2,7 @@
 
 It takes under ten minutes on two cores with nothing else to do. FILE (docs/performance.json) holds every result with
 the machine, the versions, the commit and how busy the machine was; `python -m benchmarks.page` makes the tables of
-docs/performance.md and the figures of README.md from it, and `compare_architectures.py diff OLD NEW` compares two.
+docs/measurements and the figures of README.md from it, and `compare_architectures.py diff OLD NEW` compares two.
 """
 
 from __future__ import annotations

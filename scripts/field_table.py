@@ -1,4 +1,4 @@
-"""Generator of the table of foreign fields in docs/gateway.md: `python -m scripts.field_table`.
+"""Generator of the table of foreign fields in docs/foreign_fields.md: `python -m scripts.field_table`.
 
 Owns the names of the fields that vLLM and llama-server take; the gateway's schema defines what becomes of each.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "gateway.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "foreign_fields.md"
 BEGIN, END = "<!-- fields: made by `python -m scripts.field_table` -->\n", "<!-- end of fields -->\n"
 NO_EFFECT = "Taken, without effect"
 BODIES: dict[str, type[GenerationBody]] = {"completions": CompletionBody, "chat": ChatBody}

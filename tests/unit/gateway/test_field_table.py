@@ -1,4 +1,4 @@
-"""docs/gateway.md tells of every field that vLLM and llama-server take, and tells the truth."""
+"""docs/foreign_fields.md lists every field that vLLM and llama-server take, and says what the gateway does."""
 
 from __future__ import annotations
 
