@@ -3,27 +3,51 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUNTIME := $(VENV)/.runtime
+OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
 
-.PHONY: install demo test test-long manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
+.PHONY: install demo test test-oldest test-long manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
         trainium-report bench bench-llama proto format clean
 
 install: $(STAMP)
 
-$(STAMP): requirements.txt requirements-dev.txt
-	$(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV): a few minutes, most of them for torch ..."
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-dev.txt
-	touch $@
+# A stamp has the text of what was installed: files that are newer, but say the same, install nothing. That keeps a fresh
+# clone from writing into an environment that it is linked to.
+INSTALL = $(PYTHON) -m venv $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
+    && $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement
 
-demo: install
+$(STAMP): requirements.txt requirements-dev.txt
+	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements-dev.txt && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
+	@touch $@
+
+$(RUNTIME): requirements.txt
+	@cmp -s $< $@ || { $(INSTALL) $< && cp $< $@; }
+	@touch $@
+
+# The packages that a server runs with, without those of tests and checks.
+demo: $(RUNTIME)
 	$(BIN)/python scripts/demo.py
 
 # Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the
 # order of the folders, since the long ones stand first: at the end, one process would have all that is left of a file.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+# With the oldest versions that pyproject.toml allows, but for those of the Neuron SDK, in an environment of their own.
+test-oldest: $(OLDEST)/.installed
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
+	    tests/unit/gateway/test_app.py tests/unit/gateway/test_limits.py tests/unit/gateway/test_responses.py \
+	    tests/unit/observe tests/integration/test_library.py
+
+$(OLDEST)/.installed: pyproject.toml $(STAMP)
+	$(PYTHON) -m venv $(OLDEST)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(OLDEST)/newest.pth
+	mv $(OLDEST)/newest.pth $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	$(BIN)/python -m scripts.requirements --oldest > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OLDEST)/requirements.txt
+	touch $@
 
 # From end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
 test-long: install

@@ -27,6 +27,10 @@ class ConfigError(SpecDecError):
     """Flag, file or checkpoint that cannot be used; found before anything is served."""
 
 
+class RoomError(ConfigError):
+    """Setting above what the model or the machine has, whatever the backend."""
+
+
 class UnsupportedModelError(ConfigError):
     """Architecture that slots and positions cannot serve: its cache is not plain keys and values."""
 

@@ -2,17 +2,33 @@
 
 Each file has the packages of one extra, or of the runtime, with their comments from pyproject.toml. A range becomes its
 newest version, which is the tested one. For a Neuron environment it stays a range, since the SDK chooses versions.
+With `--oldest` it writes nothing, and prints the oldest versions that the ranges allow.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "# Generated from pyproject.toml by `python -m scripts.requirements`: change it there.\n"
+CLIENT = (
+    "tokenizers",
+    "numpy",
+    "array-api-compat",
+    "grpcio",
+    "protobuf",
+    "cryptography",
+    "uvloop",
+    "rich",
+    "prometheus",
+)
+"""Beginnings of the names of what a client needs: `specdec fused_client` and `specdec.Client` ask a server."""
+OF_THE_SDK = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "numpy")
+"""Packages whose oldest versions are those of the Neuron SDK, which belong together."""
 NEEDS_RUNTIME = ("dev", "bench")
 """Extras that install the runtime too; the others are for an environment that has it."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
@@ -28,7 +44,16 @@ def requirements() -> dict[str, str]:
     for extra, specs in project["optional-dependencies"].items():
         files[f"requirements-{extra}.txt"] = _file(extra, specs, comments)
     files["requirements-neuron.txt"] += _runtime_beside_neuron(project)
+    asked = [spec for spec in project["dependencies"] if spec.startswith(CLIENT)]
+    comments["client"] = "# A client alone: `pip install --no-deps .` beside this file; tens of megabytes, no torch.\n"
+    files["requirements-client.txt"] = _file("client", asked, comments)
     return files
+
+
+def oldest() -> list[str]:
+    """Return the oldest version of every package of the runtime but those of the SDK."""
+    specs = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    return [re.sub(r">=([\w.]+),.*", r"==\1", spec) for spec in specs if not spec.startswith(OF_THE_SDK)]
 
 
 def _comments(text: str) -> dict[str, str]:
@@ -69,6 +94,9 @@ def _runtime_beside_neuron(project: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    if "--oldest" in sys.argv:
+        print("\n".join(oldest()))
+        return
     for name, content in requirements().items():
         (ROOT / name).write_text(content, encoding="utf-8")
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def check_role(arguments: Sequence[str]) -> None:
     loading, gamma = models.loading, 0 if is_draft else settings.gamma
     options = loading.neuron_options(gamma=gamma, method="fused" if is_pair else None)
     check_names(options.overrides, KNOWN)
-    config = loading.target(BUNDLED_TARGET, num_threads=1, neuron=options)
+    config = replace(loading, beyond_positions=True).target(BUNDLED_TARGET, num_threads=1, neuron=options)
     arguments_of = fused_arguments if is_pair else target_arguments if options.device_sampling else slot_arguments
     arguments_of(config, length=loading.sequence_length)
 

@@ -28,25 +28,25 @@ class BackendConfig:
     """Backend of the models, with its options.
 
     Attributes:
-        name: inference engine of all models, as in main.py.
+        name: inference engine of all models, as the roles take it.
         draft: inference engine of draft workers, such as torch beside a target on neuron (default: --backend).
         tp_degree: NeuronCores of each target and fused pair; all servers run at once, each on its own cores.
         draft_tp_degree: NeuronCores of a draft (default: --tp_degree).
         first_core: number of the first NeuronCore to use (default: 0).
-        method: speculation method of a fused pair on neuron; only vanilla takes several --gamma (default: as in
-            main.py).
+        method: speculation method of a fused pair on neuron; only vanilla takes several --gamma (default: as
+            the roles have it).
         device_sampling: target and fused pair both choose tokens on the device; only for topologies target and fused,
             with greedy sampling.
         neuron_config: parameters of NxDI's NeuronConfig for every model, as a JSON object.
-        compiled_model_path: folder of compiled models (default: as in main.py).
+        compiled_model_path: folder of compiled models (default: as the roles have it).
         compile_policy: models that are not compiled yet: auto compiles them, never refuses them, only compiles and ends
             without measuring.
-        dtype: arithmetic on neuron (default: as in main.py).
-        draft_dtype: arithmetic of a draft worker on the CPU; int8 needs backend onnx (default: as in main.py).
-        sequence_length: tokens per slot on neuron (default: as in main.py).
+        dtype: arithmetic on neuron (default: as the roles have it).
+        draft_dtype: arithmetic of a draft worker on the CPU; int8 needs backend onnx (default: as the roles have it).
+        sequence_length: tokens per slot on neuron (default: as the roles have it).
     """
 
-    SECTION: ClassVar = "backend (see main.py and docs/neuron.md)"
+    SECTION: ClassVar = "backend (see docs/neuron.md)"
 
     name: str = setting(AUTO, "--backend NAME")
     draft: str | None = setting(None, "--draft_backend NAME")

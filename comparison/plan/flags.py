@@ -23,7 +23,7 @@ from comparison.plan.endpoint import endpoint_of
 from comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
 from comparison.plan.lists import list_of, one_of, one_or_two
 from comparison.plan.slo import FIGURES, Slo, parse_slo
-from inference.cli.config_file import ConfigFileParser, as_toml
+from inference.cli.config_file import ConfigFileParser, as_toml, program
 from inference.cli.flags import add_group, read
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, DEFAULT_GAMMA, ROOT, DialSecurity
 from inference.errors import ConfigError
@@ -74,7 +74,8 @@ class ComparisonSettings:
     topologies: tuple[Topology, ...] | None = setting(
         None,
         "--topologies LIST",
-        help=f"any of {','.join(topology.value for topology in STARTED)} (default: all; none with --endpoint)",
+        help=f"any of {','.join(topology.value for topology in STARTED)}; with --endpoint, only those named here "
+        "(default: all)",
         kind=list_of(one_of("topology", STARTED)),
     )
     target_model: Path = setting(BUNDLED_TARGET, "--target_model DIR")
@@ -190,7 +191,6 @@ def _local(model: Path) -> Path:
 
 
 _ABOUT: dict[str, Any] = {
-    "prog": "compare_architectures.py",
     "description": "Compare the target alone, both models in one server (fused), and draft and target on two "
     "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
     "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
@@ -200,6 +200,7 @@ _ABOUT: dict[str, Any] = {
 def comparison_parser(kind: type[Any] = ComparisonSettings, **options: Any) -> ConfigFileParser:
     """Return a parser of the flags of these settings; `options` are argparse's."""
     roles = {"comparison": comparison_parser}
-    parser = ConfigFileParser(role="comparison", roles=roles, allow_abbrev=False, **{**_ABOUT, **options})
+    about = {"prog": program("compare", "compare_architectures.py"), **_ABOUT, **options}
+    parser = ConfigFileParser(role="comparison", roles=roles, allow_abbrev=False, **about)
     add_group(parser, kind)
     return parser

@@ -18,6 +18,7 @@ from rich.table import Table
 from comparison.report.bootstrap import CONFIDENCE, MIN_PAIRS, Ratio, stratified_ratio
 from comparison.report.findings import HOST_LOAD, PLACE
 from comparison.report.service import LATENCIES
+from inference.cli.config_file import program
 from inference.errors import ConfigError
 
 EXIT_SLOWER = 1
@@ -72,7 +73,8 @@ def diff(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="compare_architectures.py diff", description=__doc__, allow_abbrev=False)
+    prog = program("diff", "compare_architectures.py diff")
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
     text = "results.json of a comparison, its directory, or the file that make bench wrote"
     for name in ("old", "new"):
         parser.add_argument(name, type=Path, help=text)

@@ -15,7 +15,7 @@ from comparison.plan.flags import ComparisonSettings, comparison_parser, with_un
 from comparison.plan.lists import list_of, one_or_two
 from comparison.study.advice import Prices
 from comparison.study.space import Space
-from inference.cli.config_file import ConfigFileParser, as_toml
+from inference.cli.config_file import ConfigFileParser, as_toml, program
 from inference.cli.flags import read
 from inference.cli.models import NGRAM
 from inference.cli.prompts.source import text_of
@@ -155,7 +155,7 @@ def study_parser() -> ConfigFileParser:
     defaults = ", ".join(f"--{name} {value}" for name, value in _DEFAULTS.items())
     parser = comparison_parser(
         StudySettings,
-        prog="compare_architectures.py study",
+        prog=program("study", "compare_architectures.py study"),
         description="Find out when speculation pays, and with what: search over topologies, drafts and conditions "
         "within --budget, and give advice. The search starts from the first value of every list, the usual one. "
         f"Takes the comparison's flags, here with defaults {defaults}, and those at the end.",

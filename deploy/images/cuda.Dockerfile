@@ -26,7 +26,8 @@ ENV PATH=/venv/bin:$PATH \
     PYTHONUNBUFFERED=1
 COPY --from=packages /venv /venv
 WORKDIR /app
-COPY main.py specdec.py compare_architectures.py LICENSE ./
+COPY main.py compare_architectures.py LICENSE ./
+COPY specdec specdec
 COPY inference inference
 COPY grpc_comm grpc_comm
 COPY comparison comparison

@@ -17,7 +17,8 @@ COPY requirements-neuron.txt ./
 # The packages of the SDK itself come with BASE, and must not be replaced.
 ARG INSTALL="python3 -m pip install --no-cache-dir --disable-pip-version-check"
 RUN sed -n '/^# The runtime/,$p' requirements-neuron.txt > runtime.txt && ${INSTALL} --requirement runtime.txt
-COPY main.py specdec.py compare_architectures.py LICENSE ./
+COPY main.py compare_architectures.py LICENSE ./
+COPY specdec specdec
 COPY inference inference
 COPY grpc_comm grpc_comm
 COPY comparison comparison

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.config import ModelConfig
-from inference.errors import ConfigError
+from inference.errors import ConfigError, RoomError
 from inference.model.decoder import CompiledDecoder, Decide
 from inference.model.slots import Array, Backend, Span
 
@@ -124,6 +124,8 @@ def _load_fastest(config: ModelConfig) -> Backend:
         return _load("torch", config)
     try:
         return _load("onnx", config)
+    except RoomError:  # torch has no more
+        raise
     except Exception as error:  # a model it cannot run, a full disk; torch reports a broken model again
         cost = TORCH_COST if config.device in ("auto", "cpu") else f"on {config.device}"
         logger.warning("model %s: backend torch, because %s; %s", config.path.name, error, cost)

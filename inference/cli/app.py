@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
+from inference import VERSION
 from inference.caller import NamesRequests, OneLine
+from inference.cli.config_file import program
 from inference.cli.models import Models
 from inference.cli.roles.registry import ROLES, settings_of
 from inference.cli.trial import make_certificates
@@ -28,7 +30,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run main.py; return the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
+    """Run a role; return the exit code: 0, 1 (failed), 2 (wrong flags or files), 130 (Ctrl-C)."""
     role_name, rest = _split_role(arguments)
     # Threads that spin at barriers starve a second process on the same cores; read when torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -100,11 +102,16 @@ class QuietLibraries(logging.Filter):
         return is_new and not record.getMessage().startswith("NeuronConfig init: Unexpected keyword arguments")
 
 
-def _run(coroutine: Coroutine[Any, Any, int]) -> int:
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return the fastest event loop that there is for this platform."""
     try:
-        from uvloop import new_event_loop
-    except ImportError:  # not made for this platform
-        new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _run(coroutine: Coroutine[Any, Any, int]) -> int:
     runner, code = asyncio.Runner(loop_factory=new_event_loop), 1
     try:
         code = runner.run(coroutine)
@@ -153,16 +160,19 @@ def _report_lost_output(error: Exception) -> int:
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return the role and all other arguments; without a role, list the roles and exit."""
     summaries = "\n".join(f"  {name:14} {role.summary}" for name, role in ROLES.items())
+    call = program("ROLE", "main.py --role ROLE")
     parser = argparse.ArgumentParser(
-        prog="main.py",
-        usage="main.py --role ROLE [flags of the role]",
-        description=f"roles:\n{summaries}\n\n`main.py --role ROLE --help` shows the flags of one role.",
+        prog=call.split()[0],
+        usage=f"{call} [flags of the role]",
+        description=f"roles:\n{summaries}\n\n`{call} --help` shows the flags of one role. "
+        + program("compare, study and diff measure; each has its own --help.", ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
     parser.add_argument("--role", choices=list(ROLES))
     parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="version", version=f"specdec {VERSION}")
     known, rest = parser.parse_known_args(arguments)
     if known.role is None:
         parser.print_help(sys.stdout if known.help else sys.stderr)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from inference.errors import ConfigError
 
@@ -21,12 +24,16 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     Args:
         role: name of the role.
+        exits: a fault ends the process; False raises ConfigError.
         roles: name of every role, and a function that returns its parser.
     """
 
-    def __init__(self, *, role: str, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any) -> None:
+    def __init__(
+        self, *, role: str, exits: bool = True, roles: Mapping[str, Callable[[], ConfigFileParser]], **options: Any
+    ) -> None:
         super().__init__(**options)
         self._role = role
+        self._exits = exits
         self._roles = roles
         text = "JSON or TOML file of flags; those of the command line win"
         self.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
@@ -39,6 +46,30 @@ class ConfigFileParser(argparse.ArgumentParser):
         except ConfigError as error:
             self.error(str(error))
         return super().parse_known_args([*from_files, *arguments], namespace)
+
+    def as_arguments(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield values by the names of flags as a user would type them.
+
+        Raises:
+            ConfigError: there is no such flag.
+        """
+        for key, value in values.items():
+            if (action := self._flag(key)) is None:
+                raise ConfigError(f"role {self._role} has no flag {key}")
+            yield from _as_arguments(action, key, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Report a wrong flag in two lines: the fault, with the flag that was perhaps meant, and where to read on."""
+        if not self._exits:
+            raise ConfigError(message)
+        self.exit(2, f"error: {message}{self._meant(message)}\n`{self.prog} --help` shows the flags\n")
+
+    def _meant(self, message: str) -> str:
+        """Return which flags the unknown ones in a message resemble."""
+        unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
+        alike = [get_close_matches(name, self._option_string_actions, n=1) for name in unknown]
+        found = " ".join(name for names in alike for name in names)
+        return f" (did you mean {found}?)" if found else ""
 
     def _arguments(self, file: Path) -> Iterator[str]:
         values = _read(file)
@@ -61,6 +92,13 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     def _is_flag_of_any_role(self, key: str) -> bool:
         return any(parser()._flag(key) is not None for parser in self._roles.values())
+
+
+def program(command: str, script: str) -> str:
+    """Return the name of a command as it was called: by the installed program, or by a script of the repository."""
+    called = Path(sys.argv[0])
+    is_installed = "specdec" in (called.stem, called.parent.name if called.stem == "__main__" else "")
+    return f"specdec {command}" if is_installed else script
 
 
 def _files(arguments: Sequence[str]) -> Iterator[Path]:

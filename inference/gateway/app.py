@@ -20,10 +20,11 @@ from starlette.exceptions import HTTPException
 from inference import VERSION
 from inference.config import HttpConfig
 from inference.errors import SpecDecError
+from inference.gateway.answer import AnswerReader
 from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
-from inference.gateway.formats import ChatFormat, Format, TextFormat
+from inference.gateway.formats import ChatFormat, ChunkFormat, TextFormat
 from inference.gateway.middleware import (
     AnswerCount,
     BodyLimit,
@@ -32,8 +33,10 @@ from inference.gateway.middleware import (
     http_spans,
 )
 from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
+from inference.gateway.response_format import ResponseFormat, ResponseStream
+from inference.gateway.responses import ResponsesBody
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from inference.gateway.stream import ChunkStream, EventStream, Kept, StreamShape, whole_answer
+from inference.gateway.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
 from inference.workers.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
@@ -109,11 +112,15 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        _check_model(body, gateway.card)
-        dialect = Dialect.of(gateway.card, gateway.config)
-        requests = chat_requests(body, gateway.card, dialect)
-        answer = ChatFormat(gateway.card.name, partial(dialect.reader, body))
-        return await _answer(gateway, request, body, requests, answer)
+        requests, reader = _chat(gateway, body)
+        return await _answer(gateway, request, body, requests, ChatFormat(gateway.card.name, reader))
+
+    @app.post("/v1/responses", responses=ANSWERS, response_model=None)
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """Answer a conversation, in the shape of OpenAI's Responses API."""
+        chat = body.chat()
+        requests, reader = _chat(gateway, chat)
+        return await _answer(gateway, request, chat, requests, ResponseFormat(gateway.card.name, reader, body))
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -127,6 +134,13 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         return Model.of(gateway.card, created=started)
 
     started = int(time.time())
+
+
+def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], AnswerReader | None]]:
+    """Return the requests of a conversation, and what makes the reader of an answer to a prompt."""
+    _check_model(body, gateway.card)
+    dialect = Dialect.of(gateway.card, gateway.config)
+    return chat_requests(body, gateway.card, dialect), partial(dialect.reader, body)
 
 
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
@@ -179,25 +193,37 @@ def _deadline_s(request: Request, gateway: Gateway) -> float:
 
 
 async def _answer(
-    gateway: Gateway, request: Request, body: GenerationBody, requests: list[CompletionRequest], answer: Format
+    gateway: Gateway,
+    request: Request,
+    body: GenerationBody,
+    requests: list[CompletionRequest],
+    answer: ChunkFormat | ResponseFormat,
 ) -> Response:
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
     if not body.stream:
         whole = whole_answer(events, answer, gateway.kept, num_choices=len(requests), n=body.n)
         return await unless_disconnected(request, whole)
+    stream = _stream_of(gateway, body, answer, num_choices=len(requests))
+    first = await unless_disconnected(request, stream.begun(events))
+    return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
+
+
+def _stream_of(
+    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | ResponseFormat, *, num_choices: int
+) -> AnswerStream:
+    if isinstance(answer, ResponseFormat):
+        return ResponseStream(answer)
     options = body.stream_options
     shape = StreamShape(
-        num_choices=len(requests),
+        num_choices=num_choices,
         n=body.n,
         per_token=gateway.config.per_token,
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,
         include_speculation=options.include_speculation,
     )
-    stream = ChunkStream(answer, shape)
-    first = await unless_disconnected(request, stream.begun(events))
-    return EventStream(stream.chunks(first, events), events, deadline_s=deadline_s)
+    return ChunkStream(answer, shape)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -260,7 +286,7 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(SpecDecError)
     async def on_our_error(request: Request, error: SpecDecError) -> JsonAnswer:
-        return from_error(error, chat="chat" in request.url.path).answer()
+        return from_error(error, request.url.path).answer()
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(_: Request, error: RequestValidationError) -> JsonAnswer:

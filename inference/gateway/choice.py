@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -54,11 +55,11 @@ class Choice:
     num_output_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
     prompt_text: str = ""
     shows_prompt: bool = True
-    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)  # of an answer in one piece
     num_characters: int = 0  # of the tokens whose log-probabilities were sent
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     has_scored_prompt: bool = False
 
@@ -71,6 +72,8 @@ class Choice:
                 self.has_scored_prompt = bool(event.prompt_logprobs)
                 yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
         elif isinstance(event, Delta):
+            if event.num_draft_tokens:
+                self.drafted[event.num_draft_tokens, event.num_accepted_tokens] += 1
             for part in parts_of(event, per_token=per_token):
                 self._count(part)
                 yield part
@@ -84,7 +87,10 @@ class Choice:
         self.num_accepted_tokens += sum(part.accepted)
         self.finish_reason = part.finish_reason
 
-    def keep(self, part: Part) -> None:
-        """Keep a part for an answer in one piece."""
-        self.texts.append(part.text)
-        self.logprobs.extend(part.logprobs)
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return [scores for part in self.parts for scores in part.logprobs]

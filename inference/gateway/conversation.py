@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from inference.gateway import noops
@@ -17,7 +17,23 @@ from inference.text.unicode import check_unicode
 
 MAX_PARTS = 1024
 """Limit of one message."""
+TEXT_ALONE = "this model reads text alone"
+FUNCTIONS_ALONE = "tools are functions; give this one as a function with a text parameter"
+OTHER_CHOICES = "give the tools that may be called as tools, with tool_choice none, auto, required, or one function"
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
+def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
+    """Return a validator that refuses objects whose "type" is none of `kinds`; the message says what to do instead."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            message = f"{what} of type {kind[:40]} is not supported here: {hint}"
+            raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
+        return value
+
+    return check
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +92,14 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-Tools: TypeAlias = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+Tools: TypeAlias = Annotated[
+    list[Annotated[Tool, BeforeValidator(of_kinds("a tool", "function", hint=FUNCTIONS_ALONE))]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+ToolChoice: TypeAlias = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    BeforeValidator(of_kinds("tool_choice", "function", hint=OTHER_CHOICES)),
+]
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
@@ -101,13 +123,11 @@ class TextPart(Body):
     type: Literal["text"]
     text: Text
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, part: Any) -> Any:
-        if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
-            message = f"a part of type {kind[:40]} is not supported here: this model reads text alone"
-            raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
-        return part
+
+Parts: TypeAlias = Annotated[
+    list[Annotated[TextPart, BeforeValidator(of_kinds("a part", "text", hint=TEXT_ALONE))]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
 
 
 class CalledFunction(Body):
@@ -140,7 +160,7 @@ class Message(Body):
 
     no_ops = noops.MESSAGE
     role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
-    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] = ""
+    content: Text | Parts = ""
     name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: accepted without effect.")
     tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_call_id: Text | None = Field(None, description="Of a tool's answer: the call.")

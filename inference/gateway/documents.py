@@ -45,6 +45,7 @@ _TEXTS = {
     400: "A field is wrong, missing or not supported; `param` names it.",
     404: "Another model is served.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     422: "Not used: such faults are 400.",
     429: "Slots and queue are full; Retry-After says when to try again.",
     500: "A fault of the server.",

@@ -28,6 +28,14 @@ _RENAMED = {
     "min_new_tokens": "min_tokens",
     "prompt_logprobs": "logprobs",
 }
+_RENAMED_AT = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/responses": {
+        **dict.fromkeys(("prompt", "messages"), "input"),
+        "max_new_tokens": "max_output_tokens",
+        "response_format": "text",
+    },
+}
 # Where a field may have several shapes, the complaint about one of them would mislead.
 _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
@@ -89,13 +97,13 @@ class ApiError(Exception):
         return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
 
 
-def from_error(error: errors.SpecDecError, *, chat: bool = False) -> ApiError:
-    """Return the failure of HTTP for one of our exceptions."""
+def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
+    """Return the failure of HTTP for one of our exceptions; the path decides about the names of fields."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_UPSTREAM)
     status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
-    param = _param(error.field, chat=chat) if isinstance(error, errors.InvalidRequestError) else None
+    param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
     return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))
 
 
@@ -120,9 +128,9 @@ def unexpected() -> ApiError:
     return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
 
 
-def _param(field: str | None, *, chat: bool) -> str | None:
+def _param(field: str | None, path: str) -> str | None:
     """Return the endpoint's name for a field of ours."""
-    return "messages" if chat and field == "prompt" else _RENAMED.get(field or "", field)
+    return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
@@ -155,7 +163,11 @@ def _path(place: list[Any]) -> str:
     """Return the place in the body, as in messages.0.content, without our names of a union's alternatives."""
     if place[0] in _SHAPES:
         return str(place[0])
-    return ".".join(str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part != "str"))
+    return ".".join(str(part) for part in place if isinstance(part, int) or (_is_field(part)))
+
+
+def _is_field(part: str) -> bool:
+    return part.isidentifier() and part != "str" and not part[0].isupper()
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:

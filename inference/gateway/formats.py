@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,13 +20,18 @@ class Format(Protocol):
 
     Attributes:
         shows_prompt: an echoed prompt is a part of the answer.
-        answer_id: 24 hex digits, in the answer's "id".
-        created: seconds since 1970.
+        per_token: parts of a whole answer are tokens, not passes.
     """
 
     shows_prompt: bool
-    answer_id: str
-    created: int
+    per_token: bool
+
+    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+        """Return the whole answer to prompts with `n` choices each."""
+
+
+class ChunkFormat(Format, Protocol):
+    """Format of answers that stream as chunks, each with "choices"."""
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """Return the fields beside "choices"."""
@@ -32,18 +39,30 @@ class Format(Protocol):
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a chunk's "choices"."""
 
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return one entry of a whole answer's "choices"."""
 
+class _Base(ABC):
+    per_token = False
 
-class _Base:
     def __init__(self, model: str) -> None:
         self._model = model
-        self.answer_id = secrets.token_hex(12)
+        self.answer_id = secrets.token_hex(12)  # in the answer's "id"
         self.created = int(time.time())
 
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
         return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
+
+    @abstractmethod
+    def head(self, *, chunk: bool) -> dict[str, Any]:
+        """See `ChunkFormat`."""
+
+    @abstractmethod
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Return one entry of a whole answer's "choices"."""
+
+    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+        """See `Format`."""
+        entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
 
 
 class TextFormat(_Base):
@@ -52,21 +71,22 @@ class TextFormat(_Base):
     shows_prompt = True
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """See `Format`."""
+        """See `ChunkFormat`."""
         return self._head("cmpl", "text_completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """See `Format`."""
+        """See `ChunkFormat`."""
         offset, first = choice.num_characters, part.is_prompt
         logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
         choice.num_characters += sum(position.num_characters for position in part.logprobs)
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """See `Format`."""
+        """See `_Base`."""
         begins = choice.has_scored_prompt
-        logprobs = text_logprobs(choice.logprobs, 0, begins_prompt=begins) if choice.logprobs else None
-        return {"index": index, "text": "".join(choice.texts), "logprobs": logprobs, "finish_reason": _reason(choice)}
+        scores = choice.logprobs
+        logprobs = text_logprobs(scores, 0, begins_prompt=begins) if scores else None
+        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": _reason(choice)}
 
 
 class ChatFormat(_Base):
@@ -84,11 +104,11 @@ class ChatFormat(_Base):
         self._readers: dict[int, AnswerReader | None] = {}
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """See `Format`."""
+        """See `ChunkFormat`."""
         return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """See `Format`."""
+        """See `ChunkFormat`."""
         role = {} if index in self._readers else {"role": "assistant"}
         fields, reason = self._read(index, part.text, part, choice)
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
@@ -97,11 +117,12 @@ class ChatFormat(_Base):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """See `Format`."""
-        fields, reason = self._read(index, "".join(choice.texts), choice, choice)
+        """See `_Base`."""
+        fields, reason = self._read(index, choice.text, choice, choice)
         calls = list(fields.pop("tool_calls", {}).values())
         message = {"role": "assistant", "content": None if calls else "", "refusal": None, **fields}
-        logprobs = chat_logprobs(choice.logprobs) if choice.logprobs else None
+        scores = choice.logprobs
+        logprobs = chat_logprobs(scores) if scores else None
         message.update({"tool_calls": calls} if calls else {})
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
@@ -133,6 +154,11 @@ def _reason(what: Part | Choice) -> str | None:
     return what.finish_reason.value if what.finish_reason else None
 
 
+def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+    """Return usage and metrics of a whole request, as fields of its document."""
+    return {"usage": usage(choices, n=n), **metrics(choices)}
+
+
 def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
     """Return the numbers of tokens of a whole request: every prompt once, every choice's output."""
     num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
@@ -149,6 +175,34 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
             "rejected_prediction_tokens": num_draft_tokens - num_accepted_tokens,
         },
     }
+
+
+def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return a field with how well the drafts did, as vLLM names it (its PR 48915); none if nothing was drafted.
+
+    "acceptance_histogram" has the number of passes that accepted exactly j draft tokens at place j, and
+    "num_spec_tokens" is the longest draft of a pass.
+    """
+    passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
+    if not passes:
+        return {}
+    num_passes = passes.total()
+    num_draft_tokens = sum(drafted * times for (drafted, _), times in passes.items())
+    num_accepted_tokens = sum(accepted * times for (_, accepted), times in passes.items())
+    longest = max(drafted for drafted, _ in passes)
+    histogram = [0] * (longest + 1)
+    for (_, accepted), times in passes.items():
+        histogram[accepted] += times
+    summary = {
+        "mean_acceptance_length": 1 + num_accepted_tokens / num_passes,
+        "draft_acceptance_rate": num_accepted_tokens / num_draft_tokens,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": num_passes,
+        "num_accepted_draft_tokens": num_accepted_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "num_spec_tokens": longest,
+    }
+    return {"metrics": {"speculative_decoding": summary}}
 
 
 def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:

@@ -51,8 +51,12 @@ class BodyLimit:
         messages: list[Message] = []
         if scope["method"] == "POST" and num_bytes <= self._max_bytes:
             messages, num_bytes = await _read(receive, self._max_bytes)
+        coding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
         fault = None
-        if num_bytes > self._max_bytes:
+        if coding.lower() not in ("", "identity"):
+            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
+            fault = ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
+        elif num_bytes > self._max_bytes:
             fault = ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
         elif num_bytes > _SMALL_BYTES and messages:
             body = b"".join(message.get("body", b"") for message in messages)

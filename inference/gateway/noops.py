@@ -54,9 +54,33 @@ CHAT: NoOps = {
     **_each("modalities", ["text"]),
     **_each("function_call", "none", "auto"),
 }
+RESPONSES: NoOps = {
+    **BOTH,
+    **_each("background", False),
+    **_each("n", 1),
+    **_each("truncation", "disabled"),
+    **_each("prompt_cache_retention", "in_memory", "24h"),
+    **_each("previous_response_id conversation prompt max_tokens max_completion_tokens response_format"),
+}
+TEXT_CONFIG: NoOps = _each("verbosity", "medium")
+REASONING_CONFIG: NoOps = {
+    **_each("effort", "medium"),
+    **_each("summary generate_summary", "auto", "concise", "detailed"),
+}
+STREAM_OPTIONS: NoOps = _each("include_obfuscation", True, False)
 MESSAGE: NoOps = {**_each("annotations", []), **_each("function_call")}
 
-_HINTS = {"functions": "use tools", "function_call": "use tool_choice, and tool_calls in messages"}
+_STATELESS = "answers are not stored here; send the whole conversation as input"
+_HINTS = {
+    "functions": "use tools",
+    "function_call": "use tool_choice, and tool_calls in messages",
+    "previous_response_id": _STATELESS,
+    "conversation": _STATELESS,
+    "store": _STATELESS,
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
+}
 
 
 def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:

@@ -8,23 +8,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grpc_comm.server import BACKLOG, PortTakenError, listener
 from grpc_comm.tls import ServerTls
 from inference.config import OPEN, ServerConfig, address
 from inference.errors import ConfigError
+from inference.gateway.errors import ApiError
 from inference.gateway.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
+MAX_HOST_CHARACTERS = 100
+"""Limit of an unknown host's name in an error message."""
+_PORT = re.compile(r"(?<=[^:]):\d+$")
+_OWN_HOSTS = (
+    "without --auth_file or TLS, a port on loopback answers for localhost alone, so that no web page reaches it by a "
+    "name of its own; let the proxy send `Host: localhost`, or start the server with --auth_file or --insecure"
+)
 
 
 class Probes:
@@ -70,6 +78,29 @@ async def _respond(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+class OwnHosts:
+    """ASGI application that refuses requests for other hosts than this machine itself.
+
+    A page in a browser may let its own name point to 127.0.0.1, and would read all answers (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._hosts = {*LOOPBACK, host}
+        self._has_logged = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = _PORT.sub("", dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
+        if name.lower() in self._hosts:
+            await self._app(scope, receive, send)
+            return
+        message = f"Host {name[:MAX_HOST_CHARACTERS]!r} is not this machine: {_OWN_HOSTS}"
+        if not self._has_logged:  # once, since anyone may send such requests
+            self._has_logged = True
+            logger.warning("refused a request: %s", message)
+        await ApiError(400, message, param="Host", code="invalid_host").answer(connection="close")(scope, receive, send)
+
+
 class HttpPort:
     """HTTP port of a process; a `Front`.
 
@@ -107,8 +138,7 @@ class HttpPort:
         self.port = listening.getsockname()[1]
         app: ASGIApp = self._probes
         if self._server_config.on_loopback and self._server_config.security == OPEN:
-            # A page in a browser may let its own name point to 127.0.0.1, and would read all answers (DNS rebinding).
-            app = TrustedHostMiddleware(app, allowed_hosts=[*LOOPBACK, host], www_redirect=False)
+            app = OwnHosts(app, host)
         self._server = _Server(_uvicorn_config(app, self._server_config, self._tls))
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=self._name)
         await self._server.ready.wait()

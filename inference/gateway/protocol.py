@@ -7,6 +7,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from inference.gateway.documents import encoded
+from inference.gateway.errors import ApiError
+
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
 HEADERS_TIMEOUT_S = 10.0
@@ -16,6 +19,13 @@ MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
 MAX_PIPELINED = 64
 """Limit of requests that wait for earlier answers: one read held 14,000, which took 0.2 s to separate."""
+
+
+def _half_closed() -> bytes:
+    message = "the client ended its side of the connection before the answer, which ends the request: leave it open"
+    body = encoded(ApiError(400, message, code="half_closed").body()).encode()
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
+    return f"HTTP/1.1 400 Bad Request\r\n{head}\r\n\r\n".encode() + body
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -39,6 +49,11 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.close()
             return
         self._expect_within(HEADERS_TIMEOUT_S)
+
+    def eof_received(self) -> None:
+        """Refuse a request whose client has ended its side: such a client cannot be told from one that has left."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.transport.write(_half_closed())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection and its timers."""

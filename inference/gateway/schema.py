@@ -74,11 +74,11 @@ def _needs(field: str, kind: dict[str, Any], other: str, allowed: dict[str, Any]
     return {"if": {"properties": {field: kind}, "required": [field]}, "then": then}
 
 
-_STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True})
+STREAM_OPTIONS_NEED_STREAM = _needs("stream_options", {"type": "object"}, "stream", {"const": True})
 _TOP_LOGPROBS_NEED_LOGPROBS = _needs("top_logprobs", {"type": "integer"}, "logprobs", {"const": True})
 _SOME_TOOLS = {"type": "array", "minItems": 1}
-_REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS)
-_NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS)
+REQUIRED_NEEDS_TOOLS = _needs("tool_choice", {"const": "required"}, "tools", _SOME_TOOLS)
+NAMED_NEEDS_TOOLS = _needs("tool_choice", {"type": "object"}, "tools", _SOME_TOOLS)
 _NO_TOKENS_NEED_ECHO = _needs("max_tokens", {"const": 0}, "echo", {"const": True})
 
 
@@ -90,7 +90,7 @@ _PROMPT_OR_MESSAGES = {
 }
 
 
-def _conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[Body]], None]:
+def conditions(*conditions: dict[str, Any]) -> Callable[[dict[str, Any], type[Body]], None]:
     """Return a function that adds conditions between fields to a schema, after `complete`."""
 
     def extend(schema: dict[str, Any], body: type[Body]) -> None:
@@ -108,6 +108,7 @@ def _one_of_structured(schema: dict[str, Any], body: type[Body]) -> None:
 class StreamOptions(Body):
     """Content of a stream besides text."""
 
+    no_ops = noops.STREAM_OPTIONS
     include_usage: bool = Field(default=False, description="A last chunk with the usage.")
     continuous_usage_stats: bool = Field(
         default=False, description="vLLM's: with include_usage, every chunk has the usage so far."
@@ -249,7 +250,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
-    model_config = ConfigDict(json_schema_extra=_conditions(_STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO))
+    model_config = ConfigDict(json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, _NO_TOKENS_NEED_ECHO))
 
     no_ops = noops.COMPLETION
     prompt: Prompt
@@ -279,8 +280,8 @@ class ChatBody(GenerationBody, TemplateBody):
     """Body of /v1/chat/completions."""
 
     model_config = ConfigDict(
-        json_schema_extra=_conditions(
-            _STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, _REQUIRED_NEEDS_TOOLS, _NAMED_NEEDS_TOOLS
+        json_schema_extra=conditions(
+            STREAM_OPTIONS_NEED_STREAM, _TOP_LOGPROBS_NEED_LOGPROBS, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS
         )
     )
 
@@ -323,7 +324,7 @@ class TokenizeBody(TemplateBody):
     tools: Tools = Field(default_factory=list)
     add_special_tokens: bool = Field(True, description="To a prompt; messages have those of the chat template.")
 
-    model_config = ConfigDict(json_schema_extra=_conditions(_PROMPT_OR_MESSAGES))
+    model_config = ConfigDict(json_schema_extra=conditions(_PROMPT_OR_MESSAGES))
 
     @model_validator(mode="after")
     def _check_one_of(self) -> TokenizeBody:

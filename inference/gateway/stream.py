@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from inference.errors import CapacityError, SpecDecError
 from inference.gateway.choice import Choice, Part
 from inference.gateway.documents import JsonAnswer, encoded
 from inference.gateway.errors import ApiError, from_error, unexpected
-from inference.gateway.formats import Format, usage
+from inference.gateway.formats import ChunkFormat, Format, figures, usage
 from inference.gateway.requests import ChoiceEvent
 from inference.workers.convert import converted
 
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 LAST_WORD_S = 1.0
 """Seconds after the deadline, in which a stream can still report that it is over."""
-DONE = b"data: [DONE]\n\n"
 
 
 MAX_SCORES = 200_000
@@ -56,14 +56,13 @@ async def whole_answer(
     choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
 
     def document() -> JsonAnswer:
-        entries = [answer.choice(index, choice) for index, choice in enumerate(choices)]
-        return JsonAnswer({**answer.head(chunk=False), "choices": entries, "usage": usage(choices, n=n)})
+        return JsonAnswer(answer.document(choices, n=n))
 
     try:
         async with aclosing(events):
             async for index, event in events:
-                for part in choices[index].take(event, per_token=False):
-                    choices[index].keep(part)
+                for part in choices[index].take(event, per_token=answer.per_token):
+                    choices[index].parts.append(part)
                     num_new = sum(len(scores.token_ids) for scores in part.logprobs)
                     num_scores, kept.num_scores = num_scores + num_new, kept.num_scores + num_new
                     _check_scores(num_scores, kept)
@@ -101,15 +100,33 @@ class StreamShape:
     include_speculation: bool
 
 
-class ChunkStream:
-    """Server-sent events of one request."""
+class AnswerStream(ABC):
+    """Server-sent events of one request; a subclass knows their shape.
 
-    def __init__(self, answer: Format, shape: StreamShape) -> None:
-        self._answer = answer
-        self._shape = shape
-        self._choices = [Choice(shows_prompt=answer.shows_prompt) for _ in range(shape.num_choices)]
-        head = encoded(answer.head(chunk=True)).removesuffix("}")
-        self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
+    Args:
+        per_token: one event per token; else one per target pass.
+
+    Attributes:
+        last_word: ends the stream.
+    """
+
+    last_word = b"data: [DONE]\n\n"
+
+    def __init__(self, *, num_choices: int, shows_prompt: bool, per_token: bool) -> None:
+        self._choices = [Choice(shows_prompt=shows_prompt) for _ in range(num_choices)]
+        self._per_token = per_token
+
+    @abstractmethod
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
+        """Return the events of a part of a choice."""
+
+    @abstractmethod
+    def _end(self) -> bytes:
+        """Return the events after the last part."""
+
+    @abstractmethod
+    def _failure(self, error: ApiError) -> bytes:
+        """Return the events of a failure."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
         """Return the first chunk. A failure until then gets an HTTP status and no stream, and `events` are closed."""
@@ -129,16 +146,17 @@ class ChunkStream:
                     if data := await self._encoded(index, event):
                         yield data  # the chunks of one pass in one write
             except SpecDecError as exc:
-                yield _failure(from_error(exc))
+                yield self._failure(from_error(exc))
             except ApiError as exc:
-                yield _failure(exc)
+                yield self._failure(exc)
             except Exception:
                 logger.exception("a stream failed unexpectedly")
-                yield _failure(unexpected())
+                yield self._failure(unexpected())
             else:
-                if self._shape.include_usage:
-                    yield self._event("", {"usage": self._usage()})
-            yield DONE
+                if end := self._end():
+                    yield end
+            if self.last_word:
+                yield self.last_word
 
     async def _encoded(self, index: int, event: Event) -> bytes:
         """Return the chunks of an event; a prompt's log-probabilities are encoded off the event loop."""
@@ -146,24 +164,36 @@ class ChunkStream:
 
     def _encode(self, index: int, event: Event) -> bytes:
         choice = self._choices[index]
-        return b"".join(
-            self._chunk(index, part, choice) for part in choice.take(event, per_token=self._shape.per_token)
-        )
+        return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self._per_token))
 
-    def _chunk(self, index: int, part: Part, choice: Choice) -> bytes:
+
+class ChunkStream(AnswerStream):
+    """Chunks of completions and chats."""
+
+    def __init__(self, answer: ChunkFormat, shape: StreamShape) -> None:
+        super().__init__(num_choices=shape.num_choices, shows_prompt=answer.shows_prompt, per_token=shape.per_token)
+        self._answer = answer
+        self._shape = shape
+        head = encoded(answer.head(chunk=True)).removesuffix("}")
+        self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
+
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
         beside: dict[str, Any] = {}
         if self._shape.include_usage:
-            beside["usage"] = self._usage() if self._shape.continuous_usage else None
+            beside["usage"] = usage(self._choices, n=self._shape.n) if self._shape.continuous_usage else None
         if self._shape.include_speculation:
             beside["speculation"] = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens}
         return self._event(encoded(self._answer.chunk(index, part, choice)), beside)
 
+    def _end(self) -> bytes:
+        return self._event("", figures(self._choices, n=self._shape.n)) if self._shape.include_usage else b""
+
+    def _failure(self, error: ApiError) -> bytes:
+        return f"data: {encoded(error.body())}\n\n".encode()
+
     def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
         tail = "," + encoded(beside).removeprefix("{") if beside else "}"
         return f"{self._head}{choice}]{tail}\n\n".encode()
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self._choices, n=self._shape.n)
 
 
 class EventStream(StreamingResponse):
@@ -171,7 +201,7 @@ class EventStream(StreamingResponse):
     and at its deadline while a write waits for a client that does not read.
 
     Args:
-        chunks: come from a `ChunkStream`.
+        chunks: come from an `AnswerStream`.
         events: source of the chunks.
         deadline_s: seconds from now.
     """
@@ -194,7 +224,3 @@ class EventStream(StreamingResponse):
         finally:
             for source in self._sources:
                 await source.aclose()
-
-
-def _failure(error: ApiError) -> bytes:
-    return f"data: {encoded(error.body())}\n\n".encode()

@@ -238,10 +238,11 @@ def model_card(
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:
     logger.info(
-        "model %s: %d slots of %d tokens, %.1f MB each, ready in %.1f s",
+        "model %s: %d slots of %d tokens, %.1f MB each, %d threads, ready in %.1f s",
         config.name,
         model.num_slots,
         model.max_length,
         model.slot_bytes / 1e6,
+        config.num_threads,
         time.monotonic() - started,
     )

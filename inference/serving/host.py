@@ -167,14 +167,18 @@ class Host:
 
     async def _watch(self) -> None:
         """Report the state of the work to the fronts, until it breaks."""
-        reported = (True, True)
+        reported, was_ready = (True, True), False
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs
             if (fault is None, alive) != reported:
                 reported = (fault is None, alive)
-                logger.warning("ready again" if fault is None else f"not ready: {fault}")
+                again = "ready again" if was_ready else "ready"
+                logger.log(
+                    logging.WARNING if was_ready else logging.INFO, again if fault is None else f"not ready: {fault}"
+                )
                 for front in self._fronts:
                     front.report(ready=fault is None, alive=alive)
+            was_ready |= fault is None
             before = time.monotonic()
             await asyncio.sleep(WATCH_S)
             if self._metrics is not None:

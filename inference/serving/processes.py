@@ -121,8 +121,7 @@ async def server_process(
 async def _started(role: str, *flags: str, log: int) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        str(ROOT / "main.py"),
-        "--role",
+        *_program(),
         role,
         *flags,
         stdin=asyncio.subprocess.DEVNULL,
@@ -130,6 +129,12 @@ async def _started(role: str, *flags: str, log: int) -> asyncio.subprocess.Proce
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
+
+
+def _program() -> tuple[str, ...]:
+    """Return how Python runs a role: the repository's script, or the installed package."""
+    script = ROOT / "main.py"
+    return (str(script), "--role") if script.is_file() else ("-m", "specdec")
 
 
 async def _until_ready(server: ServerProcess, timeout_s: float, ready_line: str | None) -> None:

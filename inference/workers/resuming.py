@@ -186,7 +186,11 @@ class Resuming(Generic[EventT]):
         Raises:
             SpecDecError: another attempt cannot succeed, or the request has been without a server for too long.
         """
+        is_news = self._lost_at is None
         self._require_hope(exc)
+        if is_news:
+            how = "goes on at another one" if self._goes_on_at_once else f"tried again for up to {self._patience_s:g} s"
+            logger.info("lost the server of a request (%s); %s", exc, how)
         if not self._goes_on_at_once:  # wait as long as a full server requests, and a random time
             await self._check_trust(exc)
             asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
@@ -202,9 +206,8 @@ class Resuming(Generic[EventT]):
     def _require_hope(self, exc: SpecDecError) -> None:
         if isinstance(exc, DeadlineError) and not self.left_s:
             raise exc
-        if self._lost_at is None:  # once, not at every attempt
+        if self._lost_at is None:
             self._lost_at = time.monotonic()
-            logger.info("lost the server of a request: %s", exc)
         is_full = isinstance(exc, CapacityError)
         self._num_barren += isinstance(exc, InternalError) or (self._progress.answered and not is_full)
         if exc.is_final:
@@ -241,9 +244,9 @@ class Resuming(Generic[EventT]):
 
     def _check_patience(self, exc: SpecDecError) -> None:
         if self._lost_at is not None and time.monotonic() - self._lost_at > self._patience_s:
-            raise _last(exc)
+            raise _last(exc, f"; no server went on within {self._patience_s:g} s")
 
 
-def _last(exc: SpecDecError) -> SpecDecError:
-    """Return the client's error: an InternalError as it is, any other as UnavailableError."""
-    return exc if isinstance(exc, InternalError) else UnavailableError(exc.message, address=exc.address)
+def _last(exc: SpecDecError, note: str = "") -> SpecDecError:
+    """Return the client's error: an InternalError as it is, any other as UnavailableError with a note."""
+    return exc if isinstance(exc, InternalError) else UnavailableError(exc.message + note, address=exc.address)

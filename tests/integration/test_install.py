@@ -21,8 +21,8 @@ from tests.support.servers import until_healthy
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = ("inference", "grpc_comm", "comparison")
-SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "README.md", "LICENSE", "specdec.py")
+PACKAGES = ("specdec", "inference", "grpc_comm", "comparison")
+SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")

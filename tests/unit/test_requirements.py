@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -12,7 +13,7 @@ from packaging.requirements import Requirement
 
 from inference import VERSION
 from inference.config import ROOT
-from scripts.requirements import pinned, requirements
+from scripts.requirements import oldest, pinned, requirements
 from tests.test_layering import imports_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -42,6 +43,52 @@ def test_every_package_says_why_it_is_here() -> None:
 def test_a_range_is_pinned_to_what_is_tested() -> None:
     assert pinned("torch>=2.9,<=2.13.0") == "torch==2.13.0"
     assert pinned("uvloop==0.23.0; sys_platform != 'win32'") == "uvloop==0.23.0; sys_platform != 'win32'"
+
+
+def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
+    """Everything was pinned, so the wheel hardly went beside another package; the files stay what was tested."""
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
+    exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]
+    assert len(exact) == len(PROJECT["dependencies"])
+    assert all("==" in line for line in exact)
+    assert "fastapi==0.150.0" in oldest()
+
+
+CLIENT_ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Blocker(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Blocker())
+from specdec import main
+sys.argv = ["specdec", "fused_client", "--port", "1", "--connect_timeout_s", "0.1", "--prompt", "x"]
+sys.exit(main())
+"""
+
+
+def test_a_client_needs_no_more_than_its_file() -> None:
+    """A thin client took the 1.5 GB of a server."""
+    wanted = {name_of(line) for line in requirements()["requirements-client.txt"].splitlines() if "==" in line}
+    missing = {name_of(spec) for spec in PROJECT["dependencies"]} - wanted
+    owners = packages_distributions()
+    blocked = {module for module, names in owners.items() if {each.lower() for each in names} & missing}
+    assert {"torch", "transformers", "fastapi", "onnxruntime", "matplotlib"} <= blocked
+    code = f"BLOCKED = {blocked!r}\n{CLIENT_ALONE}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (run.returncode, "no server answers" in run.stderr) == (1, True), run.stderr
+
+
+def test_the_demo_installs_what_it_runs() -> None:
+    run = subprocess.run(
+        ["make", "--dry-run", "--always-make", "demo"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert "requirements.txt" in run.stdout
+    assert "requirements-dev.txt" not in run.stdout
 
 
 def test_the_version_is_one() -> None:

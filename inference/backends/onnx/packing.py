@@ -67,7 +67,11 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
                 _publish(made, folder)
     except OSError as error:
         raise ConfigError(f"model {path}: cannot keep its packed weights in {folder.parent}: {error}") from error
-    logger.info("model %s: packed for ONNX Runtime in %.1f s, at %s", path.name, time.monotonic() - started, folder)
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    logger.info(
+        "model %s: packed for ONNX Runtime in %.1f s: %.0f MB at %s, which may be deleted",
+        *(path.name, time.monotonic() - started, megabytes, folder),
+    )
 
 
 def _publish(made: Path, folder: Path) -> None:

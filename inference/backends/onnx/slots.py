@@ -9,14 +9,14 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from inference.backends.host import allow_huge_pages, lazy_zeros
 from inference.backends.onnx.shape import DecoderShape
-from inference.errors import ConfigError
+from inference.errors import RoomError
 
 
 class OnnxSlots:
     """Room for `num_slots` sequences of `max_length` positions each, and for the graph's spare token after them.
 
     Raises:
-        ConfigError: there is not enough memory.
+        RoomError: there is not enough memory.
     """
 
     def __init__(self, shape: DecoderShape, *, num_slots: int, max_length: int) -> None:
@@ -28,7 +28,7 @@ class OnnxSlots:
             self._mapping = lazy_zeros(4 * math.prod(rooms))
         except MemoryError as error:
             message = f"{num_slots} slots of {max_length} positions do not fit into the memory of cpu"
-            raise ConfigError(message) from error
+            raise RoomError(message) from error
         self.memory = np.frombuffer(self._mapping, np.float32).reshape(rooms)
         self.slot_bytes = int(self.memory[0].nbytes)
         self._values: dict[int, list[onnxruntime.OrtValue]] = {}

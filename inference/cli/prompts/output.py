@@ -16,6 +16,7 @@ from rich.table import Table
 
 from inference.cli.prompts.results import Result
 from inference.commit import Delta
+from inference.request import SamplingParams
 from inference.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ class TextSink:
     """Output as text: the prompt, its continuation as it streams, and a line of figures."""
 
     _num_ended = 0
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
 
     def begin(self, result: Result) -> None:
         print(f"\n>>> {result.prompt}", flush=True)
@@ -56,15 +60,19 @@ class TextSink:
             f"{stats.tokens_per_s:.1f} tokens/s",
         ]
         if stats.acceptance_rate is not None:
-            parts.append(f"acceptance {stats.acceptance_rate:.2f}")
-        reason = result.finish_reason.value if result.finish_reason else "?"
-        print(f"\n--- {self._num_ended}: {', '.join(parts)}, finish {reason}, seed {result.seed}", flush=True)
+            looked_up = {source for source, _ in stats.by_source} == {"lookup"}
+            parts.append(f"acceptance {stats.acceptance_rate:.2f}{' of what was looked up' if looked_up else ''}")
+        parts.append(f"finish {result.finish_reason.value if result.finish_reason else '?'}")
+        if not self._sampling.greedy:
+            parts.append(f"seed {result.seed}")
+        print(f"\n--- {self._num_ended}: {', '.join(parts)}", flush=True)
 
 
 class TokenSink(TextSink):
     """Output of each token on a line of its own, then the text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+        super().__init__(sampling)
         self._tokenizer = tokenizer
 
     def begin(self, result: Result) -> None:

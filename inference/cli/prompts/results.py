@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started
+from inference.commit import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 from inference.errors import SpecDecError
 from inference.observe.stats import RequestStats
 from inference.workers.status import code_name
@@ -13,13 +13,20 @@ from inference.workers.status import code_name
 
 @dataclass(slots=True)
 class Result:
-    """Result of one completion, which grows with its events."""
+    """Result of one completion, which grows with its events.
 
-    prompt: str
+    Attributes:
+        prompt: text; from a program also token ids, or a `Chat`.
+        stats: its figures: times, tokens, acceptance.
+        error: its failure; None if it has none.
+    """
+
+    prompt: Any
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     seed: int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     error: SpecDecError | None = None
 
@@ -31,6 +38,7 @@ class Result:
         elif isinstance(event, Delta):
             self.text += event.text
             self.token_ids.extend(event.token_ids)
+            self.logprobs.extend(event.logprobs)
         elif isinstance(event, Finished):
             self.finish_reason = event.reason
 

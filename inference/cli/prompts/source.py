@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from inference.config import BUNDLED_PROMPTS, ObserveConfig
 from inference.errors import ConfigError
@@ -29,6 +30,7 @@ class PromptJob:
     """Prompts to complete, and how.
 
     Attributes:
+        prompts: texts; from a program also token ids, or a `Chat`.
         template: request of each prompt, without the prompt.
         concurrency: prompts in flight at once.
         as_json: one object per prompt on stdout; else text as it streams.
@@ -36,7 +38,7 @@ class PromptJob:
         deadline_s: seconds that each prompt may take, retries included.
     """
 
-    prompts: tuple[str, ...]
+    prompts: tuple[Any, ...]
     template: CompletionRequest
     concurrency: int
     as_json: bool
@@ -84,7 +86,7 @@ class PromptSettings:
     """Settings of prompts and of their requests.
 
     Attributes:
-        prompt: one prompt.
+        prompt: one prompt; may be given several times.
         prompt_text: a UTF-8 file with one prompt per line.
         max_new_tokens: output tokens.
         format: json: one object per prompt, a line each.
@@ -94,7 +96,7 @@ class PromptSettings:
 
     SECTION: ClassVar = "prompts and output"
 
-    prompt: str | None = setting(None, "--prompt TEXT", exclusive=True)
+    prompt: tuple[str, ...] | None = setting(None, "--prompt TEXT", exclusive=True)
     prompt_text: Path = setting(BUNDLED_PROMPTS, "--prompt_text FILE", exclusive=True)
     max_new_tokens: int = setting(DEFAULT_MAX_NEW_TOKENS, "--max_new_tokens N", within=MAX_NEW_TOKENS)
     format: str = setting("text", "--format", choices=("text", "json"))
@@ -127,24 +129,25 @@ class PromptSettings:
         return PromptJob(prompts, template, concurrency, self.format == "json", observe, deadline_s)
 
 
-def read_prompts(prompt: str | None, file: Path) -> list[str]:
-    """Return the prompt itself, or every line of the file that is not blank.
+def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:
+    """Return the prompts themselves, or every line of the file that is not blank.
 
     Raises:
         ConfigError: the file cannot be read as UTF-8, or has no prompt.
-        InvalidRequestError: the prompt is not valid UTF-8.
+        InvalidRequestError: a prompt is not valid UTF-8.
     """
-    if prompt is not None:
+    for prompt in prompts or ():
         check_unicode(prompt, "prompt")
-        return [prompt]
+    if prompts is not None:
+        return list(prompts)
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also split at U+2028 and others
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"prompt file {file} cannot be read: {exc}") from exc
-    prompts = [line.removesuffix("\r") for line in lines if line.strip()]
-    if not prompts:
+    found = [line.removesuffix("\r") for line in lines if line.strip()]
+    if not found:
         raise ConfigError(f"prompt file {file} has no prompt: one per line is expected")
-    return prompts
+    return found
 
 
 def text_of(path: Path) -> str:

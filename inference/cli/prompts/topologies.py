@@ -38,13 +38,13 @@ async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig
         async with draft_worker(loaded, draft, fleet) as (worker, engine):
             worker.vocab_size = worker.vocab_size if card is None else card.vocab_size
             with timeline(job.observe, engine):
-                return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink())
+                return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink(job.template.sampling))
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
     """Complete prompts at any GenerationService; return the exit code."""
     async with connected(connection) as fleet:
-        return await _complete(job, FailoverCompleter(fleet, connection), TextSink())
+        return await _complete(job, FailoverCompleter(fleet, connection), TextSink(job.template.sampling))
 
 
 async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
@@ -52,7 +52,7 @@ async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
     async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
-            return await _complete(job, completer, TokenSink(running.tokenizer))
+            return await _complete(job, completer, TokenSink(job.template.sampling, running.tokenizer))
 
 
 async def _complete(job: PromptJob, completer: Completer, text_sink: Sink) -> int:
@@ -77,7 +77,7 @@ async def run_prompts(completer: Completer, job: PromptJob, sink: Sink) -> list[
     queues = [_Deltas() for _ in job.prompts]
     async with asyncio.TaskGroup() as group:
         for result, queue in zip(results, queues, strict=True):
-            group.create_task(_run(completer, job, places, result, queue))
+            group.create_task(run_prompt(completer, job, places, result, queue))
         for result, queue in zip(results, queues, strict=True):
             await _show(result, queue, sink)
     return results
@@ -90,7 +90,10 @@ async def _show(result: Result, queue: _Deltas, sink: Sink) -> None:
     sink.end(result)
 
 
-async def _run(completer: Completer, job: PromptJob, places: asyncio.Semaphore, result: Result, queue: _Deltas) -> None:
+async def run_prompt(
+    completer: Completer, job: PromptJob, places: asyncio.Semaphore, result: Result, queue: _Deltas
+) -> None:
+    """Complete one prompt of a job: `result` and `queue` get what comes; a full server is asked again."""
     request = replace(job.template, prompt=result.prompt)
     async with places:
         ends_at = time.monotonic() + job.deadline_s

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference.cli.config_file import ConfigFileParser
+from inference.cli.config_file import ConfigFileParser, program
 from inference.cli.flags import add_group, read
 from inference.cli.roles import (
     alone,
@@ -67,13 +67,24 @@ def settings_of(name: str, arguments: Sequence[str]) -> Any:
     return read(ROLES[name].settings, parser_of(name).parse_args(arguments))
 
 
-def parser_of(name: str) -> ConfigFileParser:
-    """Return the parser of one role's flags."""
+def settings_by_name(name: str, values: Mapping[str, Any]) -> Any:
+    """Return the settings of a role from values by the names of its flags, as a program gives them.
+
+    Raises:
+        ConfigError, InvalidRequestError: a name is no flag, or a value is out of range.
+    """
+    parser = parser_of(name, exits=False)
+    return read(ROLES[name].settings, parser.parse_args(list(parser.as_arguments(values))))
+
+
+def parser_of(name: str, *, exits: bool = True) -> ConfigFileParser:
+    """Return the parser of one role's flags; on a fault it exits, or raises ConfigError."""
     role = ROLES[name]
     parser = ConfigFileParser(
         role=name,
+        exits=exits,
         roles={each: lambda each=each: parser_of(each) for each in ROLES},  # type: ignore[misc]
-        prog=f"main.py --role {name}",
+        prog=program(name, f"main.py --role {name}"),
         description=role.summary,
         allow_abbrev=False,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference.backends import registry
+from inference.backends.onnx import slots
 from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import load_backend
@@ -68,6 +69,23 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(load_backend(config_for(path)), TorchBackend)
     with pytest.raises(ConfigError, match="backend onnx needs the package no_such_package, which is not installed"):
         load_backend(ModelConfig(path, backend="onnx"))
+
+
+@pytest.mark.parametrize("fields", [{"sequence_length": 100_000}, {"num_slots": 4096, "sequence_length": 64}])
+def test_what_no_backend_can_is_refused_at_once(
+    tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log said "backend torch, because sequence_length 100000 is above the 2048 positions", loaded the model
+    again, and only then refused it; likewise slots that did not fit into memory."""
+
+    def no_memory(num_bytes: int) -> None:
+        raise MemoryError(f"no {num_bytes} bytes")
+
+    monkeypatch.setattr(slots, "lazy_zeros", no_memory)
+    config = config_for(save_tiny_model(tmp_path, "llama"))
+    with pytest.raises(ConfigError, match=r"sequence_length 100000 is above|4096 slots of 64 positions do not fit"):
+        load_backend(replace(config, **fields))  # type: ignore[arg-type]
+    assert not [record for record in caplog.records if "torch" in record.getMessage()]
 
 
 def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import specdec
+from inference import VERSION
 from inference.cli.app import EXIT_USAGE, main
-from inference.cli.roles.registry import ROLES
+from inference.cli.prompts.source import read_prompts
+from inference.cli.roles.registry import ROLES, settings_of
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}
@@ -49,6 +52,61 @@ def usage_error(*arguments: str | Path) -> None:
     except SystemExit as exc:  # argparse
         code = int(exc.code or 0)
     assert code == EXIT_USAGE
+
+
+def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a program of this name."""
+    monkeypatch.setattr("sys.argv", [program, *arguments])
+    try:
+        return specdec.main()
+    except SystemExit as exc:
+        return int(exc.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "name"),
+    [
+        ("/usr/bin/specdec", ["draft", "--help"], "specdec draft"),
+        ("/x/specdec/__main__.py", ["draft", "--help"], "specdec draft"),
+        ("main.py", ["--role", "draft", "--help"], "main.py --role draft"),
+        ("/usr/bin/specdec", ["--help"], "specdec ROLE"),
+        ("main.py", ["--help"], "main.py --role ROLE"),
+        ("/usr/bin/specdec", ["compare", "--help"], "specdec compare"),
+        ("/usr/bin/specdec", ["study", "--help"], "specdec study"),
+        ("/usr/bin/specdec", ["diff", "--help"], "specdec diff"),
+    ],
+)
+def test_a_program_calls_itself_as_it_was_called(
+    program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The installed command called itself main.py, and had no compare, study and diff (its users' first finding)."""
+    assert run(program, arguments, monkeypatch) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: {name} ")
+    assert ("main.py" in text) == ("main.py" in program)
+    if "--role" not in arguments:
+        assert run(program, [*arguments[:-1], "--nonsense"], monkeypatch) == EXIT_USAGE
+        assert ("main.py" in capsys.readouterr().err) == ("main.py" in program)
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for program in ("specdec", "main.py"):
+        assert run(program, ["--version"], monkeypatch) == 0
+        assert capsys.readouterr().out == f"specdec {VERSION}\n"
+
+
+def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stood below thirty lines of usage, without the flag that was meant."""
+    assert run("specdec", ["draft", "--promt", "x", "--seeed=3"], monkeypatch) == EXIT_USAGE
+    fault, hint = capsys.readouterr().err.splitlines()
+    assert fault == "error: unrecognized arguments: --promt x --seeed=3 (did you mean --prompt --seed?)"
+    assert hint == "`specdec draft --help` shows the flags"
+
+
+def test_several_prompts_are_all_completed() -> None:
+    """The last of two `--prompt` won, without a word."""
+    settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
+    assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
 
 @pytest.mark.parametrize("role", FLAGS)

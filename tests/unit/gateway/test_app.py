@@ -6,17 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from inference import errors
+from inference.commit import Delta, Event
 from inference.gateway import stream
 from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
 from inference.request import SamplingParams
 from inference.text.chat import Chat
+from inference.workers.completion import CompletionRequest
 from tests.support import llmperf
 from tests.support.completers import ScriptedCompleter, gateway
 
@@ -57,6 +60,46 @@ async def test_a_completion_has_openais_shape() -> None:
     details = document["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 3}
     assert document["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert document["metrics"] == SPECULATION
+
+
+SPECULATION = {
+    "speculative_decoding": {
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [1, 1, 1, 0],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 3,
+        "num_draft_tokens": 6,
+        "num_spec_tokens": 3,
+    }
+}
+"""Of PASSES, in vLLM's summary form: passes of 2, 3 and 1 draft tokens, all but the last of each accepted."""
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream_chunk", ["token", "pass"])
+async def test_the_usage_of_a_stream_has_metrics_beside_it(path: str, stream_chunk: str) -> None:
+    asked = {"prompt": "x"} if "chat" not in path else {"messages": [{"role": "user", "content": "x"}]}
+    body = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    *others, last = events(await post(ScriptedCompleter(PASSES), path, body, stream_chunk=stream_chunk))
+    assert (last["metrics"], last["choices"]) == (SPECULATION, [])
+    assert not [each for each in others if "metrics" in each]
+
+
+async def test_choices_are_summed_up_and_no_draft_has_no_metrics() -> None:
+    both = (await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x", "n": 2})).json()["metrics"]
+    assert both["speculative_decoding"]["acceptance_histogram"] == [2, 2, 2, 0]
+    assert both["speculative_decoding"]["draft_acceptance_rate"] == 0.5
+    assert "metrics" not in (await post(Undrafted(PASSES), "/v1/completions", {"prompt": "x"})).json()
+
+
+class Undrafted(ScriptedCompleter):
+    """A server without a draft."""
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        async for event in super().complete(request):
+            yield replace(event, num_draft_tokens=0, num_accepted_tokens=0) if isinstance(event, Delta) else event
 
 
 async def test_a_salt_is_passed_on_within_its_limits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 import time
@@ -208,6 +209,57 @@ async def test_a_connection_without_a_request_is_closed(
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, first, more) < 10
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:80", "127.0.0.1:8000", "[::1]", "[::1]:8000"])
+async def test_names_of_this_machine_are_served(host: str) -> None:
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
+async def test_another_host_is_told_what_to_do(host: str) -> None:
+    """It was 400 "Invalid host header" as plain text, without a line in the log; a proxy in front of a gateway on
+    loopback met it."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "Host", "invalid_host")
+    assert host.removesuffix(":80")[:50] in error["message"]
+    assert "Host: localhost" in error["message"]
+    assert len(error["message"]) < 500
+
+
+async def test_a_compressed_body_is_told_what_to_do() -> None:
+    """Its bytes were parsed as they were: the fault named a character of the compressed text."""
+    body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
+        headers = {**json_type, "Content-Encoding": "gzip"}
+        error = (refused := await client.post("completions", content=body, headers=headers)).json()["error"]
+        assert (refused.status_code, error["code"]) == (415, "unsupported_content_encoding")
+        assert "send the body as it is" in error["message"]
+        headers = {**json_type, "Content-Encoding": "identity"}
+        assert (await client.post("completions", content=b'{"prompt": "x"}', headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
+async def test_a_half_closed_client_is_told_what_to_do(part: bytes) -> None:
+    """It got nothing: its end of the connection looks like that of a client that has left, which cancels a request."""
+    head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
+    lines = (*head, b"Content-Length: 15", b"\r\n")
+    front = HttpFront(gateway(completer := ScriptedCompleter([["a"]], gap_s=30.0), port=free_port()), ServerConfig())
+    async with opened(front):
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"\r\n".join(lines) + part)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        await until(lambda: completer.num_running == 0)
+        writer.close()
+    status, _, body = answer.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(body)["error"]
+    assert (error["code"], "leave it open" in error["message"]) == ("half_closed", True)
 
 
 async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,17 @@ async def test_which_choice_is_a_grammar() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "kind": ({"tools": [{**tool(), "type": "web_search"}]}, "tools.0.type"),
+    "kind": ({"tools": [{**tool(), "type": "web_search"}]}, "tools.0: a tool of type web_search is not supported"),
+    "custom tool": ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "give this one as a function"),
+    "custom choice": (
+        {"tools": [tool()], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+        "tool_choice: tool_choice of type custom is not supported here: give the tools that may be called as tools",
+    ),
+    "allowed tools": (
+        {"tools": [tool()], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "tool_choice of type allowed_tools is not supported here",
+    ),
+    "half a choice": ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
     "name": ({"tools": [tool("a b")]}, "tools.0.function.name"),
     "twice": ({"tools": [tool(), tool()]}, "tools name f twice"),
     "array": ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters"),

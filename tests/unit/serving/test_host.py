@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import signal
 import socket
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from inference.config import ROOT, HttpConfig, ObserveConfig, PortSecurity, ServerConfig
 from inference.errors import ConfigError, UnavailableError
+from inference.serving import host as host_module
 from inference.serving.fronts import check_ports
 from inference.serving.host import Host
 from inference.serving.processes import free_port
+from tests.support import scripted
 
 
 def test_a_taken_port_is_named_whichever_it_is() -> None:
@@ -88,6 +91,28 @@ async def test_one_order_of_draining() -> None:
     ended.set()
     await serving
     assert recorder.told[2:] == ["report", "report", "refuse", "refuse", "stop 3", "close", "close"]
+
+
+async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A normal start of `--attach` logged two warnings: not ready, and ready again."""
+    monkeypatch.setattr(host_module, "WATCH_S", 0.01)
+    recorder = Recorder()
+    recorder.fault = "no target yet"  # type: ignore[assignment]
+    caplog.set_level(logging.INFO, "inference.serving.host")
+
+    def logged() -> list[tuple[str, str]]:
+        return [(record.levelname, record.getMessage()) for record in caplog.records if "ready" in record.getMessage()]
+
+    async def until() -> None:
+        for num_lines, fault in ((1, None), (2, "lost"), (3, None)):
+            await scripted.until(lambda num_lines=num_lines: len(logged()) >= num_lines)  # type: ignore[misc]
+            recorder.fault = fault  # type: ignore[assignment]
+        await scripted.until(lambda: len(logged()) >= 4)
+
+    await Host(recorder, [recorder], config=ServerConfig(grace_s=0.0)).run(until())
+    first, later = logged()[:2], logged()[2:]
+    assert first == [("INFO", "not ready: no target yet"), ("INFO", "ready")]
+    assert later == [("WARNING", "not ready: lost"), ("WARNING", "ready again")]
 
 
 async def test_what_was_loaded_is_not_searched_for_garbage() -> None:

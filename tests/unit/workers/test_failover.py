@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -153,6 +154,19 @@ async def test_a_server_dies_and_another_goes_on() -> None:
     (asked,) = second.completer.asked
     assert asked.resume is not None
     assert (asked.resume.token_ids, asked.resume.provenance, asked.seed) == ((0,), ORIGIN, 7)
+
+
+async def test_a_lost_server_is_told_with_how_long_it_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
+    caplog.set_level(logging.INFO, "inference.workers.resuming")
+    async with places(Counting(), patience_s=0.3) as (completer, (only,)):
+        with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
+            await interrupted(completer, only)
+    (line,) = [record.getMessage() for record in caplog.records if "lost the server" in record.getMessage()]
+    assert line.endswith("tried again for up to 0.3 s")
+    async with places(Counting(), Counting()) as (completer, (first, _)):
+        await interrupted(completer, first)
+    assert "goes on at another one" in caplog.text
 
 
 async def test_a_drain_moves_a_request_that_can_move() -> None:

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+import pytest
+
+from inference.cli.prompts.output import TextSink
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.source import PromptJob
 from inference.cli.prompts.topologies import run_prompts
-from inference.commit import Delta, Event, Finished, FinishReason, Started
+from inference.commit import Delta, Event, Finished, FinishReason, OwnDrafts, Started
 from inference.config import ObserveConfig
 from inference.errors import CapacityError, UnavailableError
+from inference.request import SamplingParams
 from inference.workers.completion import CompletionRequest
 
 TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)
@@ -35,6 +39,23 @@ class ListSink:
 
     def end(self, result: Result) -> None:
         self.lines.append(f"end {result.prompt}")
+
+
+@pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
+def test_the_line_of_figures_says_what_it_means(
+    temperature: float, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had a seed at temperature 0, and the acceptance of a draft where no draft was: the target looked up."""
+    result = Result("x")
+    own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
+    result.record(Started(1, 9898))
+    result.record(Delta(1, (5, 6), 2, 1, own=own, text="ab"))
+    result.record(Finished(FinishReason.STOP))
+    TextSink(SamplingParams(temperature=temperature)).end(result)
+    line = capsys.readouterr().out
+    assert ("seed 9898" in line) == (temperature > 0)
+    assert ("acceptance 0.50 of what was looked up" in line) == (source == "lookup")
+    assert "acceptance 0.50" in line
 
 
 class ScriptedCompleter:

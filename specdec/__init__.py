@@ -1,0 +1,68 @@
+"""Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
+
+Imports our packages only when they are used: where `import inference` finds somebody else's package of that name, the
+command says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inference.cli.prompts.results import Result
+    from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+    from specdec.library import LLM, AsyncClient, AsyncLLM, Client
+
+__all__ = ["BUNDLED_DRAFT", "BUNDLED_TARGET", "LLM", "AsyncClient", "AsyncLLM", "Client", "Result", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the library when it is used first."""
+    if name not in __all__:
+        raise AttributeError(f"module specdec has no attribute {name}")
+    from specdec import library
+
+    return getattr(library, name)
+
+
+def main() -> int:
+    """Run a role, a comparison, a study or a diff; return the exit code."""
+    if (stranger := _stranger(find_spec("inference"))) is not None:
+        ours = Path(__file__).resolve().parents[1] / "inference"
+        print(
+            f"error: `import inference` finds {stranger}, which is another package; ours is {ours}. "
+            "Take the other one off PYTHONPATH, or uninstall it",
+            file=sys.stderr,
+        )
+        return 2
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["compare"], ["study"], ["diff"]):
+        from comparison.app import main as measure
+
+        return measure(arguments[1:] if arguments[0] == "compare" else arguments)
+    from inference.cli.app import end_soon
+    from inference.cli.app import main as run
+
+    names_role = bool(arguments) and not arguments[0].startswith("-")
+    code = run(["--role", *arguments] if names_role else arguments)
+    end_soon(code)
+    return code
+
+
+def _stranger(spec: ModuleSpec | None) -> str | None:
+    """Where the package `inference` is, unless it is ours, which lies beside this package."""
+    if spec is None:
+        return "nothing"
+    places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+    ours = Path(__file__).resolve().parents[1] / "inference"
+    if ours in places and (ours / "cli" / "app.py").is_file():
+        return None
+    return str(places[0] if places else spec.origin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

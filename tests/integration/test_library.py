@@ -1,0 +1,165 @@
+"""The library in the `specdec` package: the same tokens as a server's, wherever it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specdec
+from examples import library
+from inference.config import ROOT
+from inference.errors import ConfigError, InvalidRequestError
+from inference.request import SamplingParams
+from inference.serving.processes import ServerProcess
+from inference.workers.completion import CompletionRequest
+from tests.conftest import ModelDirectories
+from tests.support.servers import complete_all
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ["the wind and the sea", "a house", "once"] * 2
+
+
+@pytest.fixture(scope="module")
+def llm(models: ModelDirectories) -> Iterator[specdec.LLM]:
+    with specdec.LLM(models.chat_target, models.related, batch=2, threads=1) as llm:
+        yield llm
+
+
+async def test_everything_gives_a_servers_tokens(
+    llm: specdec.LLM, models: ModelDirectories, target: ServerProcess
+) -> None:
+    """Blocking and asynchronous, a pair, a target alone and a client; here within an event loop, as in a notebook."""
+    requests = [CompletionRequest(each, SamplingParams(temperature=0.9), 7, max_new_tokens=20) for each in PROMPTS]
+    served = [completion.token_ids for completion in await complete_all(target, requests)]
+    parameters = {"temperature": 0.9, "seed": 7, "max_new_tokens": 20}
+    assert [result.token_ids for result in llm.generate(PROMPTS, **parameters)] == served
+    with specdec.Client(target.address) as client:
+        assert [result.token_ids for result in client.generate(PROMPTS, **parameters)] == served
+    async with specdec.AsyncLLM(models.chat_target, threads=1) as alone:
+        assert [result.token_ids for result in await alone.generate(PROMPTS, **parameters)] == served
+        parts = [part async for part in alone.stream(PROMPTS[0], **parameters)]
+        assert [token_id for part in parts for token_id in part.token_ids] == served[0]
+    async with specdec.AsyncClient(target.address) as asked:
+        assert [result.token_ids for result in await asked.generate(PROMPTS, **parameters)] == served
+
+
+def test_a_result_has_text_ids_acceptance_and_timings(llm: specdec.LLM) -> None:
+    (result,) = llm.generate(PROMPTS[0], max_new_tokens=20, logprobs=1)
+    assert (len(result.token_ids), len(result.logprobs)) == (20, 20)
+    assert result.stats.num_draft_tokens > 0
+    assert 0 < result.stats.ttft_s <= result.stats.end_to_end_s
+    parts = list(llm.stream(PROMPTS[0], max_new_tokens=20))
+    assert "".join(part.text for part in parts) == result.text
+    assert sum(part.num_accepted_tokens for part in parts) <= sum(part.num_draft_tokens for part in parts)
+
+
+def test_prompts_may_be_ids_and_chats(llm: specdec.LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    mixed: list[Any] = [[5, 6, 7], messages]
+    by_ids, by_chat = llm.generate(mixed, max_new_tokens=4)
+    assert [len(each.token_ids) for each in (by_ids, by_chat)] == [4, 4]
+    assert llm.generate(messages, max_new_tokens=4)[0].token_ids == by_chat.token_ids
+    assert llm.generate([5, 6, 7], max_new_tokens=4)[0].token_ids == by_ids.token_ids
+
+
+def test_parameters_are_those_of_the_command_line(llm: specdec.LLM) -> None:
+    fields = {"structured_outputs": {"regex": "[ab]{3}"}, "logit_bias": {5: -1.0}, "stop": "zzz", "stop_token_ids": [3]}
+    (result,) = llm.generate("x", max_new_tokens=20, **fields)
+    assert re.fullmatch("[ab]{3}", result.text)
+    with pytest.raises(ConfigError, match="no parameter is called nonsense"):
+        llm.generate("x", nonsense=1)
+    with pytest.raises(InvalidRequestError, match="temperature -1"):
+        llm.generate("x", temperature=-1)
+    with pytest.raises(InvalidRequestError, match="context length"):
+        llm.generate(["x", "the " * 3000])
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match="no flag nonsense"):
+        specdec.LLM(nonsense=1)
+    with pytest.raises(ConfigError, match="batch 0"):
+        specdec.LLM(batch=0)
+    with pytest.raises(ConfigError, match="no such directory"):
+        specdec.LLM("nowhere")
+
+
+def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
+    for _ in range(4):  # more than there are slots
+        stream = llm.stream(PROMPTS[0], max_new_tokens=100)
+        assert next(stream).token_ids
+        stream.close()
+    assert len(llm.generate(PROMPTS, max_new_tokens=2)) == len(PROMPTS)
+
+
+def test_a_fork_of_a_process_with_models_says_so(llm: specdec.LLM, models: ModelDirectories) -> None:
+    """Its threads are not in the fork: a use of the models would wait for ever."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        for use in (lambda: llm.generate("x"), lambda: specdec.LLM(models.target)):
+            try:
+                use()
+            except ConfigError as exc:
+                os.write(writing, f"{exc}\n".encode())
+        llm.close()
+        os._exit(0)
+    os.close(writing)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        lines = said.read().splitlines()
+    assert (status, len(lines)) == (0, 2)
+    assert all("which has opened models already" in line and "spawn" in line for line in lines)
+    assert len(llm.generate("x", max_new_tokens=2)) == 1, "the parent goes on"
+
+
+FORKING = """
+import os, sys, specdec
+if os.fork() == 0:
+    llm = specdec.LLM(sys.argv[1], threads=1)
+    assert len(llm.generate("x", max_new_tokens=3)[0].token_ids) == 3
+    sys.exit(0)  # which closes it
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_fork_may_open_models_if_its_parent_has_none(models: ModelDirectories) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(models.target)], check=True, cwd=ROOT, timeout=120)
+
+
+def test_a_closed_one_says_so(models: ModelDirectories) -> None:
+    with specdec.LLM(models.target, threads=1) as llm:
+        pass
+    llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("x")
+    unopened = specdec.AsyncLLM(models.target)
+    with pytest.raises(ConfigError, match="async with"):
+        asyncio.run(unopened.generate("x"))
+
+
+def test_the_example_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    library.main()
+    output = capfd.readouterr().out
+    assert "1, 2, 3, 4, 5, 6, 7" in output
+    assert re.search(r"^ \d{2,4}$", output, re.MULTILINE)
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "library.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 3
+    file = tmp_path / "page.py"
+    file.write_text("\n".join(examples))
+    run = subprocess.run(
+        [sys.executable, file], capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert run.returncode == 0, run.stderr
+    assert "5, 6, 7" in run.stdout

@@ -1,0 +1,178 @@
+"""Clients' own packages speak the Responses API with the bundled models: a fused pair, and a distributed one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+from inference.serving.processes import free_port
+from tests.integration.test_gateway import gateway_process
+from tests.support.servers import draft_server, fused_server, target_server, until_healthy
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+FUNCTION: Any = {
+    "type": "function",
+    "name": "weather",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"],
+        "additionalProperties": False,
+    },
+}
+FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens": 40, "temperature": 0}
+
+
+class Forecast(BaseModel):
+    """How it will be."""
+
+    days: int = Field(ge=1, le=9)
+    rain: bool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def urls() -> AsyncGenerator[dict[str, str], None]:
+    """A fused server's own HTTP, and a gateway in front of a draft worker."""
+    port = free_port()
+    fused = fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4")
+    async with AsyncExitStack() as stack:
+        _, target = await asyncio.gather(
+            stack.enter_async_context(fused),
+            stack.enter_async_context(target_server(BUNDLED_TARGET, "--batch", "4")),
+        )
+        worker = await stack.enter_async_context(draft_server(BUNDLED_DRAFT, target))
+        front = await stack.enter_async_context(gateway_process(worker))
+        await until_healthy(port)
+        yield {"fused": f"http://127.0.0.1:{port}/v1", "distributed": f"http://127.0.0.1:{front}/v1"}
+
+
+@pytest.fixture(params=["fused", "distributed"])
+def url(request: pytest.FixtureRequest, urls: dict[str, str]) -> str:
+    return urls[request.param]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(url: str) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+async def test_the_text_is_that_of_a_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    whole = await client.responses.create(**FIELDS, instructions="Help.")
+    events = [event async for event in await client.responses.create(**FIELDS, instructions="Help.", stream=True)]
+    assert events[-1].type == "response.incomplete", "the limit of tokens ends it"
+    streamed = events[-1].response
+    messages: Any = [{"role": "system", "content": "Help."}, {"role": "user", "content": FIELDS["input"]}]
+    chat = await client.chat.completions.create(model="target", messages=messages, max_tokens=40, temperature=0)
+    assert whole.output_text == streamed.output_text == chat.choices[0].message.content
+    assert whole.usage is not None
+    assert chat.usage is not None
+    assert whole.usage.output_tokens == chat.usage.completion_tokens
+    assert json.loads(whole.model_dump_json())["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+
+
+async def test_a_call_goes_back_into_the_conversation(client: openai.AsyncOpenAI) -> None:
+    fields: Any = {**FIELDS, "tools": [FUNCTION], "tool_choice": "required", "parallel_tool_calls": False}
+    first = await client.responses.create(**fields)
+    (call,) = first.output
+    assert call.type == "function_call"
+    assert 1 <= json.loads(call.arguments)["days"] <= 9
+    async with client.responses.stream(**fields) as stream:
+        (other,) = (await stream.get_final_response()).output
+    assert other.type == "function_call"
+    assert other.arguments == call.arguments
+    answered = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    items: Any = [{"role": "user", "content": "Rain?"}, call.model_dump(), answered]
+    second = await client.responses.create(**{**fields, "input": items, "tool_choice": "none"})
+    assert [item.type for item in second.output] == ["message"]
+
+
+async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
+    parsed = await client.responses.parse(**{**FIELDS, "max_output_tokens": 80}, text_format=Forecast)
+    assert isinstance(parsed.output_parsed, Forecast)
+
+
+async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
+    """One agent must call, whole and streamed; another one goes on from there with a typed answer."""
+    called = []
+
+    @function_tool
+    def forecast(days: int) -> str:
+        """How it will be."""
+        called.append(days)
+        return "rain"
+
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=60, temperature=0.0)
+    model, config = OpenAIResponsesModel("target", client), RunConfig(tracing_disabled=True)
+    caller: Agent[None] = Agent(
+        name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast],
+        tool_use_behavior="stop_on_first_tool",
+    )  # fmt: skip
+    result = await Runner.run(caller, "Rain?", run_config=config)
+    assert (len(called), result.final_output) == (1, "rain")
+    streaming = Runner.run_streamed(caller, "Rain?", run_config=config)
+    kinds = [event.name async for event in streaming.stream_events() if event.type == "run_item_stream_event"]
+    assert kinds == ["tool_called", "tool_output"]
+    assert called[0] == called[1]
+    writer: Agent[None] = Agent(
+        name="b", model=model, model_settings=ModelSettings(max_tokens=80, temperature=0.0), output_type=Forecast
+    )
+    answer = await Runner.run(writer, result.to_input_list(), run_config=config)
+    assert isinstance(answer.final_output, Forecast)
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+async def test_langchain(url: str, method: Any) -> None:
+    fields: Any = {"model": "target", "base_url": url, "api_key": "none", "max_retries": 0, "use_responses_api": True}
+    model = ChatOpenAI(**fields, max_tokens=80, temperature=0)  # type: ignore[call-arg]
+    answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
+    assert isinstance(answer, Forecast)
+    whole = await model.ainvoke("Rain?")
+    streamed = [chunk async for chunk in model.astream("Rain?")]
+    assert whole.text == "".join(chunk.text for chunk in streamed)
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] == 80
+
+
+async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
+    """Its `openai:` models are of the Responses API; tools, a typed output, and a stream."""
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    model = models.OpenAIResponsesModel("target", provider=providers.OpenAIProvider(openai_client=client))
+    settings = {"max_tokens": 80, "temperature": 0.0}
+    typed = pydantic_ai.Agent(model, output_type=Forecast, instructions="Help.", model_settings=settings)
+    assert isinstance((await typed.run("Rain?")).output, Forecast)
+    native = pydantic_ai.Agent(model, output_type=pydantic_ai.NativeOutput(Forecast), model_settings=settings)
+    assert isinstance((await native.run("Rain?")).output, Forecast)
+    plain = pydantic_ai.Agent(model, instructions="Help.", model_settings=settings)
+    whole = await plain.run("Rain?")
+    async with plain.run_stream("Rain?") as streamed:
+        assert await streamed.get_output() == whole.output
+    again = await plain.run("And then?", message_history=whole.all_messages())
+    assert again.usage.input_tokens > whole.usage.input_tokens
+
+
+async def test_litellm(url: str) -> None:
+    litellm = pytest.importorskip("litellm")
+    fields = {**FIELDS, "model": "openai/target", "api_base": url, "api_key": "none"}
+    whole = await litellm.aresponses(**fields)
+    (message,) = whole.output
+    stream = await litellm.aresponses(**fields, stream=True)
+    deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == message.content[0].text
+    called = await litellm.aresponses(**fields, tools=[FUNCTION], tool_choice="required", parallel_tool_calls=False)
+    assert 1 <= json.loads(called.output[0].arguments)["days"] <= 9
