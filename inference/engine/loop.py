@@ -59,6 +59,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._refusal = ""  # the reason why no session may enter; empty if they may
         self.broken: str | None = None
         """Reason why no request can be served any more, or None; only a restart helps."""
+        self._contradicted = False
         self._pass_timeout_s = pass_timeout_s
         self._guard = StepGuard(self._schedule, self._can_replay)
         self.timeline: Timeline | None = None
@@ -174,7 +175,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                     if session.slot is not None:  # else it was closed meanwhile
                         self._deliver(session, work, result)
             else:
+                self._check()
                 await self._wake.wait()
+
+    def _check(self) -> None:
+        """Log, once, that an engine without any session has lost a slot or kept one: the last request can show it."""
+        if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
+            self._contradicted = True
+            logger.error("the idle engine contradicts itself, please report this: %s", fault)
 
     async def _admit(self) -> None:
         """Give free slots to waiting sessions, and let the model prepare the prefixes that it holds for them."""

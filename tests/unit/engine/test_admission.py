@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference.caller import Caller, request_context
 from inference.engine.admission import Admission
@@ -176,3 +180,25 @@ def test_retry_times_are_spread() -> None:
         hints.add(caught.value.retry_after_s)
     assert len(hints) > 10
     assert 0.1 <= min(hints) <= max(hints) <= 10
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "admit", "release"]), st.integers(0, 5)), max_size=40))
+def test_slots_and_queue_never_contradict(steps: list[tuple[str, int]]) -> None:
+    desk = Desk(num_slots=2, max_waiting=2)
+    for number, (step, choice) in enumerate(steps):
+        with suppress(CapacityError):
+            if step == "ask":
+                desk.ask(f"{'abc'[choice % 3]}{number}")
+            elif step == "admit":
+                desk.admission.admit()
+            elif desk.requests:
+                desk.admission.release([*desk.requests.values()][choice % len(desk.requests)])
+        assert desk.admission.contradiction == ""
+
+
+def test_a_lost_slot_is_a_contradiction() -> None:
+    desk = Desk(num_slots=2, max_waiting=2)
+    desk.ask("a1")
+    desk.admission.admit()
+    desk.requests["a1"].slot = 1 - (desk.requests["a1"].slot or 0)
+    assert "are held and" in desk.admission.contradiction

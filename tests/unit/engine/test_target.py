@@ -14,6 +14,7 @@ import torch
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Commit, FinishReason
 from inference.engine import target as target_module
+from inference.engine.admission import Admission
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from inference.model.decoder import Turn, Verdict
@@ -287,6 +288,19 @@ async def test_prompts_give_way_to_decoding_sessions() -> None:
     assert max(read) == 256, "alone, in parts of full length"
     assert len(beside) > 10, "beside a stream, in more and shorter ones, of both prompts together"
     assert statistics.median(beside) < 128
+
+
+async def test_an_idle_engine_reports_a_lost_slot(
+    engine: TargetEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(engine, request())
+    assert not caplog.records
+    monkeypatch.setattr(Admission, "contradiction", "slots [0] are lost")
+    for _ in range(2):
+        await finish(engine, request())
+    assert [record.getMessage() for record in caplog.records if "contradicts itself" in record.getMessage()] == [
+        "the idle engine contradicts itself, please report this: slots [0] are lost"
+    ]
 
 
 async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
