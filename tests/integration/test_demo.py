@@ -61,5 +61,7 @@ def test_the_next_steps_are_commands_that_exist() -> None:
 
 
 def test_installation_is_not_silent() -> None:
-    (command,) = re.findall(r"pip install .*requirements-dev.txt", (ROOT / "Makefile").read_text())
+    text = (ROOT / "Makefile").read_text()
+    (command,) = re.findall(r"^INSTALL = .*?[^\\]$", text, re.MULTILINE | re.DOTALL)
+    assert "--progress-bar on" in command
     assert "--quiet" not in command

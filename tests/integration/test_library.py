@@ -30,7 +30,7 @@ PROMPTS = ["the wind and the sea", "a house", "once"] * 2
 
 @pytest.fixture(scope="module")
 def llm(models: ModelDirectories) -> Iterator[specdec.LLM]:
-    with specdec.LLM(models.chat_target, models.related, batch=2, threads=1) as llm:
+    with specdec.LLM(models.chat_target, models.related, batch=2, threads=1, adaptive_gamma=False) as llm:
         yield llm
 
 

@@ -110,8 +110,8 @@ async def drain(address: str) -> None:
 async def test_targets_change_by_file_and_call(models: ModelDirectories, tmp_path: Path) -> None:
     target = ("--role", "target", "--model", models.endless, *FLAGS, "--port", "0")
     every_port = ("--http_port", "0", "--metrics_port", "0", "--probe_port", "0")
-    draft = ("--role", "draft", "--model", models.endless, *FLAGS)
-    gateway = ("--role", "gateway", "--http_port", "0")
+    draft = ("--role", "draft", "--model", models.endless, *FLAGS, "--insecure")
+    gateway = ("--role", "gateway", "--http_port", "0", "--insecure")
     path = tmp_path / "targets"
     async with AsyncExitStack() as stack:
 

@@ -46,7 +46,13 @@ def config(path: Path, *, num_slots: int = 1, **changes: Any) -> ModelConfig:
     neuron = NeuronOptions(method="medusa", overrides={**MEDUSA, **changes})
     length = MAX_LENGTH + int(neuron.overrides["medusa_speculation_length"])
     return ModelConfig(
-        path, backend="neuron", dtype="float32", sequence_length=length, num_slots=num_slots, neuron=neuron
+        path,
+        backend="neuron",
+        dtype="float32",
+        sequence_length=length,
+        beyond_positions=True,
+        num_slots=num_slots,
+        neuron=neuron,
     )
 
 

@@ -50,7 +50,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
         (["--temperature", "0,101"], "temperature 101.0 is outside 0..100"),
         (["--max_new_tokens", ","], "max_new_tokens 0 is below 2"),
         (["--json_schema", "nowhere.json"], "grammar file nowhere.json cannot be read"),
-        (["--endpoint", "a=grpc://h:1", "--rtt_ms", "0"], "endpoint: for a comparison, not for a study"),
+        (["--endpoint", "a=grpc://localhost:1", "--rtt_ms", "0"], "endpoint: for a comparison, not for a study"),
         (["--request_rate", "2", "--llmperf"], "request_rate, llmperf: for a comparison"),
         (["--llmperf"], "llmperf: for a comparison"),
     ],
