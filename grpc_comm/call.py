@@ -11,19 +11,19 @@ import grpc
 from grpc_comm.errors import Status, StatusError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-"""gRPC's side of a call. Messages are typed where they are converted; here they are anything."""
+"""gRPC's side of a call, for messages of any type; the converters know their types."""
 CAN_MOVE = (("specdec-can-move", "1"),)
-"""Metadata of a call that can go on at another server of its client."""
+"""Metadata of a call whose client can continue it at another server."""
 
 
 class Call:
     """Messages of one call, in and out.
 
-    One timer looks after all writes of a call: a timer for each write would cost a twentieth of a token's way.
+    One timer limits all writes of a call: a timer for each write would add a twentieth to the cost of a token.
 
     Args:
         context: gRPC's side of the call.
-        first: the first message, which has been read already; the handler reads it again.
+        first: the first message, which the guard has read; `read` returns it first.
         stall_timeout_s: seconds that a write may wait for a peer that reads nothing.
     """
 
@@ -73,7 +73,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """End a write that has lasted too long, or look again when the present write would have."""
+        """End a write that has lasted too long, or call this again when the present write would have."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True
@@ -90,7 +90,7 @@ class Limit:
     """Limit of a block, which fails with `status` after some seconds, or earlier if another task ends it.
 
     Args:
-        among: the running blocks of this kind, the oldest first; this one joins them.
+        among: the running blocks of this kind, oldest first; the limit adds itself while its block runs.
     """
 
     def __init__(self, status: Status, timeout_s: float | None, among: dict[Limit, None]) -> None:
@@ -99,7 +99,7 @@ class Limit:
         self._among = among
 
     def end(self, status: Status) -> None:
-        """End the block with this status, unless its own time is over."""
+        """End the block with this status, unless it has timed out already."""
         self._among.pop(self, None)
         if not self._timer.expired():
             self._status = status

@@ -1,4 +1,4 @@
-"""Guard of a server: the steps around each handler, in their order, from admission to the status of a failure."""
+"""Guard of a gRPC server: the steps before and after each handler, from admission to the status of a failure."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 Headers = Mapping[str, str]
 Trailers = tuple[tuple[str, str], ...]
 Admit = Callable[[str, Headers, Sequence[str] | None], tuple[Trailers, AbstractContextManager[object]]]
-"""(method, headers, names in the client's certificate if the port takes one) -> trailers, and a block around the call
-that raises if the client may not make it."""
+"""(method, headers, names in the client's certificate; None if the port takes none) -> trailers of the response, and a
+context manager for the time of the call. Function or context manager raises if the client may not make the call."""
 OpenSpan = Callable[[str, Headers, dict[str, str]], AbstractContextManager[object]]
-"""(name, headers of the call, attributes) -> a block with a span."""
+"""(name, headers of the call, attributes) -> context manager that opens a tracing span for its block."""
 
 MAX_MESSAGE_CHARACTERS = 2000
-"""Limit of a status message: above 16 kB of trailers a client would read RESOURCE_EXHAUSTED instead of the status."""
+"""Limit of a status message: with more than 16 kB of trailers, the client gets RESOURCE_EXHAUSTED instead."""
 MAX_HEALTH_REQUEST_BYTES = 64 * 1024
 ABORT_S = 1.0
-"""Longest wait of a status for a peer that does not read; then the call is dropped without a status."""
+"""Longest wait for a peer to read its call's status; after it the call is dropped without one."""
 FIRST_MESSAGE_S = 30.0
 """Longest wait for a call's first message: half a megabyte takes a slow link a while."""
 MAX_WAITING = 256
+"""Limit of calls that wait for their first message."""
 _MOVED = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down: go on at another one")
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Way of calls into a server: its ports, and what is put around each call.
+    """Entrance of a server: the credentials of its ports, and the checks and limits of each call.
 
     Attributes:
-        credentials: TLS of the port; None is plain text.
-        mtls_address: HOST:PORT of a second port, for clients with a certificate: grpcio knows no optional ones.
+        credentials: TLS of the port; None for plain text.
+        mtls_address: HOST:PORT of a second port that requires client certificates, as grpcio cannot make them optional.
         mtls_credentials: TLS of the second port.
-        admit: admits or refuses a call before anything of its request is parsed; the default admits every call.
-        open_span: opens a span for each call of our services.
-        stall_timeout_s: seconds that a write of our services may wait for a peer that reads nothing.
+        admit: admits or refuses a call before its request is parsed; the default admits every call.
+        open_span: opens a tracing span for each call of this project's services.
+        stall_timeout_s: seconds that a write of this project's services may wait for a peer that reads nothing.
     """
 
     credentials: grpc.ServerCredentials | None = None
@@ -69,9 +70,16 @@ OPEN = Gate()
 class Guard(grpc.aio.ServerInterceptor):
     """Interceptor that puts the same steps around every method of a server, gRPC's own services included.
 
-    The steps of a call, in order: `Gate.admit`, before a byte of the request is parsed; the first message, within
-    FIRST_MESSAGE_S; for our services a span and, if the client can go on elsewhere, the end by `move`; the handler; the
-    status of its failure. A handler is a coroutine on the event loop and never touches gRPC's context:
+    The steps of a call, in order:
+
+    1. `Gate.admit` admits the call, before its request is parsed.
+    2. The guard reads the first message, for at most FIRST_MESSAGE_S.
+    3. For this project's services it opens a span. From here on, `move` ends the call if its client can continue at
+       another server.
+    4. The handler runs.
+    5. If any step failed, the call ends with the status of the failure.
+
+    A handler is a coroutine on the event loop and never touches gRPC's context:
 
         async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:      # one request, many responses
             async for event in self._completer.complete(completion_from_message(request)):
@@ -80,41 +88,45 @@ class Guard(grpc.aio.ServerInterceptor):
         async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:   # one of each
             return card_to_message(self._card)
 
-    A method that streams requests gets `call.messages()` in place of the request. A handler fails by raising: a
-    StatusError ends the call with its status, any other exception with `status_of`, and one that is unknown there
-    with INTERNAL and a log record. It is cancelled when the client leaves; `call.write` raises StatusError (ABORTED)
-    after `Gate.stall_timeout_s` without a reader.
+    A method that streams requests gets `call.messages()` in place of the request. A handler fails by raising an
+    exception. A StatusError ends the call with its own status, any other with the result of `status_of`. If that is
+    None, the status is INTERNAL and the failure is logged. A handler is cancelled when the client leaves. `call.write`
+    raises StatusError (ABORTED) if the client reads nothing for `Gate.stall_timeout_s`.
 
     Args:
-        status_of: maps exceptions of handlers to statuses; None makes the status INTERNAL.
-        max_bytes: limit of a request message in bytes, by service name; other services are health and reflection.
-        gate: admission, spans and limits of the port.
+        status_of: maps exceptions of handlers to statuses, and unexpected ones to None.
+        max_bytes: limit of a request message in bytes, by service name. Services not named here, which are health and
+            reflection, have the limit MAX_HEALTH_REQUEST_BYTES.
+        gate: admission, spans and limits of the server's calls.
     """
 
     def __init__(self, status_of: StatusOf, max_bytes: Mapping[str, int], gate: Gate) -> None:
         self._status_of = status_of
         self._max_bytes = max_bytes
         self._gate = gate
-        self._waiting: dict[Limit, None] = {}  # for their first message
+        self._waiting: dict[Limit, None] = {}  # calls that wait for their first message
         self._movable: dict[Limit, None] = {}
         self._moves = False
         self._methods: dict[str, Any] = {}
 
     def move(self) -> None:
-        """End all movable calls, present and future."""
+        """End all calls whose clients can continue at another server, present and future ones."""
         self._moves = True
         for limit in [*self._movable]:
             limit.end(_MOVED)
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the guarded method of a call. gRPC asks at every call; a method is wrapped once."""
+        """Return the guarded method of a call. gRPC calls this for each call; a method is wrapped only once."""
         method, name = await continuation(handler_call_details), handler_call_details.method
         if method is not None and name not in self._methods:
             self._methods[name] = self._guarded(method, name)
         return self._methods.get(name)
 
     def _guarded(self, method: Any, name: str) -> Any:
-        """Return the method as one that streams both ways: for single messages gRPC itself waits without a limit."""
+        """Return the method with the guard around it, as one that streams both ways.
+
+        If a method took a single message, gRPC itself would read it, and would wait for it without a limit.
+        """
         handler = _handler(method)
 
         async def guard(_: object, context: Context) -> None:
@@ -141,9 +153,9 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _first(self, context: Context) -> Any:
         """Return the first message of a call.
 
-        gRPC waits for it without a limit, in any number of calls, and each keeps some 20 KB and a hundred objects that
-        every garbage collection looks at while no other call is served. Here it waits for `FIRST_MESSAGE_S`, in
-        `MAX_WAITING` calls: one more ends the call that has waited longest.
+        gRPC itself would let any number of calls wait without a limit. Each keeps some 20 KB and a hundred objects, and
+        every garbage collection looks at them while no call is served. Here a call waits for at most `FIRST_MESSAGE_S`,
+        and at most `MAX_WAITING` calls wait: one more ends the call that has waited longest.
         """
         if len(self._waiting) >= MAX_WAITING:
             text = f"{MAX_WAITING} later calls wait for their first message too"
@@ -154,7 +166,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _served(self, name: str, headers: Headers) -> AsyncGenerator[float, None]:
-        """Put span and limits around a call of our services; yield the time that its writes may take."""
+        """Put span and limits around a call of this project's services; yield the seconds that each write may take."""
         if name.startswith("/grpc."):
             yield math.inf
             return
@@ -170,7 +182,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _status(self, exc: Exception) -> Status:
         if isinstance(exc, StatusError):
             return exc.status
-        if isinstance(exc, grpc.aio.InternalError | grpc.aio.UsageError):  # of a write or read without a peer
+        if isinstance(exc, grpc.aio.InternalError | grpc.aio.UsageError):  # a write or read after the peer left
             return Status(grpc.StatusCode.CANCELLED, "the client has left")
         status = self._status_of(exc)
         if status is None:
@@ -180,7 +192,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _handler(method: Any) -> Handler:
-    """Return the handler of a method; one that yields its responses, as reflection's does, as one that writes them."""
+    """Return the handler of a method. One that yields its responses, as reflection's does, is wrapped to write them."""
     handler: Any = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
     if not inspect.isasyncgenfunction(handler):
         return handler  # type: ignore[no-any-return]
@@ -201,11 +213,11 @@ def _names(context: Context) -> Sequence[str] | None:
 def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Callable[[bytes], Any]:
     """Return the parser for messages of a limited length.
 
-    A message of empty submessages takes a hundred times its size and seconds to parse, in which no other call is
-    served.
+    Parsing a message full of empty submessages takes a hundred times its size in memory, and seconds in which no other
+    call is served.
 
     Raises:
-        StatusError: the message is longer, or is malformed.
+        StatusError: the message is too long, or malformed.
     """
 
     def limited(data: bytes) -> Any:
@@ -223,14 +235,14 @@ def _limited(parse: Callable[[bytes], Any], method: str, max_bytes: int) -> Call
 
 
 async def _abort(context: Context, status: Status) -> None:
-    """End a call with a status; drop it without one if the peer does not read."""
+    """End a call with a status, or without one if the peer does not read."""
     message = " ".join(status.message.split())[:MAX_MESSAGE_CHARACTERS]  # it may quote what a client sent
     trailers = (*(context.trailing_metadata() or ()), *status.trailing_metadata())  # abort replaces what was set
     abort = asyncio.ensure_future(context.abort(status.code, message, trailers))
     abort.add_done_callback(lambda task: task.cancelled() or task.exception())  # it always raises
     await asyncio.wait([abort], timeout=ABORT_S)
     if not abort.done() or isinstance(abort.exception(), grpc.aio.InternalError):
-        # It waits, or is refused, after a write that the peer does not read. Ending without a status resets the stream.
+        # The peer did not read an earlier write, so the status cannot be sent. Ending without one resets the stream.
         abort.cancel()
         raise asyncio.CancelledError
     asyncio.get_running_loop().call_soon(_forget, abort.exception())
@@ -240,8 +252,8 @@ async def _abort(context: Context, status: Status) -> None:
 def _forget(error: BaseException | None) -> None:
     """Release the frames that a call failed in.
 
-    gRPC's state of a call keeps its error, and the error's frames keep that state. Thousands of such cycles would
-    wait for a full garbage collection, which stops the process for as long as it takes to free them all.
+    gRPC's state of a call refers to its error, and the error's frames refer to that state. Thousands of such cycles
+    would wait for a full garbage collection, which stops the process until all are freed.
     """
     if error is not None:
         error.__traceback__ = error.__context__ = None

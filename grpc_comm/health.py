@@ -15,7 +15,7 @@ from grpc_comm.errors import Status, StatusError, is_cancelled
 
 TIMEOUT_S = 2.0
 WATCH_AGAIN_S = 5.0
-"""Seconds until the next watch, if one ends while its connection holds."""
+"""Seconds until the next watch, if one ends while its connection stays open."""
 LIVENESS = "liveness"
 """Service name for the supervisor of the process: NOT_SERVING only if a restart would help."""
 READINESS = "readiness"
@@ -40,14 +40,14 @@ async def is_serving(channel: grpc.aio.Channel) -> bool:
 
 
 async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yield whether the server serves, at first and at every change, until the call ends."""
+    """Yield whether the server is SERVING: its present state, then each change, until the call ends."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     try:
         async for answer in call:
             yield bool(answer.status == SERVING)
     except grpc.aio.AioRpcError as exc:
-        if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # healthy, as for gRPC's own clients
+        if exc.code() is grpc.StatusCode.UNIMPLEMENTED:  # no health service: healthy, as in gRPC's own clients
             yield True
             await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         elif exc.code() in _REFUSED:
@@ -62,10 +62,10 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 
 
 async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yield for ever whether the server serves: at every report, and False if no connection can be made.
+    """Yield, without end, whether the server is SERVING: at each of its reports, and False if it cannot be reached.
 
-    A server that replaces another one reports too, even the same status. A watch that ends before its connection, by
-    a proxy's timeout or a refusal, starts again.
+    A server that replaces another one reports its status even if that is the same. A watch that ends while the
+    connection stays open, by a proxy's timeout or a refusal, starts again.
     """
     while True:
         state = channel.get_state(try_to_connect=True)
@@ -84,8 +84,8 @@ async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 class HealthServicer(health_pb2_grpc.HealthServicer):
     """Servicer of grpc.health.v1.Health.
 
-    The library's own writes to each watcher under the lock that a change of status needs: one watcher that does not
-    read kept a server from ever draining. Here a slow watcher delays only itself, and gets the latest status.
+    grpcio's own servicer writes to each watcher under the lock that a change of status needs, so one watcher that did
+    not read kept a server from draining. Here a slow watcher delays only itself, and gets the latest status.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: set[asyncio.Event] = set()
 
     def set(self, name: str, status: int) -> None:
-        """Set the status of the service of this name; never waits."""
+        """Set the health status of the service called `name`, and return without waiting for the watchers."""
         self._statuses[name] = status
         for changed in self._watchers:
             changed.set()
@@ -106,7 +106,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, call: Call) -> None:
-        """Write the present status and, until the client leaves, every other one."""
+        """Write the present status, then each change of it until the client leaves."""
         if len(self._watchers) >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} others watch this server's health"
             raise StatusError(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text))

@@ -28,10 +28,11 @@ RESOLVE_S, LOOK_S = 30.0, 0.5
 
 
 async def addresses_of(targets: Sequence[str]) -> AsyncGenerator[Addresses, None]:
-    """Yield all servers, now and at every change; end if the targets cannot change.
+    """Yield all servers, at first and after every change; end if the targets cannot change.
 
     Raises:
-        UnreachableError: a name is not known, or a file names no server. Later on, the last servers stay.
+        UnreachableError: the first lookup finds a name unknown, or no server in a file. Later lookups that fail change
+            nothing.
     """
     sources = [_Source(target) for target in targets]
     published = await _found(sources)
@@ -60,7 +61,7 @@ class _Source:
         self._found: Addresses = {}
 
     async def addresses(self) -> Addresses:
-        """Return the servers, from the last lookup until the next is due."""
+        """Return the servers that the latest lookup found; look them up again when that is due."""
         if (now := time.monotonic()) >= self._due:
             self._due = now + self.every_s
             self._found = self._file.get() if self._file else await _addresses(self._target)

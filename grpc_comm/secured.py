@@ -17,7 +17,7 @@ from grpc_comm.watched import UnusableError, Watched
 
 AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0
-"""Seconds that calls may go on with a certificate that has been replaced."""
+"""Seconds for which calls may continue on a certificate that has been replaced."""
 Headers = Callable[[], Mapping[str, str]]
 """Function that returns the headers of a call when it begins."""
 
@@ -37,7 +37,9 @@ class Credentials:
 
 @cache
 def watched_token(path: Path) -> Watched[str]:
-    """Return the token in a file, one object per file: a new channel has a token even while the file is being written.
+    """Return the token in a file, which is read again when the file changes.
+
+    All calls for one file return the same object, so a new channel has a token even while the file is being written.
 
     Raises:
         UnusableError: the file has no token.
@@ -72,10 +74,10 @@ class SecuredChannel:
     Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
 
     Args:
-        headers: are added to each call's own.
+        headers: functions whose headers are added to each call's own.
 
     Raises:
-        UnusableError: the credentials' files cannot be used. Later on, the last good version stays in use.
+        UnusableError: the credentials' files cannot be used. Later, the last good version stays in use.
     """
 
     def __init__(self, address: str, credentials: Credentials, *headers: Headers) -> None:

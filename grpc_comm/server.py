@@ -1,4 +1,4 @@
-"""A gRPC server as operators expect it: health, reflection, error mapping, a graceful stop."""
+"""gRPC server with the parts that operators expect: health, reflection, error mapping, a graceful stop."""
 
 from __future__ import annotations
 
@@ -137,19 +137,19 @@ class Server:
             self._health.set(name, SERVING if self._fit and self._reachable else NOT_SERVING)
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Set whether requests are welcome, and whether a restart would help; calls go on either way."""
+        """Report whether the server accepts requests, and whether a restart would help; running calls continue."""
         self._fit = ready
         self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
         self._publish_health()
 
     async def refuse_new(self) -> None:
-        """Report NOT_SERVING, so that clients send no more; running calls go on."""
+        """Report NOT_SERVING, so that clients send no further requests; running calls continue."""
         if self._following is not None:
             self._following.cancel()
         self.report(ready=False)
 
     def move(self) -> None:
-        """End all calls that can go on at another server, present and future."""
+        """End all calls whose clients can continue at another server, present and future ones."""
         self._guard.move()
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Chosen token of one position, followed by the best ones there, best first.
+    """Log-probabilities at one position: of the chosen token, then of the most probable ones, best first.
 
     Stored in columns: as objects, those of a few long prompts held up all requests for a tenth of a second in every
     full garbage collection. The collector looks at a tuple of numbers only once.
@@ -57,13 +57,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Parts of one commit's time in microseconds; 0 where this process does not know.
+    """Parts of one commit's time in microseconds; 0 where it is unknown to this process.
 
     Attributes:
-        queue_us: wait from the moment the target could have begun to the start of its pass.
+        queue_us: time in which the session could have been in a pass, and was in none.
         compute_us: the target's pass, including the choice of tokens.
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
-        network_us: sending and receiving, as the draft worker measures it.
+        network_us: the way of the messages to the target and back, as the draft worker measures it.
         round_trip_us: latest estimate of a round trip between draft worker and target.
     """
 
@@ -76,14 +76,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of a draft worker for one commit; 0 where this process does not know.
+    """Counts of a draft worker for one commit; 0 where they are unknown to this process.
 
     Attributes:
         bytes_up, bytes_down: size of this round's messages from draft worker to target, and back.
         num_branch_hits: 1 if the target left the draft's chain for one of its branches.
         num_wasted_tokens: draft tokens that were dropped.
-        window: draft tokens that the draft may run ahead from here.
-        max_branches: branches that the draft may keep beside its chain from here.
+        window: limit of draft tokens past the committed ones, from this commit on.
+        max_branches: limit of branches beside the draft's chain, from this commit on.
     """
 
     bytes_up: int = 0
@@ -99,11 +99,11 @@ NOTHING_COUNTED = Counts()
 
 @dataclass(frozen=True, slots=True)
 class OwnDrafts:
-    """Draft tokens of one pass that the target proposed to itself.
+    """Numbers of draft tokens in one pass that the target proposed without a draft worker.
 
     Attributes:
         num_lookup_tokens, num_lookup_accepted: tokens looked up in the sequence.
-        num_forced_tokens, num_forced_accepted: tokens that a grammar left no choice for; not sent over the wire.
+        num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; not sent over the wire.
     """
 
     num_lookup_tokens: int = 0
@@ -137,14 +137,15 @@ class Commit:
         position: absolute position of the first token.
         token_ids: ids in order; empty only in a last commit that carries nothing but the finish reason.
         num_draft_tokens: draft tokens that the pass verified.
-        num_accepted_tokens: draft tokens of those that were accepted.
+        num_accepted_tokens: how many of these the target accepted.
         timings: times of the pass and of the round that led to it.
         finish_reason: set on the last commit of a sequence.
         logprobs: one per token, if the request asked for them.
-        num_received_tokens: draft tokens received from the draft worker so far; 0: none since the last commit.
-        hold_us: microseconds since the last of them arrived.
-        counts: counts of the draft worker for this commit.
-        own: draft tokens that the target proposed to itself.
+        num_received_tokens: draft tokens received from the present draft worker so far; 0 if none came since the
+            previous commit.
+        hold_us: microseconds from the arrival of the last of them to this commit; 0 if `num_received_tokens` is.
+        counts: what the draft worker counted for this commit.
+        own: verified draft tokens that the target itself proposed, included in both numbers above.
     """
 
     position: int

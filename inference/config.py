@@ -97,7 +97,7 @@ def check_branches(branches: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Shortest time of a pass in seconds, slept as on a device whose host is idle; 0 emulates nothing."""
+    """Emulation of slower devices: the shortest time of a pass in seconds, which the process sleeps; 0 for none."""
 
     target_s: float = 0.0
     draft_s: float = 0.0
@@ -311,7 +311,7 @@ class DraftConfig(Checked):
     Attributes:
         connection: connection to the target.
         gamma: draft tokens per round, 0 for none.
-        schedule: async: run ahead of the target, which decodes by itself meanwhile; sync: draft, send, wait.
+        schedule: async: draft ahead while the target verifies or decodes; sync: draft, send, wait for the verdict.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 

@@ -32,11 +32,11 @@ class RoomError(ConfigError):
 
 
 class UnsupportedModelError(ConfigError):
-    """Architecture that slots and positions cannot serve: its cache is not plain keys and values."""
+    """Error for a model whose cache is not plain keys and values per position, so that slots cannot hold it."""
 
 
 class RequestError(SpecDecError):
-    """Fault of one request; the server goes on.
+    """Fault of one request, after which the server serves all others.
 
     Attributes:
         caller_name: name of a caller that was refused, in the auth file; empty if it is not known.

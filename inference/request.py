@@ -166,7 +166,7 @@ NO_DEFAULTS = RequestDefaults()
 
 
 class GrammarKind(enum.Enum):
-    """Language that the text of a grammar is written in."""
+    """Language in which a grammar is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -215,7 +215,7 @@ class Schedule(enum.Enum):
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the draft goes on without waiting for verdicts."""
+        """True if the draft continues without waiting for verdicts."""
         return self is Schedule.ASYNC
 
 

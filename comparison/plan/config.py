@@ -214,7 +214,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Name for people, without the way of drafting."""
+        """Readable name, without the way of drafting."""
         if self.endpoint is not None:
             return self.endpoint
         return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
@@ -397,7 +397,7 @@ class ComparisonConfig:
 
     @property
     def baseline_name(self) -> str:
-        """Name of the baseline for people."""
+        """Readable name of the contender that all others are compared with."""
         return self.baseline.endpoint or "the target alone"
 
     @property

@@ -27,7 +27,7 @@ class Cell:
 
     @property
     def load(self) -> str:
-        """Text of the load for people."""
+        """Load as readable text."""
         return f"concurrency {self.concurrency}" if self.request_rate is None else f"{self.request_rate:g} requests/s"
 
     def __str__(self) -> str:
@@ -39,10 +39,10 @@ WARM_UP = -1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of a cell.
+    """Results of one run of the measurement that a cell describes.
 
     Attributes:
-        repeat: number of the run, from 0, or `WARM_UP`.
+        repeat: number of the run, counted from 0; `WARM_UP` for one that no figure counts.
         records: one per answered request.
         failures: one per failed request.
     """

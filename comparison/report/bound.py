@@ -1,4 +1,4 @@
-"""Bound of speed in theory, from measured parts: draft step, target pass, acceptance, round trip.
+"""Theoretical bound of speed, computed from measured draft step, target pass, acceptance and round trip.
 
 Synchronous rounds (Leviathan, Kalman, Matias, arXiv 2211.17192): a round drafts gamma tokens, verifies them in one
 pass, and gives (1 - alpha^(gamma+1)) / (1 - alpha) tokens if every draft token is accepted with probability alpha,
@@ -114,13 +114,13 @@ def _has_drafts(item: Round) -> bool:
 def measured_costs(
     records: Sequence[RequestRecord], gamma: int, *, alone: Sequence[RequestRecord] | None = None
 ) -> Costs:
-    """Return the parts of the bound, from the timings of requests.
+    """Return the measured costs from which the bound of speed is computed.
 
     Args:
         records: records of one contender.
         gamma: draft tokens per full round; 0 for the target alone.
-        alone: records of the target alone on the same prompts, if it was measured. They give the cost of reading a
-            prompt, since a draft's first round also reads the prompt with the draft.
+        alone: records of the target without a draft on the same prompts, if it was measured. The cost of reading a
+            prompt comes from them, since the first round of a contender with a draft reads the prompt twice.
     """
     later = [item for record in records for item in record.rounds[1:]]
     full = [item for item in later if item.num_draft_tokens == gamma] or later

@@ -85,7 +85,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Load of figures that do not name one, for people."""
+        """Readable load of the figures that name none themselves."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
@@ -138,12 +138,12 @@ def emulation_of(config: ComparisonConfig) -> str:
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """Return the round trip time for people; that of endpoints is unknown."""
+    """Return the round trip time as readable text; that of endpoints is unknown."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 
 def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
-    """Return the conditions of a measurement, as (name, text) for people."""
+    """Return the conditions of a measurement as pairs of name and readable text."""
     workload = config.workload
     prompts = ", ".join(map(_prompts, workload.prompt_sets))
     sampling = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"

@@ -150,7 +150,7 @@ class HttpClient:
             raise UnavailableError(f"endpoint {self._endpoint.name} does not name its model at {what}") from exc
 
     async def count(self, prompt: str | Chat) -> int | None:
-        """See `Client`. Uses /tokenize of vLLM and this project, which is not part of OpenAI's API."""
+        """Return the number of a prompt's tokens; None if the server has no /tokenize, which OpenAI's API lacks."""
         body = {"model": self._name, **_prompt_fields(prompt)}
         try:
             answer = await self._http.post("../tokenize", json=body, timeout=CONNECT_TIMEOUT_S, extensions=self._sni)

@@ -40,7 +40,7 @@ class RequestRecord:
         token_ids: tokens of the answer; empty if the server sends text only.
         rounds: commits in order; the first includes the reading of the prompt.
         error_code: name of the gRPC status, HTTP status, or kind of failure; None if the request was answered.
-        error_message: details of the failure for people.
+        error_message: readable details of the failure.
         text: text of the answer.
         model_id: server's fingerprint of everything that its tokens depend on; empty if it reports none.
         is_estimated: whether messages were counted, because the server does not count tokens.

@@ -1,4 +1,4 @@
-"""Advice from trials: what to serve with, and when it pays, in sentences with figures. Pure."""
+"""Advice from trials: which contender to use, and under which conditions it pays, in sentences with figures. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POO
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measurement of a contender at one place.
+    """Measurement of a contender under the conditions of one `Place`.
 
     Attributes:
-        speedup: speed-up over the target alone in the same run; median and range of the runs.
-        tokens_per_s, alone_tokens_per_s: tokens/s of all clients, by the contender and by the target alone.
-        ttft_s, alone_ttft_s: median time to the first token.
+        speedup: speed-up over the target without a draft in the same run: median and range of the runs.
+        tokens_per_s, alone_tokens_per_s: tokens/s of all clients together, with the contender and without a draft.
+        ttft_s, alone_ttft_s: median time to the first token, with the contender and without a draft.
         acceptance_rate: share of accepted draft tokens; None if nothing was drafted.
     """
 
@@ -114,7 +114,10 @@ def _simplicity(trial: Trial) -> tuple[int, float]:
 
 
 def crossovers(trials: Mapping[float, Trial]) -> list[float]:
-    """Return the values at which speed-ups cross 1, interpolated on the logarithms of ascending positive values."""
+    """Return the values of a condition at which the speed-up crosses 1.
+
+    `trials` are by ascending positive values of the condition; between two of them, their logarithms are interpolated.
+    """
     found = []
     for (left, before), (right, after) in itertools.pairwise(trials.items()):
         above, below = before.speedup.median - 1.0, after.speedup.median - 1.0

@@ -16,7 +16,7 @@ from inference.request import Schedule
 
 FILE = "trials.jsonl"
 _FREE = ("gamma", "draft_models", "budget", "anyway", "price_per_hour", "output")
-"""Settings that may change between an interrupted study and the one that goes on."""
+"""Settings that may change between an interrupted study and its continuation."""
 
 
 class Journal:

@@ -32,7 +32,7 @@ class Place:
         return ", ".join(_WORDS[factor].format(getattr(self, factor)) for factor in FACTORS)
 
     def factor(self, name: str) -> str:
-        """Return the text of one condition for people."""
+        """Return one condition as readable text."""
         return _WORDS[name].format(getattr(self, name))
 
 

@@ -1,6 +1,7 @@
-"""SHA-256 digests of files, remembered in the user's cache as long as a file is untouched.
+"""SHA-256 digests of files, remembered in the user's cache until a file changes.
 
-Reading a large checkpoint takes minutes, and every start needs the model's id. Times and places are not part of it.
+Every start needs the model's id, which is made from the digests, and reading a large checkpoint takes minutes. A copy
+in another folder, or of another date, has the same id.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def digests_of(files: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of each file's content, in hexadecimal; the next start does not read a file again."""
+    """Return the SHA-256 of each file's content, in hexadecimal; a file that has not changed is not read again."""
     with ThreadPoolExecutor(NUM_READERS) as readers:
         return list(readers.map(_remembered, files))
 
@@ -38,10 +39,10 @@ def digest_of(file: Path) -> str:
 
 def _remembered(file: Path) -> str:
     place = file.resolve()
-    if place.parent.name == "blobs" and len(place.name) == SHA256_DIGITS:  # of the hub's cache: its name is its digest
+    if place.parent.name == "blobs" and len(place.name) == SHA256_DIGITS:  # the hub's cache names files by digest
         return place.name
     stat = place.stat()
-    # The time of change cannot be set, as that of modification can: a file that was replaced by a copy has a new one.
+    # Programs can set a file's modification time, but not its change time, so a file replaced by a copy has a new one.
     untouched = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     note = user_cache() / "digests" / hashlib.sha256(str(place).encode()).hexdigest()
     if (digest := _read_note(note, untouched)) is None:
@@ -54,7 +55,7 @@ def _read_note(note: Path, untouched: list[int]) -> str | None:
     try:
         noted = json.loads(note.read_text())
         return str(noted["sha256"]) if noted["untouched"] == untouched else None
-    except (OSError, ValueError, KeyError, TypeError):  # none, or half of one
+    except (OSError, ValueError, KeyError, TypeError):  # there is no note, or only half of one
         return None
 
 

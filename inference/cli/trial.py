@@ -109,7 +109,10 @@ def _names_in(cert: Path) -> list[str]:
 
 
 def _names_of_this_machine(host: str) -> list[str]:
-    """Return the names and addresses that clients may dial, without DNS: where there is none, a look-up takes long."""
+    """Return the names and addresses under which clients may reach this machine.
+
+    They are found without a DNS look-up, which takes long on a machine without a DNS server.
+    """
     return [host, socket.gethostname(), "localhost", "127.0.0.1", "::1", *_interface_addresses()]
 
 

@@ -1,7 +1,7 @@
 """Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
 
-Where all slots are held, an account with several gives one up for an account that has none. Its session waits in front
-of the others, and goes on from its committed tokens.
+Where all slots are held, an account with several gives one up for an account that has none. The session that loses its
+slot waits before the others, and continues from its committed tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from inference.model.slots import Backend, CompiledBackend, ForkingBackend
 
 
 class Holder(Protocol):
-    """Session, as far as admission uses it."""
+    """Session, with the members that admission needs."""
 
     slot: int | None
 
     @property
     def wanted(self) -> Prefix:
-        """Return the first tokens that may be taken from another sequence's slot."""
+        """Return the prefix that the session may reuse from the slot of another sequence."""
 
     @property
     def held(self) -> Prefix:
-        """Return the first tokens that its slot is known to hold."""
+        """Return the prefix that the session's slot holds for certain."""
 
     @property
     def can_yield(self) -> bool:
@@ -48,11 +48,11 @@ HolderT = TypeVar("HolderT", bound=Holder)
 
 
 class Admission(Generic[HolderT]):
-    """Free slots, holders of the others, and the queue of those that wait. Used on the event loop alone.
+    """Slots of a model: the free ones, the holders of the others, and a bounded queue. Used only on the event loop.
 
     Args:
         num_slots: most holders at a time.
-        model: backend that has the slots; None: the content of a freed slot is not used again.
+        model: backend that has the slots; None if no session may reuse the content of a freed slot.
         num_spare: further slots, which keep what sessions have left: one that yielded finds all of its tokens there.
     """
 
@@ -108,10 +108,10 @@ class Admission(Generic[HolderT]):
         return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
-        """Remove the newest holder of the account with most in a full queue, if `account` has at least two fewer.
+        """Make room in a full queue: refuse the newest holder of the account that has most holders in it.
 
         Raises:
-            CapacityError: there is no such account.
+            CapacityError: no account has at least two more holders in the queue than `account`.
         """
         new = self._new()
         full = CapacityError(
@@ -127,14 +127,14 @@ class Admission(Generic[HolderT]):
         latest.fail(full)
 
     def _retry_after_s(self) -> float:
-        """Return the seconds until the queue has a free place, if slots are held as long as recently.
+        """Estimate the seconds until the queue has a free place, from the recent mean time that a slot is held.
 
-        Randomised, so that clients that are refused together do not return together.
+        The result is random to a degree, so that clients refused together do not return together.
         """
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, Place]]:
-        """Give free slots to waiting holders; return those that entered, and where each begins."""
+        """Give free slots to waiting holders; return those that entered, each with its place."""
         entered = []
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
@@ -185,7 +185,7 @@ class Admission(Generic[HolderT]):
     def _take(self, place: Place) -> None:
         self._free.remove(place.slot)
         self._left.pop(place.slot, None)
-        if place.source_slot in self._free:  # it was of use: overwrite it last
+        if place.source_slot in self._free:  # its content was of use, so it is overwritten last
             self._free.remove(place.source_slot)
             self._free.append(place.source_slot)
 
@@ -194,7 +194,7 @@ class Admission(Generic[HolderT]):
         return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """Return, by slot, how many of a holder's first tokens it holds, where using them is a gain."""
+        """Return, for each slot whose content is worth reusing, how many of a holder's first tokens it has."""
         held, wanted = dict(self._left), holder.wanted
         if isinstance(self._model, ForkingBackend):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}
@@ -211,7 +211,7 @@ class Admission(Generic[HolderT]):
             self._left.pop(slot, None)
 
     def release(self, holder: HolderT) -> None:
-        """Take a holder out, wherever it is; harmless if it has left already."""
+        """Remove a holder from its slot or from the queue; do nothing if it has left already."""
         accounts = self._waiting if holder.slot is None else self._held
         if holder not in accounts:
             return

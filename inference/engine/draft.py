@@ -1,8 +1,8 @@
 """Engine of a draft model: each step extends chains and branches of many sessions together.
 
 A session has a window: the number of tokens past the committed ones that its chain should reach. The engine extends
-every shorter chain until the proposer has no more tokens for it, and with it the branches that the session wants.
-Synchronous rounds set the window, await the chain, and close the window; run-ahead leaves it open.
+every shorter chain until the proposer has no more tokens for it, and the branches that the session wants. A synchronous
+round sets the window, awaits the chain and sets the window to 0; a session that runs ahead keeps its window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 from inference.speculation.grammar import was_step
 
-_NUM_STEPS = 15  # few, since the first ones of a process are slow
+_NUM_STEPS = 15  # steps in the median; few, since the first ones of a process are slow
 _Extension = list[DraftToken] | None
 
 
@@ -64,7 +64,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
 
         Raises:
             InvalidRequestError: it has a fault.
-            CapacityError: too many are being compiled.
+            CapacityError: too many grammars are being compiled.
         """
         return None if grammar is None or self._grammars is None else await self._grammars.matcher(grammar)
 
@@ -78,10 +78,15 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         cache_salt: str = "",
         vocab_size: int | None = None,
     ) -> DraftSession:
-        """Queue a sequence for a slot of the draft model; its output begins after it, or at `output_start`.
+        """Queue a sequence for a slot of the draft model.
 
-        `grammar` and `cache_salt` are the request's. Without the grammar, drafts are only accepted less often.
-        `vocab_size` is the target's; None if it is the draft's own.
+        Args:
+            token_ids: prompt and output so far.
+            sampling: the request's sampling parameters.
+            output_start: position of the first output token; None if there is no output yet.
+            grammar: the request's grammar. Without it fewer draft tokens are accepted.
+            cache_salt: the request's cache salt.
+            vocab_size: number of the target's token ids; None if it is the draft's own.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -102,7 +107,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return session
 
     async def propose(self, session: DraftSession, num_tokens: int) -> tuple[int, ...]:
-        """Draft up to `num_tokens` past the committed ones, then stop: one synchronous round."""
+        """Draft up to `num_tokens` after the committed tokens for a synchronous round; return them."""
         self.pace(session, Pacing(window=num_tokens))
         chain = await session.drafted()
         session.pacing = Pacing()
@@ -114,7 +119,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         self.wake()
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
-        """Apply committed tokens to a session; its chain goes on from there."""
+        """Apply committed tokens to a session; its chain continues after them."""
         session.commit(token_ids)
         self.wake()
 

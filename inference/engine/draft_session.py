@@ -1,9 +1,9 @@
 """Draft tokens of one sequence: a chain, and branches where the chain is uncertain.
 
-The chain is the draft's best guess after the committed tokens. A branch leaves it where its lead over the runner-up was
-small: it holds the runner-up and a few tokens after it. If the target rejects the chain there and chooses the
-runner-up, the branch becomes the chain. The target has it already, and goes on without waiting for the draft.
-Owned by the engine's loop. Does not know the wire, only which tokens were sent, under which node numbers.
+The chain is the draft's best guess after the committed tokens. A branch begins at a token of the chain that was little
+better than its runner-up, and holds the runner-up and a few tokens after it. If the target rejects the chain there and
+chooses the runner-up, the branch becomes the chain. The target has it already, and need not wait for the draft.
+The engine's loop owns a session. It does not know the wire, only which tokens were sent, under which node numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from inference.tokens import Tally, TokenView, common_length
 
 @dataclass(slots=True, eq=False)
 class DraftPath:
-    """Draft tokens in a row, a chain or a branch, made in one slot.
+    """Consecutive draft tokens, a chain or a branch, which the draft model makes in one slot.
 
     Attributes:
         start: absolute position of the first token.
         rates: per token, the probability that the target agrees with it if it agrees with all before it.
-        nodes: node numbers of the first tokens, which have been sent to the target.
-        exhausted: True if the proposer has nothing more for this path.
+        nodes: node numbers of the tokens that have been sent to the target, which are the first ones.
+        exhausted: True if the proposer has no further token for this path.
     """
 
     slot: int
@@ -76,7 +76,7 @@ class DraftSession:
 
     Args:
         num_slots, num_branches: slots of sequences, and of branches per sequence; see `Proposer`.
-        confidence: estimates how likely a draft token is right, and learns from commits; shared by all sessions.
+        confidence: estimates how likely a draft token is to be right, from commits; all sessions share it.
         grammar: matcher of the request's grammar, for this session alone.
         cache_salt: the request's cache salt.
         vocab_size: number of ids of the session's target; see `Draft`.
@@ -118,7 +118,7 @@ class DraftSession:
         self.is_suspect = False
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
-        """Take a slot and those of its branches; the proposer itself knows what they hold."""
+        """Take a slot, and the slots of its branches; the proposer keeps track of their contents."""
         first = self._num_slots + slot * self._num_branches
         self.slot, self._path.slot = slot, slot
         self._slots = [slot, *range(first, first + self._num_branches)]
@@ -145,7 +145,7 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """See `EngineSession`: the proposer itself knows what its slots hold."""
+        """See `EngineSession`; the proposer keeps track of what its slots hold."""
         self.is_suspect = True
 
     @property
@@ -155,7 +155,7 @@ class DraftSession:
 
     @property
     def held(self) -> Prefix:
-        """See `Holder`: an estimate; only the proposer knows exactly."""
+        """See `Holder`; an estimate, since only the proposer knows what the slot holds."""
         return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
@@ -164,18 +164,18 @@ class DraftSession:
 
     @property
     def branches(self) -> list[list[int]]:
-        """Return each branch's token ids after the committed tokens, its part of the chain included."""
+        """Return the token ids of each branch, with the part of the chain before it."""
         return [self._whole(branch) for branch in self._branches]
 
     def _whole(self, path: DraftPath) -> list[int]:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]
 
     def growing(self, max_length: int) -> list[DraftPath]:
-        """Begin branches that are due; return the paths that want another token, none beyond `max_length`."""
+        """Begin branches that are due; return the paths to extend, none of which is longer than `max_length`."""
         self._begin_branches()
         for path in (self._path, *self._branches):
             if self._num_wanted(path) > 0 and path.end > max_length:
-                self.extend(path, ())  # out of room: the target goes on alone
+                self.extend(path, ())  # the draft's slot is full: the target decodes alone
         return [path for path in (self._path, *self._branches) if self._num_wanted(path) > 0]
 
     def _num_wanted(self, path: DraftPath) -> int:
@@ -249,7 +249,7 @@ class DraftSession:
         self.num_wasted_tokens += num_tokens - self._num_tokens
 
     def _learn(self, token_ids: Sequence[int]) -> None:
-        """Record which tokens of the chain were right, up to the first wrong one; later ones were not tested."""
+        """Record for the chain's tokens, up to the first wrong one, whether they were right; others were not tested."""
         for token, committed in zip(self._path.tokens, token_ids, strict=False):
             self._confidence.record(token, accepted=token.token_id == committed)
             if token.token_id != committed:
@@ -262,7 +262,7 @@ class DraftSession:
     def _go_on(self, path: DraftPath) -> None:
         """Make `path` the chain after the committed tokens; drop the branches of another chain."""
         start = len(self.committed)
-        if path is not self._path and len(path.tokens) == 1:  # nothing was made in its slot yet
+        if path is not self._path and len(path.tokens) == 1:  # the draft model has not used its slot yet
             path.slot = self._path.slot
         keeps_branches = path is self._path
         self._branches = [branch for branch in self._branches if keeps_branches and branch.start >= start]
@@ -271,14 +271,14 @@ class DraftSession:
         path.exhausted = False
 
     def forget_sent(self) -> None:
-        """Mark all tokens as unsent: the target was replaced, or has lost them."""
+        """Mark all tokens as unsent, for a target that has not received them."""
         for path in (self._path, *self._branches):
             path.nodes = []
 
     def take_unsent(self, first_node: int) -> list[Branch]:
         """Return the branches to send now, and mark them as sent: their tokens get node numbers from `first_node` on.
 
-        The chain comes first: of two children the target verifies the one that arrived first.
+        The chain comes first, since of two children of a node the target verifies the one that arrived first.
         """
         branches = []
         for path in (self._path, *self._branches):
@@ -291,7 +291,7 @@ class DraftSession:
         """Whether to send a path's new tokens now."""
         if not path.num_unsent:
             return False
-        if path is not self._path:  # a runner-up alone is of no use: the target has chosen it itself by then
+        if path is not self._path:  # a runner-up without a successor saves no token
             return self._num_wanted(path) <= 0 and len(path.tokens) > 1
         if self._num_wanted(path) > 0 and not self._is_chunk(path):
             return False
@@ -314,7 +314,7 @@ class DraftSession:
         """Return the chain once it has reached the window or can grow no further.
 
         Raises:
-            Exception: the engine failed this session.
+            Exception: the engine ended this session.
         """
         await self._until(lambda: self._num_wanted(self._path) <= 0)
         return self.chain
@@ -323,7 +323,7 @@ class DraftSession:
         """Wait for tokens that should be sent now.
 
         Raises:
-            Exception: the engine failed this session.
+            Exception: the engine ended this session.
         """
         await self._until(lambda: any(self._is_ripe(path) for path in (self._path, *self._branches)))
 
@@ -331,7 +331,7 @@ class DraftSession:
         """Wait for a slot.
 
         Raises:
-            Exception: the engine failed this session.
+            Exception: the engine ended this session.
         """
         await self._until(lambda: not self.is_waiting)
 

@@ -17,7 +17,9 @@ _RETRY_AFTER_S = 0.5
 
 
 class Grammars:
-    """Grammars of one model's requests; belongs to one event loop.
+    """Compilation of grammars on one thread of its own, one at a time, for the requests of one model.
+
+    All calls must come from the same event loop.
 
     Args:
         compiler: compiler for the model's tokenizer.
@@ -29,11 +31,11 @@ class Grammars:
         self._num_compiling = 0
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a matcher at the beginning of an output.
+        """Compile a grammar; return a matcher for an output that has no tokens yet.
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: too many are being compiled, or the machine is too busy.
+            CapacityError: `MAX_COMPILING` others are being compiled, or the machine is too busy.
         """
         if self._num_compiling >= MAX_COMPILING:
             raise self._busy(f"the limit is {MAX_COMPILING}")

@@ -23,14 +23,14 @@ SHRUNK_STEPS = 100
 
 
 class EngineSession(Holder, Protocol):
-    """Session, as far as the loop uses it."""
+    """Session of an engine, with the methods that the loop needs."""
 
     def replay(self) -> None:
-        """Begin again from the committed tokens, as a suspect; a failed step may have left anything in the slot."""
+        """Read the committed tokens into the slot again, which a failed step may have spoilt; become a suspect."""
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether the session has committed nothing since `replay`."""
+        """Return whether the session is a suspect: it has committed nothing since `replay`."""
 
 
 T = TypeVar("T")
@@ -63,18 +63,21 @@ class ModelThread:
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """Choice of the sessions for each step, suspects first; the arguments are methods of the `Engine`."""
+    """Choice of the sessions for each step. A suspect, which was in a failed step, comes first and alone.
+
+    The arguments are methods of the `Engine`.
+    """
 
     def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
         self._schedule, self._can_replay = schedule, can_replay
         self._suspects: deque[SessionT] = deque()
-        self._num_together = 0  # sessions that share a step at most, up to the step `_shrunk_until`
+        self._num_together = 0  # limit of sessions per step, up to the step `_shrunk_until`
         self._shrunk_until = self._num_steps = 0
         self.num_failed_steps = 0
         """Failed steps since the last one that succeeded."""
 
     def next_step(self, running: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of the next step: of one suspect alone, while there are any."""
+        """Return the work of the next step; while there are suspects, that of one suspect."""
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
@@ -91,7 +94,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return [*scheduled[first:], *scheduled[:first]][: self._num_together]
 
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
-        """Let the sessions of a failed step replay; return those that end instead, and each one's error."""
+        """Let the sessions of a failed step replay; return those that must end instead, each with its error."""
         self.num_failed_steps += 1
         if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # devices have classes of their own
             self._num_together = max(1, len(sessions) // 2)

@@ -1,7 +1,7 @@
-"""The loop of every model server: admit, step, deliver.
+"""Loop of every model server: admit, step, deliver.
 
-One asyncio task owns all sessions; only it changes them. Each round it gives free slots to waiting sessions, asks the
-subclass for the work of one step, runs that on the model thread, and delivers the results. A target's step verifies
+One asyncio task owns all sessions; only it changes them. In each round it gives free slots to waiting sessions, gets
+the work of one step from the subclass, runs it on the model thread, and delivers the results. A target's step verifies
 (target.py), a draft model's step extends chains (draft.py). guard.py handles failed steps.
 """
 
@@ -26,16 +26,16 @@ from inference.observe.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 PASS_TIMEOUT_S = 60.0
-"""Seconds after which a step may never end: the server is not ready meanwhile."""
+"""Seconds after which a running step may never end; the server then reports that it is not ready."""
 LAST_STEP_S = 1.0
-"""Seconds at shutdown for the running step to end, after all sessions have left."""
+"""Seconds that a shutdown waits for the running step, after all sessions have left."""
 SHUTTING_DOWN = "the server is shutting down"
 
 ResultT = TypeVar("ResultT")
 
 
 class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
-    """Sessions, slots of a model, and the loop. Used from one event loop, which must run before `start`."""
+    """Engine of one model: its sessions, its slots and the loop. All calls come from one running event loop."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Apply one result to a session that still holds its slot."""
 
     def _can_replay(self, session: SessionT) -> bool:
-        """Return whether a session's tokens can be computed again."""
+        """Return whether a session's tokens would be the same if they were computed again."""
         return True
 
     _step_name = "step"
@@ -128,7 +128,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             async with asyncio.timeout(LAST_STEP_S):
                 while self._thread.began is not None:  # noqa: ASYNC110 - a thread sets no asyncio.Event
                     await asyncio.sleep(0.01)
-        if self._thread.began is not None:  # the interpreter would wait for it at its end
+        if self._thread.began is not None:  # the interpreter would wait for the thread when it ends
             self.broken = self.broken or f"a {self._step_name} was still running when the server stopped"
         self._thread.close()
 
@@ -142,7 +142,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self.wake()
 
     def close(self, session: SessionT) -> None:
-        """Free the session's slot, or its place in the queue; its running pass, if any, is dropped."""
+        """Free the session's slot, or its place in the queue; the result of a running step is dropped."""
         self._admission.release(session)
         self._left.set()
         self.wake()
@@ -212,7 +212,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [(*piece, result) for piece, result in zip(scheduled, results, strict=True)]
 
     def _take_failure(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
-        """End the sessions that cannot go on after a failed step, or break; `slots` are those of its sessions."""
+        """End the sessions that cannot continue after a failed step, or break; `slots` are its sessions' slots."""
         logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         ended = self._guard.take_failure(slots, exc)
         if self._guard.num_failed_steps >= MAX_FAILED_STEPS:

@@ -1,10 +1,10 @@
-"""Pool of a target's draft workers: assigns workers to sessions. Knows no wire.
+"""Pool of a target's draft workers, which assigns workers to sessions. It does not know the wire.
 
-Sessions live at the target and decode alone until a worker has room for them. Workers come and go at any time.
-A session that loses its worker moves to another, or decodes alone until there is one.
+A session decodes alone until a worker has room for it. The worker then helps it: it proposes draft tokens. Workers come
+and go at any time. A session that loses its worker moves to another, or decodes alone until there is one.
 
-A worker has to earn its sessions: it begins with few, whatever capacity it advertises, and gets more as its drafts are
-accepted. Each session that it does not help lowers its limit; that session moves to another worker.
+A worker begins with few sessions, whatever capacity it advertises, and gets more as its draft tokens are accepted. A
+worker that proposes nothing useful to a session loses the session to another worker, and its limit falls.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ MAX_WORKERS = 1024
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
-"""Most commits of a session in a row without a proposal of its worker; run-ahead sends one after 16 at the latest."""
+"""Most commits of a session in a row without a proposal of its worker, which should send one at least every 16."""
 MAX_VAIN_COMMITS = 256
-"""Most commits of a session in a row that accept nothing from its worker, which keeps other workers and lookup out."""
+"""Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
 
 
 class Worker(Protocol):
-    """Draft worker that is attached to the pool; calls never wait."""
+    """Draft worker that is attached to the pool. Its methods send a message and return at once."""
 
     id: str
     num_slots: int
 
     def open(self, session: TargetSession) -> None:
-        """Draft for this session from its present tokens on."""
+        """Let the worker draft for this session from its present tokens on."""
 
     def commit(self, session: TargetSession, commit: Commit) -> None:
-        """Take in tokens of a session that became final."""
+        """Send the tokens of a session that became final."""
 
     def close(self, session: TargetSession) -> None:
-        """Stop drafting for this session."""
+        """Let the worker stop drafting for this session."""
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ class _Record:
     """State of one worker.
 
     Attributes:
-        sessions: the sessions it helps, by help id.
-        trust: number of sessions that it has earned.
+        sessions: sessions that it helps, by `help_id`.
+        trust: most sessions that it may have, by its success so far.
     """
 
     sessions: dict[str, TargetSession] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Help:
-    """Help for one session.
+    """Help that one session gets.
 
     Attributes:
         worker: the worker that proposes; None while the session decodes alone.
@@ -81,7 +81,7 @@ class _Help:
 
 
 class DraftPool:
-    """Pool that assigns workers to sessions by free capacity. A `Generator` in front of the engine.
+    """Pool that assigns workers to sessions by free capacity, and a `Generator` that uses the engine.
 
     Args:
         max_worker_slots: most sessions of one worker.
@@ -147,7 +147,7 @@ class DraftPool:
         self._engine.propose(session, branches)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move on a session that its worker declines; the worker has earned no more than the sessions it keeps."""
+        """Move a session that its worker declines to another; the worker's limit becomes the sessions that it keeps."""
         record = self._workers.get(worker)
         session = None if record is None else record.sessions.get(help_id)
         if record is not None and session is not None:
@@ -163,7 +163,7 @@ class DraftPool:
         self._lend()
 
     def _lend(self) -> None:
-        """Assign workers to sessions that decode alone; the worker with most room comes first."""
+        """Assign workers to sessions that decode alone, the worker with most room first."""
         for session in list(self._alone.values()):
             help_ = self._help[session.id]
             worker = self._choice(help_.useless)
@@ -175,7 +175,7 @@ class DraftPool:
             worker.open(session)
 
     def _choice(self, useless: set[str]) -> Worker | None:
-        """Return the worker with most room that is not useless; None if there is none."""
+        """Return the worker with most room whose id is not in `useless`; None if there is none."""
         willing = (worker for worker in self._workers if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)
 
@@ -205,7 +205,7 @@ class DraftPool:
             self._lend()
 
     def _take_back(self, session: TargetSession, worker: Worker, *, trust: int) -> None:
-        """End the help of a worker that gives none, so that another may help."""
+        """Take a session from a worker that does not help it; set the worker's limit of sessions to `trust`."""
         record = self._workers[worker]
         del record.sessions[session.help_id]
         record.trust = max(1, trust)

@@ -1,8 +1,9 @@
 """Prefixes that slots hold, and the choice of a slot for a new sequence. Pure: knows tokens, no model.
 
-A sequence begins after the longest prefix that any slot holds. It takes that slot itself where this overwrites nothing
-of use, or else a copy in the slot that was left longest ago. Where slots cannot be copied, it takes over a slot that
-saves at least as much as is overwritten: a greeting that many requests share must not erase a long conversation.
+A sequence reuses the longest prefix that any slot holds. If nothing else of use would be overwritten, it takes the slot
+of this prefix, or else it gets a copy in the slot that was left longest ago. If slots cannot be copied, it takes a slot
+only if it reuses at least as many tokens as it overwrites: a greeting that many requests share must not erase a long
+conversation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Prefix:
     """The first tokens of a sequence.
 
     Attributes:
-        token_ids: the sequence's tokens, which may go on growing.
+        token_ids: the sequence's tokens; the list may grow.
         length: number of tokens in the prefix.
         salt: cache salt; sequences with different salts share nothing.
     """
@@ -28,7 +29,7 @@ class Prefix:
     salt: str = ""
 
     def num_shared(self, other: Prefix) -> int:
-        """Return how many first tokens both prefixes share."""
+        """Return how many tokens both prefixes have in common."""
         if self.salt != other.salt:
             return 0
         return common_length(*(TokenView(each.token_ids, end=each.length) for each in (self, other)))
@@ -54,8 +55,8 @@ def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[i
 
     Args:
         free: slots that may be taken, the one that was left longest ago first; at least one.
-        left: by free slot, how many tokens an earlier sequence has left there; none where it is not named.
-        shared: by slot, how many of the first tokens it holds; also slots of others, if they can be copied.
+        left: number of tokens that an earlier sequence has left, by free slot; a slot without an entry holds none.
+        shared: number of the new sequence's first tokens that a slot holds, by slot, free or not.
     """
     oldest = _oldest(free, left)
     room = {slot for slot in free if slot == oldest or _can_overwrite(slot, left, shared, can_copy=can_copy)}
@@ -67,7 +68,7 @@ def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[i
 
 
 def _oldest(free: Sequence[int], left: Mapping[int, int]) -> int:
-    """Return the slot that loses least: the latest one that holds nothing, or else the one left longest ago."""
+    """Return the slot to overwrite: the latest one that holds nothing, or else the one left longest ago."""
     return next((slot for slot in reversed(free) if not left.get(slot)), free[0])
 
 

@@ -48,7 +48,7 @@ class EngineLimits:
         pass_timeout_s: seconds after which a pass counts as one that may never end.
         prefix_caching: True if requests may begin with what earlier ones left in the slots.
         lookup: True to propose from a session's own tokens where a pass has no draft tokens.
-        prompt_share: time that reading prompts may add to a pass in which others decode, in passes.
+        prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of it.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
     """
 
@@ -102,7 +102,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
         Raises:
             InvalidRequestError: it has a fault, or the decoder cannot keep to grammars.
-            CapacityError: too many are being compiled.
+            CapacityError: too many grammars are being compiled.
         """
         if request.grammar is None:
             return None
@@ -112,7 +112,12 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return await self._grammars.matcher(request.grammar)
 
     def open(self, request: GenerationRequest, *, drafted: bool, grammar: Matcher | None = None) -> TargetSession:
-        """Queue a request for a slot; `grammar` is its own, from `compiled`.
+        """Queue a request for a slot.
+
+        Args:
+            request: the request.
+            drafted: True if a draft worker will propose to the session.
+            grammar: the request's grammar, compiled by `compiled`; None if the request has none.
 
         Raises:
             InvalidRequestError: the prompt does not fit the context or the vocabulary, or the decoder cannot do what
@@ -149,7 +154,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     def begin_help(self, session: TargetSession) -> None:
-        """Let a draft worker of the pool propose to a session that has decoded alone."""
+        """Begin to verify proposals of a pool worker for a session that has decoded alone."""
         session.follow(Schedule.ASYNC)
 
     def end_help(self, session: TargetSession) -> None:
@@ -180,7 +185,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return [] if self._waits(turns) else self._narrowed(turns)
 
     def _turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns of a pass, with as long parts of prompts as there is room for, oldest session first."""
+        """Return the turns of a pass. Sessions that read a prompt share the room for prompt tokens, oldest first."""
         longest, room = self._decoder.prompt_chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
         turns = []
         for session in sessions:
@@ -192,9 +197,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return turns
 
     def _room(self, sessions: Sequence[TargetSession]) -> int:
-        """Return how many prompt tokens the next pass may read; limited where sessions decode that would wait for it.
+        """Return how many prompt tokens the next pass may read. Only sessions that decode in the same pass limit it.
 
-        A decoder with parts of a fixed length reads one of each prompt.
+        A decoder whose prompt parts have a fixed length reads one part of each prompt per pass.
         """
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._decoder.prompt_chunk_tokens:
@@ -234,7 +239,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         return [(verdict, started, ended) for verdict in verdicts]
 
     def _learn_costs(self, work: list[Turn], verdicts: list[Verdict], seconds: float) -> None:
-        """Record the cost of draft tokens, or of the prompt tokens that the pass read beside decoding sessions."""
+        """Record the time of a pass: as the cost of draft tokens, or of prompt tokens if it read any."""
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [number for turn in work if (number := _num_unread(turn)) > 1]
         num_decoding = len(work) - len(unread)

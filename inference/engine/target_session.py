@@ -1,4 +1,4 @@
-"""State of one request at a target: its tokens, how many of them its slot holds, draft tree, queue of commits."""
+"""Session of one request at a target: its tokens, those that its slot holds, its draft tree and queue of commits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CommitQueue:
     """Queue of one session's answer, from the engine loop to the RPC handler.
 
     Attributes:
-        num_bytes: memory of the events that wait after the next one.
+        num_bytes: memory of the unread events, without the next one.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,13 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: Answer) -> None:
+        """Add an event; only one that waits after another counts into `num_bytes`."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
 
     def fail(self, error: Exception) -> None:
+        """End the answer with an error, after the events that are in the queue."""
         self._queue.put_nowait((error, 0))
 
     def drop(self) -> None:
@@ -61,8 +63,8 @@ class CommitQueue:
 
 
 MAX_ADJUSTED_GAMMA = 16
-"""Most draft tokens per pass of a request with penalties or biases: each of them delays the other sessions."""
-_OWN_WEIGHT = 0.25  # of the newest pass without a draft's tokens
+"""Most draft tokens per pass of a request with penalties or biases, which make every draft token slower to verify."""
+_OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
 _numbers = itertools.count(1)
 
@@ -72,12 +74,12 @@ class TargetSession:
 
     Args:
         request: the request, already validated against the engine's limits.
-        max_length: tokens that prompt and output may have together.
-        schedule: SYNC: a draft worker proposes, and every pass waits for a proposal. ASYNC: it proposes, and passes
-            take what has arrived. None: the target decodes by itself.
-        gamma: most draft tokens per pass, in run-ahead or where the decoder has a draft of its own.
+        max_length: most tokens of prompt and output together.
+        schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
+            that have arrived, or decodes if there are none. None: there is no draft worker.
+        gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
         grammar: matcher of the request's grammar.
-        looks_up: True if the target proposes from the session's own tokens where a pass has no draft tokens.
+        looks_up: True if the target itself proposes, by prompt lookup, in passes without tokens of a draft model.
     """
 
     def __init__(
@@ -100,27 +102,27 @@ class TargetSession:
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         self._num_cached = 0
-        self.num_cached_tokens = 0  # prompt tokens taken from another sequence; an estimate until it has a slot
-        self._suspect_at: int | None = None
+        self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
+        self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.schedule = schedule
         self.acceptance = Acceptance()
         self.lookup = Lookup() if looks_up and gamma else None
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
         self.num_own_tokens = 1.0
-        """Recent mean of tokens per pass without a draft's: above one where lookup or a grammar gives some."""
+        """Recent mean of tokens of a pass without a draft model's; above 1 where lookup or a grammar adds some."""
         self.arrivals = Arrivals()
         self._gamma = gamma
-        self._compute_s = 0.0
-        self._asked = False
+        self._compute_s = 0.0  # time in passes since the session became ready
+        self._was_asked = False  # for the target's own token, by an empty proposal
         self._last_message_at = 0.0
-        self._num_acknowledged = 0
-        self._num_helps = 0
+        self._num_acknowledged = 0  # draft tokens reported as received
+        self._num_helps = 0  # changes of the pool worker
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._become_ready(time.monotonic())
 
     def follow(self, schedule: Schedule | None) -> None:
-        """Change the schedule, and forget what an earlier draft proposed, node numbers included."""
+        """Change the schedule; discard the tree and its node numbers, since the next draft worker starts its own."""
         self._num_helps += 1
         self.schedule = schedule
         self.tree = DraftTree(self.token_ids)
@@ -129,10 +131,11 @@ class TargetSession:
 
     @property
     def help_id(self) -> str:
-        """Return the session's id for its present pool worker; late messages of an earlier worker have an older one."""
+        """Return the session's id for its present pool worker; late messages of an earlier worker carry another id."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
+        """Take a slot, which holds the first `num_cached_tokens` tokens already."""
         self.slot = slot
         self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._waiting_since = time.monotonic()
@@ -148,7 +151,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """See `Holder`: all but the last token, since a pass must compute its logits; none if the prompt is scored."""
+        """See `Holder`: all tokens but the last, whose logits a pass must compute; none if the prompt is scored."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         return Prefix(self.token_ids, length, self.request.cache_salt)
 
@@ -161,7 +164,7 @@ class TargetSession:
         self.commits.fail(error)
 
     def replay(self) -> None:
-        """See `EngineSession`: the content of its slot is written again."""
+        """See `EngineSession`; the next passes read the tokens into the slot again."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
         self._suspect_at = len(self.token_ids)
@@ -173,28 +176,28 @@ class TargetSession:
 
     @property
     def idle_s(self) -> float:
-        """Return the seconds for which the session has waited in its slot for a proposal; 0 while it has work."""
+        """Return the seconds for which the session has waited in its slot for a proposal; 0 if it waits for none."""
         return 0.0 if self.slot is None or self._ready else time.monotonic() - self._waiting_since
 
     @property
     def ready_s(self) -> float:
-        """Return the seconds for which the session could have been in a pass."""
+        """Return the seconds since the session became ready for its next pass."""
         return time.monotonic() - self._ready_since
 
     @property
     def _ready(self) -> bool:
-        return not self._waits_for_draft or self._asked or len(self.tree) > 0
+        return not self._waits_for_draft or self._was_asked or len(self.tree) > 0
 
     @property
     def _widest(self) -> int:
-        """Return the most draft tokens of one pass; the rest waits in the tree."""
+        """Return the limit of draft tokens of one pass; further ones stay in the tree for later passes."""
         widest = MAX_GAMMA if self._waits_for_draft else self._gamma
         sampling = self.request.sampling
         return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a draft proposes without waiting for verdicts."""
+        """Whether a draft worker proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
 
     @property
@@ -202,36 +205,40 @@ class TargetSession:
         return self.schedule is not None and self.schedule.target_waits
 
     def propose(self, branches: Sequence[Branch]) -> None:
-        """Grow the tree; an empty proposal requests the target's own token.
+        """Add branches to the tree; without any, the next pass decodes the target's own token.
 
         Raises:
-            InvalidRequestError: a branch is longer than the tree may be, or its parent never existed.
+            InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
         """
         was_ready = self._ready
-        self._asked = self._asked or not branches
+        self._was_asked = self._was_asked or not branches
         self._last_message_at, num_live = time.monotonic(), len(self.tree)
         for branch in branches:
             num_tokens = len(branch.token_ids)
             if num_tokens > MAX_TREE_TOKENS:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
-        if self._ready and not was_ready:  # a proposal that adds nothing does not reset the idle timer
+        if self._ready and not was_ready:  # only a proposal that adds live tokens resets the idle timer
             self._become_ready(self._last_message_at)
-        if len(self.tree) > num_live:  # tokens made after a rejected one do not show when the new chain arrives
+        if len(self.tree) > num_live:  # others continue a rejected chain, and tell nothing of the new one's delay
             self.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
 
     @property
     def num_unread(self) -> int:
-        """Number of tokens that its slot does not hold yet: 1 while it decodes, more while it reads a prompt."""
+        """Number of tokens that the slot does not hold yet: 1 while the session decodes, more while it reads."""
         return len(self.token_ids) - self._num_cached
 
     def next_turn(self, part: int = MAX_PART_TOKENS) -> Turn | None:
-        """Return the turn in the next pass, of at most `part` unread tokens; None while it waits for its draft."""
+        """Return the session's turn in the next pass; None while it waits for a proposal.
+
+        Args:
+            part: most tokens that the turn may read into the slot; a longer prompt takes several turns.
+        """
         end = len(self.token_ids)
         if self.num_unread > part:
             return self._turn(self._num_cached + part, chooses=False)
         if self._ready:
-            room = self._end - end - 1  # the pass adds one token of the target's own
+            room = self._end - end - 1  # each pass adds one token of the target itself
             limit = min(self._widest, room)
             proposal = self.tree.path(limit)
             lookup = [] if proposal else self._looked_up(limit)
@@ -241,7 +248,7 @@ class TargetSession:
         return None
 
     def rate(self, turn: Turn) -> float:
-        """Return the probability that the target agrees with a token that the turn proposes."""
+        """Return the probability that the target accepts a token that the turn proposes."""
         return self.acceptance.rate if turn.proposal or self.lookup is None else self.lookup.rate
 
     def _looked_up(self, limit: int) -> list[int]:
@@ -267,19 +274,19 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the prompt tokens that a pass up to `end` scores: each of its rows scores the next token.
+        """Return the prompt tokens that a pass over the tokens up to `end` scores; each position scores the next token.
 
-        Empty after the first commit: a prompt that is read again is not scored again.
+        The result is empty after the first commit: a prompt that is read again is not scored again.
         """
         if self.request.prompt_logprobs is None or len(self.token_ids) > len(self.request.prompt_token_ids):
             return ()
         return self.token_ids[self._num_cached + 1 : min(end + 1, self.request.output_start)]
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
-        """Apply a pass's verdict; return the finish reason if it ended the session.
+        """Apply the verdict of a pass and queue its commit; return the finish reason if the pass ended the session.
 
         Args:
-            started, ended: times of the pass, in monotonic seconds.
+            started, ended: start and end of the pass, in monotonic seconds.
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
@@ -292,7 +299,7 @@ class TargetSession:
         token_ids, reason = self._cut(verdict.token_ids)
         self.token_ids.extend(token_ids)
         self.tree.commit(token_ids)
-        self._asked = False
+        self._was_asked = False
         self._learn(verdict, ended)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
         num_drafted, own = verdict.num_draft_tokens, verdict.own
@@ -320,7 +327,7 @@ class TargetSession:
             self.num_own_tokens += _OWN_WEIGHT * (len(verdict.token_ids) - self.num_own_tokens)
 
     def _acknowledging(self, commit: Commit, ended: float) -> Commit:
-        """Return the commit, with the number of draft tokens received if that has grown since the last one."""
+        """Return the commit; it carries the number of draft tokens received if more have come since the last commit."""
         num_received = self.tree.num_numbers
         if num_received == self._num_acknowledged:
             return commit
@@ -328,12 +335,13 @@ class TargetSession:
         return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._last_message_at))
 
     def _timings(self, ended: float, draft_us: int) -> Timings:
-        """Return a commit's timings: time since the session became ready that is not compute is queueing."""
+        """Return a commit's timings; all time since the session became ready, except in passes, is queueing."""
         busy_us = _us(self._compute_s)
         queue_us = max(0, _us(ended - self._ready_since) - busy_us)
         return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
 
     def _become_ready(self, now: float) -> None:
+        """Restart the clocks of queueing, computing and idling."""
         self._ready_since = self._waiting_since = now
         self._compute_s = 0.0
 

@@ -10,7 +10,7 @@ from inference.text.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Additions of a piece of text to a message; calls by their numbers."""
+    """Parts of a message that one piece of text adds; calls by their numbers in the message."""
 
     reasoning: str = ""
     content: str = ""
@@ -18,7 +18,7 @@ class Reading:
 
 
 class AnswerReader:
-    """Reader of one answer; how its text is cut into pieces changes nothing of the whole.
+    """Reader of one answer. The whole message does not depend on how its text is cut into pieces.
 
     Args:
         reasoning: splits off the reasoning; None if there is none.

@@ -104,7 +104,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/completions", responses=ANSWERS, response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
-        """Continue a text."""
+        """Complete a prompt."""
         _check_model(body, gateway.card)
         answer = TextFormat(gateway.card.name)
         return await _answer(gateway, request, body, completion_requests(body, gateway.card), answer)
@@ -256,7 +256,7 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.get("/ping", response_class=Response, responses={503: {"description": "Not serving."}})
     async def ping() -> Response:
-        """Answer as /health, under the name that SageMaker and vLLM have for it."""
+        """Answer as /health does; SageMaker and vLLM use this path."""
         return await health()
 
     @app.head("/metrics", include_in_schema=False)

@@ -13,19 +13,19 @@ from inference.text.unicode import first_lone_surrogate
 
 
 def _whole(value: Any) -> Any:
-    """Return 5.0 as 5: JSON has one kind of number."""
+    """Return a float without a fraction as an int, and any other value as it is: JSON clients may write 5 as 5.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _unicode(text: str) -> str:
-    """Refuse half of a surrogate pair, which JSON can write but which is no character."""
+    """Return the text; raise ValueError if it has half of a surrogate pair, which JSON can write but UTF-8 cannot."""
     if (place := first_lone_surrogate(text)) is not None:
         raise ValueError(f"character {place} is half of a surrogate pair")
     return text
 
 
 def _all_whole(values: Any) -> Any:
-    """Apply `_whole` to a list, unless it is long: long ones are validated in compiled code alone."""
+    """Apply `_whole` to the items of a list, unless it has more than `MAX_FIELDS`: Python's loop would be slow."""
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 
@@ -49,7 +49,7 @@ Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
 
 
 def complete(schema: dict[str, Any], body: type[Body]) -> None:
-    """Add to the schema that a null means an unset field, and the fields that have values without effect."""
+    """Add null, which means unset, to the types of optional fields; add the fields that are accepted without effect."""
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
         if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
@@ -58,7 +58,7 @@ def complete(schema: dict[str, Any], body: type[Body]) -> None:
 
 
 class Body(BaseModel):
-    """Base of bodies. Types are strict; unknown fields are refused. Nulls and values without effect are dropped."""
+    """Base class of request bodies: strict types, no unknown fields; nulls and values without effect are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=complete)
     no_ops: ClassVar[NoOps] = {}

@@ -1,4 +1,4 @@
-"""Dialect of the served model: its format of calls and its marks of reasoning, for requests and answers."""
+"""Dialect of the served model: the format of its tool calls, and whether it marks its reasoning."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from inference.workers.completion import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Format of calls and marks of reasoning of a model.
+    """Form in which a model writes tool calls and reasoning.
 
     Attributes:
-        calls: the format of its calls; None if it is not known here.
-        thinks: the model may reason before it answers, and marks its reasoning.
+        calls: format of its tool calls; None if this project does not know it.
+        thinks: True if the model may reason before it answers, and marks its reasoning.
     """
 
     calls: CallFormat | None
@@ -31,27 +31,29 @@ class Dialect:
 
     @classmethod
     def of(cls, card: ModelCard, config: HttpConfig) -> Dialect:
-        """Return the dialect that the flags name, or else the one of the model's chat template."""
+        """Return the dialect that the flags name; a flag set to auto takes it from the model's chat template."""
         parser, thinking = config.tool_call_parser, config.reasoning_parser
         calls = format_of(card.chat_template) if parser == "auto" else FORMATS.get(parser)
         thinks = BEGIN in (card.chat_template or "") if thinking == "auto" else thinking == "think"
         return cls(calls, thinks)
 
     def check(self, body: ChatBody) -> None:
-        """Refuse tools if the model's format of calls is not known.
+        """Refuse a request with tools if the model's format of calls is not known.
 
         Raises:
-            ApiError: there are tools; the error names the field.
+            ApiError: the request offers tools to such a model.
         """
         if body.offered() and self.calls is None:
             fault = "the model's chat template shows no way to call them that is known here; see --tool_call_parser"
             raise ApiError(400, f"tools: {fault}", param="tools", code="unsupported_parameter")
 
     def grammar(self, body: ChatBody) -> Grammar | None:
-        """Return the grammar of the output, by tools and response format; a reasoning may precede it.
+        """Return the grammar that tools and response format demand of the output, or None.
+
+        It begins after the reasoning, if the model reasons.
 
         Raises:
-            InvalidRequestError: the tools are too long for a grammar, or the response format cannot go with them.
+            InvalidRequestError: the tools are too long for a grammar, or cannot be combined with the response format.
         """
         offered = body.offered()
         try:
@@ -79,7 +81,7 @@ class Dialect:
         return None
 
     def reader(self, body: ChatBody, prompt: str) -> AnswerReader | None:
-        """Return the reader of one answer to a prompt; None if its text is its content."""
+        """Return the parser of one answer; None if it has neither reasoning nor calls, so all text is content."""
         names = frozenset(tool.function.name for tool in body.offered())
         calls = self.calls.reader(names) if self.calls and names else None
         if calls is None and not self.thinks:

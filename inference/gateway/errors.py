@@ -63,7 +63,7 @@ _STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
 
 @dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
 class ApiError(Exception):
-    """Failure as a client gets it.
+    """Failure that a client gets as an HTTP response.
 
     Attributes:
         status: HTTP status code.
@@ -82,7 +82,7 @@ class ApiError(Exception):
     retry_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
+        """Return the body of the error response, in the form of OpenAI's API."""
         message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
         return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
@@ -93,12 +93,12 @@ class ApiError(Exception):
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
     def answer(self, **headers: str) -> JsonAnswer:
-        """Return the HTTP answer, with further headers."""
+        """Return the HTTP response, with further headers."""
         return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
 
 
 def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
-    """Return the failure of HTTP for one of our exceptions; the path decides about the names of fields."""
+    """Return the HTTP failure for one of this project's exceptions; names of fields depend on the path."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)  # the client is not at fault
         error = errors.UnavailableError(REFUSED_UPSTREAM)
@@ -108,7 +108,7 @@ def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
 
 
 def _retry_after_s(error: errors.SpecDecError) -> float | None:
-    """Return the seconds until a retry has a fair chance; None if it has none, or if that is unknown."""
+    """Return the seconds after which a retry may succeed; None if it cannot, or if the time is unknown."""
     if isinstance(error, errors.CapacityError):
         return error.retry_after_s
     is_gone = type(error) is errors.UnavailableError and error.address is not None
@@ -129,7 +129,7 @@ def unexpected() -> ApiError:
 
 
 def _param(field: str | None, path: str) -> str | None:
-    """Return the endpoint's name for a field of ours."""
+    """Return the name that the endpoint at `path` has for a field of this project."""
     return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 

@@ -150,7 +150,7 @@ class HttpPort:
         self._probes.is_ready, self._probes.is_alive = ready, alive
 
     async def refuse_new(self) -> None:
-        """Stop listening; requests that run go on."""
+        """Stop listening; running requests continue."""
         self._server.should_exit = True
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class HttpPort:
 
 
 class SidePort(HttpPort):
-    """Port for metrics and probes. It may open before the server can serve, and stays open while the server drains."""
+    """Port for metrics and probes; it may open before the server is ready, and stays open while the server drains."""
 
     _is_open = False
 
@@ -171,7 +171,7 @@ class SidePort(HttpPort):
             await super().open()
 
     async def refuse_new(self) -> None:
-        """Do nothing: scrapes and probes are welcome to the end."""
+        """Do nothing: scrapes and probes are answered until the end."""
 
 
 class _Server(uvicorn.Server):
@@ -187,7 +187,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then set `ready`."""
+        """Open the port as uvicorn's own method does, then set the event `ready`."""
         await super().startup(sockets)
         self.ready.set()
 

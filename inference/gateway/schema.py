@@ -165,7 +165,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(Body):
-    """Fields of both endpoints."""
+    """Request fields that /v1/completions and /v1/chat/completions share."""
 
     model: str | None = Field(None, description="As in /v1/models, or a path that ends with it. Unset: the one served.")
     temperature: Annotated[float, _within("temperature")] = 1.0

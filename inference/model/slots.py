@@ -84,17 +84,18 @@ class CompiledBackend(Protocol):
     """A backend that runs passes as compiled graphs of fixed widths.
 
     Attributes:
-        max_pass_tokens: number of tokens of one span that fit into one graph; a longer span takes several.
-        prompt_chunk_tokens: number of tokens of the parts in which a long prompt is best read.
+        max_pass_tokens: most tokens of one span in one call of a graph; a longer span takes several calls.
+        prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest.
     """
 
     max_pass_tokens: int
     prompt_chunk_tokens: int
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether to reuse the first `num_held` tokens that a slot holds of a prompt of `num_tokens`.
+        """Return whether a prompt of `num_tokens` should reuse the first `num_held` tokens that a slot holds.
 
-        True where that was measured to be faster than reading all of it. The event loop calls this, also during a pass.
+        The answer is True if measurements show that this is faster than reading the whole prompt. The event loop calls
+        this method, also during a pass.
         """
 
 
@@ -104,7 +105,7 @@ class PrefixKeeper(Protocol):
 
     @property
     def slots(self) -> Backend | None:
-        """Return the backend that has the slots; None if no sequence may begin with what is there."""
+        """Return the backend that has the slots; None if no sequence may reuse their content."""
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """Give a slot to a new sequence; its first tokens, `token_ids`, are in `source_slot`.

@@ -64,7 +64,7 @@ class Replaceable(Protocol):
 
 
 class Certificate(Replaceable, Protocol):
-    """Certificate of a server, as its files have it now."""
+    """TLS certificate of a server, whose files may be replaced while it runs."""
 
     @property
     def days_left(self) -> float: ...

@@ -1,7 +1,7 @@
-"""Profile of many requests' time: a table with a row per request and one for all, as CSV and JSON.
+"""Profile of the time of many requests: a table with one row per request and one row of totals, as CSV and JSON.
 
-The parts of a request's time add up to its end-to-end time: drafting, verifying (target passes), waiting in queues,
-the network between draft worker and target, and other: everything else, such as the way between client and server.
+A request's end-to-end time has five parts, which add up to it: drafting, verifying (target passes), waiting in queues,
+the network between draft worker and target, and the rest, such as the network between client and server.
 """
 
 from __future__ import annotations

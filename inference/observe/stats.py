@@ -16,11 +16,11 @@ MAX_PASS_TOKENS = 4096
 
 
 SOURCES = ("draft", "lookup", "forced")
-"""Sources of draft tokens: a draft, the sequence's past, a grammar without a choice (clients see it as a draft)."""
+"""Sources of draft tokens: a draft model, text that occurred before, a grammar that allows only one token."""
 
 
 def by_source(one: Pass) -> dict[tuple[str, bool], int]:
-    """Return the draft tokens of one pass by (source, was accepted), without zeros."""
+    """Count the draft tokens of one pass by (source, whether they were accepted); counts of zero are left out."""
     own = one.own
     counts = (
         (one.num_draft_tokens - own.num_tokens, one.num_accepted_tokens - own.num_accepted),
@@ -37,7 +37,7 @@ def by_source(one: Pass) -> dict[tuple[str, bool], int]:
 
 
 class Pass(Protocol):
-    """Figures of one pass of the target, as commits, deltas and records of them have."""
+    """Figures of one target pass, which commits, deltas and their records have in common."""
 
     @property
     def num_draft_tokens(self) -> int: ...
@@ -65,8 +65,8 @@ class RequestStats:
         arrivals: (time, number of tokens) of each message with tokens.
         num_own_tokens: tokens of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
-        drafted_by_position, accepted_by_position: [i] counts the proposals that had, or kept, a token number i.
-        by_source: draft tokens by (source, was accepted).
+        drafted_by_position, accepted_by_position: [i] counts the proposals whose token i was verified, or accepted.
+        by_source: numbers of draft tokens by (source, whether they were accepted).
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -97,7 +97,12 @@ class RequestStats:
 
     @classmethod
     def of(cls, arrivals: Iterable[tuple[float, Pass, int]], *, num_prompt_tokens: int) -> RequestStats:
-        """Return the figures of a request that is over: (seconds since its start, pass, tokens) of each message."""
+        """Return the figures of a request that has ended.
+
+        Args:
+            arrivals: (seconds since the request was sent, pass, number of tokens) of each message with tokens.
+            num_prompt_tokens: number of tokens of the prompt.
+        """
         stats = cls(started=0.0, num_prompt_tokens=num_prompt_tokens)
         for arrived_s, one, num_tokens in arrivals:
             stats.arrivals.append((arrived_s, num_tokens))
@@ -105,7 +110,7 @@ class RequestStats:
         return stats
 
     def _count_pass(self, one: Pass, num_tokens: int) -> None:
-        # A peer's counts make lists below; it may claim four billion.
+        # The counts set the lengths of lists below, and a hostile peer may send four billion.
         num_draft_tokens = min(one.num_draft_tokens, MAX_PASS_TOKENS)
         num_accepted_tokens = min(one.num_accepted_tokens, num_draft_tokens)
         self.timings.append(one.timings)

@@ -1,7 +1,8 @@
 """Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts. Pure.
 
-`Acceptance` is one rate of a session. `Confidence` judges a single token by its lead over the runner-up: a draft is
-right about all of a text that repeats, and about nothing where a sentence begins (compare AdaEDL, arXiv 2410.18351).
+`Acceptance` is the mean rate of a session. `Confidence` estimates the rate of a single token from its margin, which is
+the lead of its score over the runner-up's: a draft is nearly always right in a text that repeats, and seldom
+where a sentence begins (compare AdaEDL, arXiv 2410.18351).
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ _PRIOR_RATE = 0.8
 _PRIOR_TESTED = 4.0
 _EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # nats of lead
 _PRIOR_TESTED_OF_GROUP = 8.0
-_DECAY_OF_GROUP = 0.995  # weight of the past per verdict of a group: about 200 are remembered
+_DECAY_OF_GROUP = 0.995  # weight of the past at each verdict of a group: about 200 verdicts count
 _UNKNOWN_RATE = 0.8  # of tokens without a margin
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Decayed share of draft tokens that were accepted among those that were put to the test.
+    """Share of accepted draft tokens among the tested ones, in which old passes fade.
 
-    A rejected token ends a proposal: the tokens after it were not tested. `prior_rate` counts as `prior_tested` further
-    tokens. Evidence fades with every pass, also without a test, so a draft that was given up gets another chance.
+    A rejected token ends a proposal, so the tokens after it are not tested. The estimate starts as if `prior_tested`
+    tokens had been tested at `prior_rate`. Evidence fades with every pass, also one that tests none, so a draft whose
+    tokens are no longer verified gets another chance.
     """
 
     prior_tested: float = _PRIOR_TESTED
@@ -46,7 +48,7 @@ class Acceptance:
 
 
 class Confidence:
-    """Acceptance by margin, one estimate per group of margins; starts from a logistic guess."""
+    """Acceptance by margin: one estimate per group of similar margins, which starts at a logistic guess."""
 
     def __init__(self) -> None:
         self._tested = [_PRIOR_TESTED_OF_GROUP] * (len(_EDGES) + 2)

@@ -1,9 +1,9 @@
-"""Number of tokens to draft before a pass, where draft and target take turns, by expected tokens per second. Pure.
+"""Length of a draft before each pass, where draft and target take turns. Pure.
 
-Every draft token adds a step of the draft and its share of the wider pass, and gains a token as often as the target
-agrees with it and with all before it. Drafting goes on while that raises tokens per second: the speculation length of
-Leviathan et al. (arXiv 2211.17192), decided token by token from how sure the draft is, where Transformers and llama.cpp
-stop at a fixed probability.
+Every draft token costs a step of the draft and a share of the wider pass. It gains a token if the target agrees with it
+and with all before it. Drafting continues while that raises the expected tokens per second. This is the speculation
+length of Leviathan et al. (arXiv 2211.17192), but decided token by token from the draft's confidence. Transformers and
+llama.cpp stop at a fixed probability instead.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from inference.model.proposer import DraftToken
 from inference.scheduling.acceptance import Acceptance, Confidence
 from inference.scheduling.pass_times import PassTimes
 
-_PRIOR_TESTED = 1.0  # less than a target grants a draft elsewhere: here every useless token delays the pass
+_PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token delays the pass
 
 
 class DraftLength:
-    """Estimates of what drafting costs and gains; a session is named by its slot."""
+    """Estimates of the cost and the gain of drafting. A session is identified by its slot."""
 
     def __init__(self) -> None:
         self._steps, self._passes = PassTimes(), PassTimes()
@@ -26,7 +26,7 @@ class DraftLength:
         self._acceptance: dict[int, Acceptance] = {}
 
     def begin(self, slot: int) -> None:
-        """Reset what was learned of a slot, for another request."""
+        """Forget the acceptance of a slot, which begins another request."""
         self._acceptance[slot] = Acceptance(_PRIOR_TESTED)
 
     def record_step(self, num_sessions: int, seconds: float) -> None:
@@ -46,8 +46,8 @@ class DraftLength:
     def is_enough(self, slot: int, chain: Sequence[DraftToken], num_sessions: int) -> bool:
         """Whether one more draft token in a pass over `num_sessions` sessions would lower tokens per second.
 
-        False while the times are unknown. The next token's rate is taken as the mean of the last token's and the
-        session's, since easy text goes on for a while.
+        The result is False while the times are unknown. The next token's rate is assumed to be the mean of the last
+        token's and the session's, since an easy passage is usually longer than one token.
         """
         steps, passes = self._steps.of(num_sessions), self._passes.of(num_sessions)
         if not steps.base_s or not passes.base_s:

@@ -1,8 +1,8 @@
-"""Pacing of a draft: how far, how broadly and in what portions it runs ahead, by measured times.
+"""Pacing of a draft: how far ahead it drafts, with how many branches and in messages of what size.
 
-The draft weighs three things. Drafting one more token delays those before it, where the target waits for them. A
-message costs the target time to read, so it must be expected to save more than that. And a token that the target will
-have decoded by itself before it arrives saves nothing. Pure.
+Three costs decide, all from measured times. Drafting one more token delays the tokens before it, for which the target
+may wait. Reading a message takes the target time, so a message must be expected to save more than that. A token saves
+nothing if the target has decoded that position by itself before the token arrives. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inference.request import MAX_GAMMA
 MESSAGE_S = 0.2e-3
 """Seconds of the target's CPU that a message is assumed to cost, apart from its pass."""
 MIN_SURVIVAL = 0.05
-"""Lowest probability of being right as a whole at which a chain is still extended."""
+"""Lowest probability of all tokens of a chain being right at which the draft still extends it."""
 CHUNK_OF_PASS = 0.4
 """Part of a pass for which the draft collects tokens before it sends them."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
@@ -32,8 +32,8 @@ class Branching:
 
     Attributes:
         count: most live branches per sequence.
-        depth: draft tokens after the runner-up that a branch begins with.
-        min_chain: length below which the chain alone grows: the draft is late, and branches would slow it down.
+        depth: draft tokens of a branch after its first token, a runner-up of the chain's.
+        min_chain: shortest chain that gets branches; with a shorter one the draft is late, and branches would delay it.
     """
 
     count: int = 0
@@ -52,7 +52,7 @@ class Pacing:
         window: most draft tokens past the committed ones; 0 stops drafting.
         chunk: draft tokens per message while the chain grows.
         step_s: seconds of a draft step; 0 where they do not matter.
-        round_s: seconds of a pass and a round trip, for which a first message brings tokens.
+        round_s: seconds of a pass and a round trip; the first message holds tokens for as long.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: tokens that a message must be expected to save.
         min_survival: see `MIN_SURVIVAL`.
@@ -76,7 +76,7 @@ class Measured:
     Attributes:
         step_s: one step of the draft.
         pass_s: one pass of the target.
-        round_trip_s: to the target and back.
+        round_trip_s: one round trip between draft worker and target.
     """
 
     step_s: float

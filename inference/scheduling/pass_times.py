@@ -1,15 +1,15 @@
-"""Pass times of a target, by number of sessions and of draft tokens: measured, decayed, in seconds. Pure."""
+"""Pass times of a target in seconds, by number of sessions and of draft tokens; old passes fade. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DECAY = 0.98  # weight of the past per pass: about 50 passes are remembered
+DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 
 
 @dataclass(slots=True)
 class PassCosts:
-    """Decayed least squares of pass time over draft tokens, for passes over one number of sessions."""
+    """Least-squares fit of pass time to draft tokens, for passes over one number of sessions; old passes fade."""
 
     _weight: float = 0.0
     _width: float = 0.0
@@ -43,20 +43,20 @@ class PassCosts:
 
 
 class PassTimes:
-    """Pass times by number of sessions, since a session costs other time than a draft token: attention, for one."""
+    """Pass times by number of sessions, since a session costs other time than a draft token, in attention say."""
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass. The first over `num_sessions` is ignored: a backend may prepare later ones in it."""
+        """Record one pass. The first over `num_sessions` is ignored: in it a backend may prepare the later ones."""
         if num_sessions not in self._by_sessions:
             self._by_sessions[num_sessions] = PassCosts()
         else:
             self._by_sessions[num_sessions].record(num_draft_tokens, seconds)
 
     def of(self, num_sessions: int) -> PassCosts:
-        """Return the costs of passes over `num_sessions`, or the nearest known number; empty before any is known."""
+        """Return the costs of passes over `num_sessions`, or else over the nearest number known; all 0 if none is."""
         known = [number for number, costs in self._by_sessions.items() if costs.base_s]
         if not known:
             return PassCosts()

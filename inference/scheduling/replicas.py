@@ -20,7 +20,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 FORGIVEN_AFTER_S = 60.0
 """Seconds after which past ejections no longer count, once the replica has succeeded again."""
 NEAR = 1
-"""Requests by which the replica preferred for a prefix may exceed the least loaded one."""
+"""Number of requests that the replica preferred for a prefix may have more than the least loaded one."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Record:
         num_failures: failures in a row.
         num_ejections: ejections that are not forgiven.
         back_at: time at which the latest ejection ends.
-        chosen_at: number of the latest choice that fell on it.
+        chosen_at: number of the latest choice in which it was chosen.
     """
 
     ready: bool = False
@@ -74,10 +74,10 @@ class Replicas:
     ) -> str | None:
         """Return the replica for a request, which counts as sent; None if no replica is fit.
 
-        While none is ready, the choice falls on one that is not: only a request shows whether it serves again.
+        While no replica is ready, one that is not is chosen: only a request shows whether it serves again.
 
         Args:
-            prefix: key of the prompt's prefix; equal ones get the same replica while loads are near; empty: none.
+            prefix: hash of the prompt's beginning; equal ones get the same replica while loads are similar.
             failed: replicas at which the request has just failed, to be tried last.
             unfit: replicas that must not get the request.
         """
@@ -94,7 +94,7 @@ class Replicas:
         return chosen
 
     def has_other(self, now: float, *, than: Collection[str]) -> bool:
-        """Whether a request could go elsewhere at once."""
+        """Whether a replica outside `than` is ready and not paused."""
         return any(
             record.ready and record.back_at <= now and address not in than for address, record in self.records.items()
         )
@@ -102,7 +102,7 @@ class Replicas:
     def ended(self, address: str, now: float, *, failed: bool | None) -> None:
         """Record a request's end; `failed` is True for a fault of the replica, None if the end proves nothing."""
         record = self.records.get(address)
-        if record is None:  # it has left meanwhile
+        if record is None:  # the replica was removed meanwhile
             return
         record.num_outstanding = max(0, record.num_outstanding - 1)
         if failed:

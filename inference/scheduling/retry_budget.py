@@ -1,9 +1,10 @@
 """Retry budget of a process, shared by all of its requests.
 
-Many retries at once do not help a server that fails. gRPC (proposal A6) and Envoy allow retries only while enough of
-all calls succeed. Here a request that waits loses less than one that is refused, so a spent budget means waiting. Each
-resume spends a token, which comes back when the resume gives a commit, so successful resumes are free. A server that
-comes back gets a few resumes first; one that goes on failing gets `PER_S` a second. Pure.
+Many retries at once make the state of a failing server worse. gRPC (proposal A6) and Envoy allow retries only while
+enough of all calls succeed. Here a request without budget waits instead, since waiting costs a client less than an
+error. Each resume takes one unit of the budget, called a token. The token comes back when the resume gives a commit, so
+successful resumes are free. A server that recovers gets at most `SIZE` resumes at first; one that keeps failing gets
+`PER_S` a second. Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 SIZE = 32
 """Most resumes under way at once: enough for a usual process."""
 PER_S = 4.0
-"""Tokens per second that come back by themselves."""
+"""Spent tokens that come back per second, whatever becomes of their resumes."""
 
 
 class RetryBudget:
-    """Tokens of one process; times are in seconds of any one clock."""
+    """Budget of one process. All times must be seconds of the same clock."""
 
     def __init__(self) -> None:
         self._tokens = float(SIZE)

@@ -8,7 +8,7 @@ _NUM_SAMPLES = 32
 
 
 class RoundTrip:
-    """Least of the latest samples; anything above it is queueing, on the way and in the processes."""
+    """Round-trip time: the least of the latest samples, since all above it is queueing in network and processes."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
@@ -23,14 +23,14 @@ class RoundTrip:
 
 
 class Echoes:
-    """Messages that commits will acknowledge; both sides count tokens to match them."""
+    """Record of sent messages until commits acknowledge them; both sides count draft tokens to match them."""
 
     def __init__(self, round_trip: RoundTrip) -> None:
         self._round_trip = round_trip
-        self._sent: deque[tuple[int, float]] = deque()  # tokens up to and including a message, and when it was sent
+        self._sent: deque[tuple[int, float]] = deque()  # (tokens sent up to the end of a message, time)
 
     def sent(self, num_tokens: int, now: float) -> None:
-        """Record a message; `num_tokens` have been sent up to its end."""
+        """Record a sent message; `num_tokens` counts all tokens up to its end."""
         self._sent.append((num_tokens, now))
 
     def received(self, num_tokens: int, hold_s: float, now: float) -> None:

@@ -1,4 +1,7 @@
-"""Wait of a target for draft tokens on their way: when they are due, whether waiting pays. In seconds. Pure."""
+"""Wait of a target for draft tokens: when the next ones are due, and whether waiting for them pays.
+
+All times are in seconds. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from dataclasses import dataclass
 from inference.scheduling.pass_times import PassCosts
 
 MAX_WAIT_OF_PASS = 1.5
-"""Longest wait of the target for draft tokens that are due, in passes."""
+"""Longest wait of the target for draft tokens, in passes."""
 _WEIGHT = 0.25  # of the newest measurement
-_DEVIATIONS = 2.0
+_DEVIATIONS = 2.0  # past the mean delay, a message is late
 
 
 @dataclass(slots=True)
 class _Delay:
-    """Mean and mean deviation, as TCP keeps them of round trips (RFC 6298)."""
+    """Mean and mean deviation of a delay, estimated as TCP estimates its round-trip time (RFC 6298)."""
 
     mean_s: float | None = None
     deviation_s: float = 0.0
@@ -35,16 +38,16 @@ class _Delay:
 
 
 class Arrivals:
-    """Estimates of two delays: between messages of a chain, and from a rejection to the new chain's first message.
+    """Estimates of two delays: between two messages of a chain, and from a rejection to a new chain's first message.
 
-    The second one contains a network round trip, the first does not.
+    Only the second contains a network round trip, for the draft must learn of the rejection.
     """
 
     def __init__(self) -> None:
         self._gap = _Delay()
         self._restart = _Delay()
         self._num_tokens = 1.0
-        self._last: float | None = None  # the last message, or the commit that rejected its chain
+        self._last: float | None = None  # time of the last message, or of a later commit that rejected its chain
         self._restarting = False
 
     def proposed(self, now: float, num_tokens: int) -> None:
@@ -65,20 +68,20 @@ class Arrivals:
 
     @property
     def num_tokens(self) -> int:
-        """Return the usual number of draft tokens per message, at least 1."""
+        """Return the recent mean of draft tokens per message, at least 1."""
         return max(1, round(self._num_tokens))
 
     @property
     def delay_s(self) -> float | None:
-        """Return the usual time from the last message, or the rejection, to the next message; None while unknown."""
+        """Return the mean time from the last message, or a later rejection, to the next message; None while unknown."""
         return self._delay.mean_s
 
     def late_in(self, now: float, *, at_most_s: float) -> float | None:
-        """Return the time until the next message will be late, negative if it is; None while unknown.
+        """Return the seconds until the next message counts as late; negative if it is late, None while unknown.
 
         Args:
-            now: the time.
-            at_most_s: a message that comes later than this after the last one is late.
+            now: the present time.
+            at_most_s: longest delay after which a message counts as late, however long the usual one is.
         """
         limit_s = self._delay.limit_s
         return None if self._last is None or limit_s is None else self._last + min(limit_s, at_most_s) - now
@@ -87,13 +90,13 @@ class Arrivals:
 def wait_s(
     arrivals: Arrivals, acceptance_rate: float, costs: PassCosts, *, now: float, ready_s: float, num_own: float = 1.0
 ) -> float:
-    """Return for how long waiting for a session's draft tokens still pays; 0 or less is not at all.
+    """Return the seconds for which waiting for a session's draft tokens still pays; 0 or less means not to wait.
 
     Args:
         arrivals: arrivals of the session's draft tokens.
         acceptance_rate: the session's acceptance per token.
-        costs: costs of passes over this session alone.
-        now: the time, on the clock of `arrivals`.
+        costs: costs of passes that this session shares with no other.
+        now: the present time, on the clock of `arrivals`.
         ready_s: seconds for which the session could have been in a pass.
         num_own: number of tokens that a pass without a draft gives.
     """
@@ -110,24 +113,30 @@ def wait_s(
 def waiting_pays(
     delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float, num_own: float = 1.0
 ) -> bool:
-    """Return whether always waiting for draft tokens gives more tokens per second than decoding alone meanwhile.
+    """Return whether waiting after each rejection gives more tokens per second than decoding without a draft meanwhile.
 
-    Waiting after every rejection gives rounds. Not waiting gives a pass alone for every `pass_s` of the delay, and the
-    tokens that come then are of use only if they agree with all tokens of those passes; if not, it goes alone again.
+    Both ways begin with a pass that verifies a proposal and rejects a token of it with some probability. After a
+    rejection the next draft tokens take `delay_s`. A target that waits loses this time. A target that does not wait
+    fills the delay with passes without draft tokens. The draft tokens that arrive then continue from the rejection, so
+    they are of use only if they agree with all tokens of those passes. If they disagree, another delay of such passes
+    follows, and so on.
 
     Args:
         delay_s: seconds from a rejection to the next draft tokens.
-        num_tokens: number of tokens that come at once.
-        rate: acceptance per token.
-        pass_s, slope_s: seconds of a pass without draft tokens, and what each of them adds.
-        num_own: number of tokens that a pass alone gives, with those looked up and forced.
+        num_tokens: number of draft tokens that arrive together.
+        rate: probability that the target accepts a draft token, if it accepted all before it.
+        pass_s: seconds of a pass without draft tokens.
+        slope_s: seconds that each draft token adds to a pass.
+        num_own: mean number of tokens of a pass without a draft model's; above 1 where lookup or a grammar adds some.
     """
     if not pass_s:
         return False
-    tokens = sum(rate**k for k in range(num_tokens + 1))  # of a pass with a proposal
-    seconds = pass_s + slope_s * num_tokens
-    rejected = 1.0 - rate**num_tokens
-    num_meanwhile = math.ceil(delay_s / pass_s)
-    num_alone: float = rejected * num_meanwhile / max(rate ** (num_meanwhile * num_own), 1e-9)
-    tokens_alone = num_alone * num_own
-    return tokens / (seconds + rejected * delay_s) > (tokens + tokens_alone) / (seconds + num_alone * pass_s)
+    tokens = sum(rate**k for k in range(num_tokens + 1))  # expected of the pass that verifies the proposal
+    verify_s = pass_s + slope_s * num_tokens
+    rejection_rate = 1.0 - rate**num_tokens
+    passes_per_delay = math.ceil(delay_s / pass_s)
+    agreement_rate = max(rate ** (passes_per_delay * num_own), 1e-9)  # of draft tokens with the tokens of one delay
+    num_passes: float = rejection_rate * passes_per_delay / agreement_rate  # expected number without draft tokens
+    waiting = tokens / (verify_s + rejection_rate * delay_s)  # tokens per second
+    decoding = (tokens + num_passes * num_own) / (verify_s + num_passes * pass_s)
+    return waiting > decoding

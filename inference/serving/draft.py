@@ -122,7 +122,9 @@ class UpstreamTarget:
         self._fault = ""  # reason why it cannot be used, as logged
 
     async def ask(self) -> ModelCard | None:
-        """Return the target's card; None if it has none, or does not answer.
+        """Request the target's model card and check that its vocabulary is the draft's.
+
+        Return None if the target has no card, or does not answer.
 
         Raises:
             IncompatibleDraftError: the server is no target, or has another vocabulary.

@@ -137,7 +137,7 @@ class Host:
         await self._work.stop(grace_s=self._config.grace_s)
 
     def _last_resort(self) -> threading.Timer:
-        """Start a timer that ends the process, however busy its threads are, once the drain should long be over."""
+        """Start a timer that ends the process if the drain takes `FORCE_AFTER_S` longer than it may."""
         delay_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
         timer = threading.Timer(delay_s, _give_up)
         timer.daemon = True
@@ -193,7 +193,7 @@ def _end_at_next(first: asyncio.Task[Signals]) -> None:
 
 
 def _give_up() -> None:
-    """End the process without waiting for anything."""
+    """End the process at once, without waiting for its threads: the drain has taken too long."""
     logger.error("still not stopped: the process ends now")
     logging.shutdown()
     os._exit(1)

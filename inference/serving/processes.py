@@ -54,9 +54,9 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now on every address, and never the same twice.
+    """Return a TCP port that is free now on every address; each call returns another one.
 
-    Systems give no such port to an outgoing connection, which could take it before its server does.
+    It is outside the range from which systems choose ports of outgoing connections, so none takes it before the server.
 
     Raises:
         UnavailableError: no port is left.

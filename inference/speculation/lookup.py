@@ -1,8 +1,8 @@
-"""Prompt lookup: drafting without a model, by what followed the last few tokens the last time they occurred.
+"""Prompt lookup: drafting without a model, from what followed the last few tokens when they occurred before.
 
-After Saxena, "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. Deterministic, so it does not use the noise:
-under sampling it is accepted as often as the target happens to choose the same token. `NgramProposer` takes the place
-of a draft model. `Lookup` is the target's own, for passes without draft tokens.
+The method is Saxena's "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. It is deterministic and does not
+use the shared noise, so under sampling a token is accepted only if the target happens to draw it. `NgramProposer` takes
+the place of a draft model. `Lookup` belongs to the target, for passes without tokens of a draft model.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _READ_AT_ONCE = 1024
 
 
 class NgramIndex:
-    """Index of where short pieces of one growing sequence ended last; constant time per token and per question."""
+    """Index of where short pieces of a growing sequence ended last; constant time per token and per look-up."""
 
     def __init__(self) -> None:
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
         self.num_read = 0
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
-        """Index the tokens up to `end`; those indexed before must be the same."""
+        """Index the tokens up to `end`; the sequence may only have grown since the last call."""
         first = max(0, self.num_read + 1 - max(MATCHES))
         piece = tuple(token_ids[first:end])
         for stop in range(self.num_read + 1, end + 1):
@@ -48,7 +48,7 @@ class NgramIndex:
         self.num_read = max(self.num_read, end)
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Return where the last tokens ended before, as far as was read; None if they did not."""
+        """Return the end of the latest earlier occurrence of the last tokens; None if the tokens read have none."""
         last = tuple(token_ids[-max(MATCHES) :])
         for length, ends in self._ends.items():
             end = ends.get(last[-length:]) if len(last) >= length else None
@@ -58,7 +58,7 @@ class NgramIndex:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-    """Return `limit` tokens from position `end` on, repeated if the sequence has fewer."""
+    """Return `limit` tokens from position `end` on; if the sequence has fewer, they repeat."""
     piece = [*token_ids[end : end + limit]]
     period = len(token_ids) - end
     while len(piece) < limit:
@@ -76,7 +76,7 @@ def match_length(token_ids: Sequence[int], end: int) -> int:
 
 
 class NgramProposer:
-    """The `Proposer` over the sequence itself; any number of slots and any length cost it nothing."""
+    """`Proposer` that looks tokens up in the sequence itself; slots and lengths need no memory of a model."""
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
         self.num_slots, self.max_length, self.num_branches = num_slots, max_length, 0
@@ -101,10 +101,11 @@ class NgramProposer:
 
 
 class Lookup:
-    """Lookup in one session's own tokens, and how often it was right; owned by the engine's loop.
+    """Lookup in one session's own tokens, with its acceptance rates; owned by the engine's loop.
 
-    Text that repeats itself is guessed well, other text badly, and a short match worse than a long one. So each class
-    of match has its own acceptance rate, in which the past fades; a low rate allows few tokens.
+    Text that repeats itself is predicted well and other text badly, and a long match is right more often than a short
+    one. So each class of match lengths has its own acceptance rate, in which old passes fade. A low rate allows few
+    tokens.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class Lookup:
 
     @property
     def rate(self) -> float:
-        """Return how likely a token of the latest proposal is right, if all before it are."""
+        """Return the probability that a token of the latest proposal is right if all before it are."""
         return self._acceptance[self._match].rate
 
     def read(self, token_ids: Sequence[int]) -> None:
@@ -122,7 +123,7 @@ class Lookup:
         self._index.read(token_ids, min(len(token_ids) - 1, self._index.num_read + _READ_AT_ONCE))
 
     def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens, no more than are right together with a probability of `MIN_SURVIVAL`."""
+        """Return at most `limit` tokens, and only as many as are all right with probability `MIN_SURVIVAL`."""
         self.read(token_ids)
         end = self._index.find(token_ids)
         if end is None:
@@ -131,7 +132,7 @@ class Lookup:
         return continuation(token_ids, end, min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate))))
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
-        """Record a pass and its verdict on the latest proposal, of which 0 tokens may have been verified."""
+        """Record the verdict of a pass on the latest proposal; the pass may have verified none of its tokens."""
         for match, acceptance in enumerate(self._acceptance):
             was_tried = match == self._match
             acceptance.record(num_tokens * was_tried, num_accepted_tokens * was_tried)

@@ -55,7 +55,7 @@ class SpeculativeDecoder:
         return [replace(verdict, draft_us=draft_us) for verdict in verdicts]
 
     def _read(self, turns: Sequence[Turn]) -> None:
-        """Let the draft read a long prompt in step with the target, part by part, not all of it at the end."""
+        """Let the draft read each part of a long prompt with the target, instead of the whole prompt at the end."""
         parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
         if parts:
             self._proposer.extend([Draft(turn.slot, turn.token_ids, turn.sampling, limit=1) for turn in parts])

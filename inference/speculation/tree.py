@@ -1,8 +1,9 @@
 """Draft tree of one session: the tokens that a draft has proposed after the committed ones.
 
-Owns which proposed tokens may still come true. Does not know the wire, the model, or when a pass happens. Both sides of
-the wire number nodes in order of arrival, so that a later branch can name its parent. Messages cross on their way, so
-a number stays valid after its token was committed or rejected, until `MAX_NUMBERS` later ones.
+The tree decides which proposed tokens the target may still accept. It does not know the wire, the model, or when a pass
+happens. Both sides of the wire number nodes in order of arrival, so that a later branch can name its parent. A branch
+and a commit may cross on the wire, so a number stays valid after its token was committed or rejected, until
+`MAX_NUMBERS` further tokens have been numbered.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ MAX_NUMBERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Draft tokens in a row, as they are proposed.
+    """Chain of draft tokens, as a draft worker proposes it.
 
     Attributes:
-        parent_node: number of the proposed token that they follow; None: they follow the sequence itself.
-        prefix_length: with no parent node, the number of committed tokens that they follow.
+        parent_node: number of the proposed token that they follow; None if they follow a committed token.
+        prefix_length: number of committed tokens that they follow, if there is no parent node.
         token_ids: one or more ids.
     """
 
@@ -43,7 +44,7 @@ class _Node:
 
 
 class DraftTree:
-    """Draft tokens that may still come true: grows with proposals, shrinks with commits.
+    """Draft tokens that the target may still accept. Proposals add tokens, commits remove them.
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `commit`.
@@ -54,18 +55,18 @@ class DraftTree:
         self._committed = committed
         self._max_tokens = max_tokens
         self._root = _Node(length=len(committed))
-        self._nodes: dict[int, _Node] = {}  # live nodes, and committed ones, by number
+        self._nodes: dict[int, _Node] = {}  # live and committed nodes, by number
         self._num_numbers = 0
-        self._num_forgotten = 0  # numbers below are forgotten
+        self._num_forgotten = 0  # all smaller numbers are forgotten
         self._num_live = 0
 
     def __len__(self) -> int:
-        """Return the number of live tokens: proposed, and not in disagreement with what is committed."""
+        """Return the number of live tokens: proposed, not committed, and not contradicted by a committed token."""
         return self._num_live
 
     @property
     def num_numbers(self) -> int:
-        """Return the number of tokens proposed so far, whether they are live or not."""
+        """Return the number of tokens proposed so far, live or not."""
         return self._num_numbers
 
     def grow(self, branch: Branch) -> None:
@@ -120,7 +121,7 @@ class DraftTree:
         node.numbers.append(number)
 
     def _forget(self) -> None:
-        """Drop the numbers that no message can name any more."""
+        """Forget the numbers that are too old to be named as a parent."""
         oldest = self._num_numbers - MAX_NUMBERS
         for number in range(self._num_forgotten, oldest):
             node = self._nodes.pop(number, None)

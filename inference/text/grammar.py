@@ -83,7 +83,7 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """The `inference.model.decoder.Matcher` of one sequence, which goes on from the longest common prefix.
+    """The `inference.model.decoder.Matcher` of one sequence, which continues from the longest common prefix.
 
     The library's limits count all tokens that a matcher ever saw, refused drafts included, and its errors are final. So
     after an error a new matcher is made, which sees the sequence alone: no draft can fail a request. A copy would not

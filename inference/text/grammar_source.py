@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 VERSION = f"llguidance {version('llguidance')}, compact JSON, separate oneOf"
-"""Library and whitespace rule. Others mask differently, so a sequence that began with one goes on with no other."""
+"""Library and whitespace rule. Others mask differently, so a sequence must end with those with which it began."""
 LIMITS = {
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
@@ -100,7 +100,7 @@ def _alternatives(text: str) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Return `LIMITS` in the library's type."""
+    """Return `LIMITS` as the type that llguidance takes."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]

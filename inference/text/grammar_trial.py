@@ -1,7 +1,8 @@
-"""Trial of a grammar in another process, where it can be stopped: `try_out`, and what that process runs.
+"""Trial compilation of grammars in another process, which can be stopped, unlike a thread.
 
-Where several expressions must hold at once, the time and memory of one unit of llguidance's work are the product of
-their branches: 1 kB of JSON schema kept a core busy for ever, and took all memory. No thread can be stopped.
+`try_out` sends it a grammar. The limits of llguidance count units of work, and one unit has no limit of time
+or memory: where a text must match several expressions at once, it grows with the product of their branches. 1 kB of
+JSON schema kept a core busy for ever, and took all memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TrialProcess(subprocess.Popen[str]):
             raise OSError(f"its process ended at once, with status {self.wait_for_end()}")
 
     def answers(self, line: str) -> bool:
-        """Return whether the process goes on after a line of input."""
+        """Return whether the process still runs after a line of input."""
         with suppress(BrokenPipeError):
             print(line, file=self.stdin, flush=True)
         return bool(self.stdout and self.stdout.readline())
@@ -52,11 +53,11 @@ class TrialProcess(subprocess.Popen[str]):
 
 
 def try_out(source: str) -> None:
-    """Compile a grammar, in the library's own form, where it can do no harm.
+    """Compile a grammar, in llguidance's own form, in the other process, where it can do no harm.
 
     Raises:
-        ValueError: it takes too much time or memory.
-        InternalError: it cannot be tried out; not the grammar's fault.
+        ValueError: the grammar takes too much time or memory.
+        InternalError: the trial failed for another reason, which is not the grammar's fault.
     """
     try:
         passes = _passes(source)

@@ -8,7 +8,7 @@ BEGIN, END = "<think>", "</think>"
 
 
 def is_begun(prompt: str) -> bool:
-    """Whether the prompt has begun a reasoning, so that the output goes on with it."""
+    """Whether the prompt has begun a reasoning, which the output then continues."""
     return prompt.rstrip().endswith(BEGIN)
 
 

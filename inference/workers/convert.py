@@ -87,7 +87,7 @@ def _to_message(values: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _from_message(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return fields by their names; None stands for an unset field with presence, as 0 or empty is a value there."""
+    """Return a message's fields by name; a field with presence that is unset becomes None, as 0 is a value there."""
     known = message.DESCRIPTOR.fields_by_name
     unset = {name for name in names if known[name].has_presence and not message.HasField(name)}
     return {name: None if name in unset else getattr(message, name) for name in names}

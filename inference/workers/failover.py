@@ -71,7 +71,7 @@ class _Answer:
     """`Progress` of a completion.
 
     Attributes:
-        answered: whether the latest server was ready when it was chosen.
+        answered: True if the latest server was ready when it was chosen.
     """
 
     def __init__(self, request: CompletionRequest) -> None:
@@ -91,7 +91,7 @@ class _Answer:
 
     @property
     def closing(self) -> Event | None:
-        """See `Progress`; every answer ends with one Finished, whether or not the last server sent it."""
+        """See `Progress`; `take` drops the servers' Finished, and this one replaces it."""
         return None if self._reason is None else Finished(self._reason)
 
     def take(self, event: Event) -> bool:
@@ -113,7 +113,7 @@ class _Answer:
             raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
-        """Return the request for the next server, with all parameters as the first one resolved them."""
+        """Return the request for the next server, with the parameters that the first server resolved."""
         if self._started is None:
             return self._request
         defaults = self._started.defaults
@@ -123,7 +123,10 @@ class _Answer:
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
-    """Return the hash of a prompt's first part, which a conversation keeps: its messages up to the user's first."""
+    """Return a hash of the prompt's beginning, by which the fleet sends the turns of a conversation to one server.
+
+    The beginning of a chat ends with the user's first message, which all later turns repeat.
+    """
     if isinstance(prompt, Chat):
         roles = [message.role for message in prompt.messages]
         end = roles.index("user") + 1 if "user" in roles else 1

@@ -1,7 +1,7 @@
-"""Fleet of servers of one model that a process dials, and only owner of their channels.
+"""Fleet of the servers of one model that a process dials; it owns their channels.
 
 Each server has its own channel and health watch, so that a request can use one server and avoid another. The choice is
-made in `inference/scheduling/replicas.py`. Knows no requests.
+made in `inference/scheduling/replicas.py`. The fleet knows no requests.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from inference.workers.status import calls_to
 logger = logging.getLogger(__name__)
 
 LATELY_S = 8.0
-"""Seconds for which a server may be back unnoticed: a channel waits up to 5 s, and its jitter, before it redials."""
+"""Seconds in which a lost server may have recovered unnoticed: a channel redials after 5 s and some jitter."""
 LOOK_AGAIN_S = 5.0
 REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
-"""Errors of a server that refuses all requests of this process. It does so at once, and would look least loaded."""
+"""Errors of a server that refuses all requests of this process; it does so at once, and would seem least loaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +195,7 @@ class Fleet:
 
     @property
     def has_served_lately(self) -> bool:
-        """Whether a server is ready, or was within `LATELY_S`, so that one may be back but not dialled yet."""
+        """Whether a server is ready, or was ready in the last `LATELY_S`, so that it may have recovered by now."""
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:

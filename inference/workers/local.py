@@ -283,5 +283,5 @@ class _Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """Return the text that was held back until the end of the sequence."""
+        """Return the text still held back, once no further token can complete a character or a stop string."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()

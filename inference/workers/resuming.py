@@ -1,7 +1,7 @@
 """Resume loop of one request, whose answer may come from several servers in turn.
 
-A gateway, a client and a draft worker share this loop. It decides whether, when, where and how often the rest of an
-answer is requested after a server was lost. The `attempt` makes the request of one server and checks its events.
+Gateways, clients and draft workers run it. After the loss of a server it decides whether to request the rest of the
+answer, when, and from which server. The caller's `attempt` sends the request to one server and checks its events.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.25
 MAX_REDIAL_S = 2.0
-"""Limit in seconds of the random wait before dialling again, doubling from `REDIAL_S`: none may dial in step."""
+"""Limits in seconds of the random wait before the next attempt: the first, and the last after doubling.
+
+The wait is random so that the requests of a lost server do not all dial at the same moment.
+"""
 MAX_BARREN_RESUMES = 3
-"""Limit of streams in a row that servers opened and broke without a token: the request may be what breaks them."""
+"""Limit of barren streams in a row: each was opened by a server and broke without a token, perhaps by the request."""
 
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
@@ -53,7 +56,7 @@ class Progress(Protocol[EventT]):
 
     @property
     def answered(self) -> bool:
-        """Whether the latest server answered or was known to be ready, so that its loss counts against the request."""
+        """Whether the latest server answered or was known to be ready, so that the request may have caused its loss."""
 
     @property
     def has_ended(self) -> bool:
@@ -61,29 +64,29 @@ class Progress(Protocol[EventT]):
 
     @property
     def closing(self) -> EventT | None:
-        """Final event of a complete answer; None if the client has it already."""
+        """Event to send to the client after a complete answer; None if `take` has passed the last event on already."""
 
     def take(self, event: EventT) -> bool:
-        """Record an event; return False if the client does not need it."""
+        """Record an event; return False to keep it from the client, such as a second server's first event."""
 
     def lost(self, exc: SpecDecError) -> None:
         """Record that the latest server was lost.
 
         Raises:
-            SpecDecError: no other server can continue.
+            SpecDecError: the answer cannot be continued at another server.
         """
 
 
 class Resuming(Generic[EventT]):
-    """Attempts to complete one request, at one server after another.
+    """Loop of attempts to complete one request, at one server after another.
 
     Args:
         progress: answer so far.
         fleet: servers that may take the request.
-        connection: limits of the request's time, and of its time without a server.
-        waits_to_begin: True lets a new request wait for a server; otherwise it is refused without one, unless a server
-            was ready lately.
-        deadline: event-loop time at which the request ends, if that is before the connection's limit.
+        connection: limits of the request's total time, and of its time without a server.
+        waits_to_begin: True if a new request waits until a server is ready. If False, it fails at once, unless a server
+            was ready a few seconds ago.
+        deadline: event-loop time at which the request ends, if that is earlier than the connection's limit.
     """
 
     def __init__(
@@ -118,8 +121,8 @@ class Resuming(Generic[EventT]):
         return self._has_tokens or self._progress.has_begun
 
     @property
-    def _goes_on_at_once(self) -> bool:
-        """Whether a server is ready at which the request has not failed."""
+    def _other_is_ready(self) -> bool:
+        """Whether a server is ready at which the request has not failed since its latest token."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(
@@ -153,14 +156,14 @@ class Resuming(Generic[EventT]):
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Lease the next server; an error in the block is one of RESUMABLE if another server may succeed."""
+        """Lease the next server. An error in the block leaves it as one of RESUMABLE if another server may succeed."""
         replica: Replica | None = None
         self._latest = None
         try:
             with self._fleet.lease(prefix=prefix, failed=self._failed, unfit=self._unfit) as replica:
                 self._latest = replica
                 yield replica
-        except RequestError as exc:  # this server cannot: another model, a shorter context, no trust in us
+        except RequestError as exc:  # this server refuses: other model, shorter context, no access
             if replica is None or not (self._progress.has_begun or isinstance(exc, REFUSES_US)):
                 raise
             self._exclude(replica, exc)
@@ -187,11 +190,11 @@ class Resuming(Generic[EventT]):
             SpecDecError: another attempt cannot succeed, or the request has been without a server for too long.
         """
         is_news = self._lost_at is None
-        self._require_hope(exc)
+        self._check_can_resume(exc)
         if is_news:
-            how = "goes on at another one" if self._goes_on_at_once else f"tried again for up to {self._patience_s:g} s"
+            how = "goes on at another one" if self._other_is_ready else f"tried again for up to {self._patience_s:g} s"
             logger.info("lost the server of a request (%s); %s", exc, how)
-        if not self._goes_on_at_once:  # wait as long as a full server requests, and a random time
+        if not self._other_is_ready:  # wait a random time, in addition to the time that a full server asks for
             await self._check_trust(exc)
             asked_s = min(exc.retry_after_s, MAX_REDIAL_S) if isinstance(exc, CapacityError) else 0.0
             await asyncio.sleep(asked_s + random.uniform(0.0, min(MAX_REDIAL_S, REDIAL_S * 2**self._num_dials)))
@@ -199,11 +202,12 @@ class Resuming(Generic[EventT]):
         refused = isinstance(exc, CapacityError) and not self._has_begun
         while not self._fleet.budget.take(time.monotonic(), spare=SIZE / 2 if refused else 0.0):
             if refused and self._lost_at is not None and time.monotonic() - self._lost_at > MAX_REDIAL_S:
-                raise exc  # all servers are full, and the client must learn it
+                raise exc  # all servers are full: the client gets their refusal
             self._check_patience(exc)
             await asyncio.sleep(random.uniform(0.0, 4 * REDIAL_S))
 
-    def _require_hope(self, exc: SpecDecError) -> None:
+    def _check_can_resume(self, exc: SpecDecError) -> None:
+        """Record a loss; raise the error that ends the request if another attempt is useless or not allowed."""
         if isinstance(exc, DeadlineError) and not self.left_s:
             raise exc
         if self._lost_at is None:
@@ -214,9 +218,9 @@ class Resuming(Generic[EventT]):
             raise exc
         if self._num_barren >= MAX_BARREN_RESUMES:
             last = _last(exc)
-            last.is_final = True  # else the caller of this server would resume, and break as many others
+            last.is_final = True  # or this server's client would resume too, and perhaps break more servers
             raise last
-        if self._goes_on_at_once:
+        if self._other_is_ready:
             return
         # A full server refuses a new request. A resume waits for a slot, which its own lost stream may still hold.
         if not self._has_begun and (is_full or not (self._waits_to_begin or self._fleet.has_served_lately)):
@@ -224,7 +228,7 @@ class Resuming(Generic[EventT]):
         self._check_patience(exc)
 
     async def _check_trust(self, exc: SpecDecError) -> None:
-        """Exclude the latest server if it can be reached but not trusted.
+        """Exclude the latest server if it can be reached, but fails the TLS handshake.
 
         Raises:
             HandshakeError: no other server is left.
@@ -237,16 +241,17 @@ class Resuming(Generic[EventT]):
             self._exclude(self._latest, fault)
 
     def _exclude(self, replica: Replica, exc: SpecDecError) -> None:
-        """Exclude a server from further attempts; raise `exc` if it is the last."""
+        """Exclude a server from further attempts; raise `exc` if it was the last one left."""
         self._unfit.add(replica.address)
         if self._unfit.issuperset(self._fleet.addresses):
             raise exc
 
     def _check_patience(self, exc: SpecDecError) -> None:
+        """Raise the client's error if the request has been without a server for too long."""
         if self._lost_at is not None and time.monotonic() - self._lost_at > self._patience_s:
             raise _last(exc, f"; no server went on within {self._patience_s:g} s")
 
 
 def _last(exc: SpecDecError, note: str = "") -> SpecDecError:
-    """Return the client's error: an InternalError as it is, any other as UnavailableError with a note."""
+    """Return the error that the client gets: an InternalError unchanged, any other as UnavailableError with a note."""
     return exc if isinstance(exc, InternalError) else UnavailableError(exc.message + note, address=exc.address)

@@ -1,4 +1,4 @@
-"""Writer of messages with a prompt's log-probabilities, within a budget, since peers may leave them unread."""
+"""Writer of messages with a prompt's log-probabilities ("scores"), which limits the memory of those not yet read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from inference.errors import CapacityError
 from inference.workers.convert import converted
 
 MAX_UNREAD_SCORES = 1_000_000
-"""Limit of unread scores of all calls together. Each takes about 250 bytes, in its three forms up to the wire."""
+"""Limit of unread scores of all calls together. One takes about 250 bytes, as object, message and bytes."""
 RETRY_AFTER_S = 5.0
 
 _In = TypeVar("_In")
 
 
 class ScoreWriter:
-    """Writer of a service's messages, which refuses new scores while too many others are unread.
+    """Writer of a service's messages, which refuses new scores while peers have too many others unread.
 
     A prompt of 2000 tokens, with the 20 best of each, takes 10 MB until the peer has read them. A call that asked for
     one token holds no slot meanwhile, so slots do not limit the number of such calls.

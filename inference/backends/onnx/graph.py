@@ -264,7 +264,7 @@ class DecoderGraph:
 
 
 def rotary_tables(rotary: Rotary, max_length: int, head_room: int) -> tuple[Weight, Weight]:
-    """Cosines and sines, float32 [max_length, head_room / 2]; what has no frequency is not turned."""
+    """Return cosines and sines, float32 [max_length, head_room / 2]; elements without a frequency have the angle 0."""
     frequencies, scale = np.array(rotary[0], np.float32), np.float32(rotary[1])
     angles = np.zeros((max_length, head_room // 2), np.float32)
     angles[:, : len(frequencies)] = np.arange(max_length, dtype=np.float32)[:, None] * frequencies

@@ -27,9 +27,9 @@ def session_options(num_threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
-    # The graph is fused by hand, and the packed weights belong to its very nodes.
+    # The graph is fused by hand, and the packed weights fit only its original nodes.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_mem_pattern = False  # it would keep a plan for every number of tokens ever seen
+    options.enable_mem_pattern = False  # it would keep a memory plan for every number of tokens that occurred
     # Threads that spin while they wait take the cores away from the other model of the pair.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
@@ -37,14 +37,14 @@ def session_options(num_threads: int) -> onnxruntime.SessionOptions:
 
 
 class FolderLock:
-    """Lock on a folder, until it is closed or collected, or its process ends in any way.
+    """Lock on a folder. It ends with `close`, with the object, or with the process, even one that is killed.
 
     Args:
         folder: existing folder.
-        exclusive: no other lock may exist; else locks are shared, and the folder may be read-only to this process.
+        exclusive: True for a lock beside which no other may exist. A shared lock needs no right to write to the folder.
 
     Raises:
-        OSError: the lock is not free, or its file cannot be opened.
+        OSError: another process has a lock that excludes this one, or the lock's file cannot be opened.
     """
 
     def __init__(self, folder: Path, *, exclusive: bool = False) -> None:

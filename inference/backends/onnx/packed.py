@@ -1,12 +1,14 @@
-"""Weights on disk in the form in which ONNX Runtime multiplies them, made once per checkpoint and memory-mapped.
+"""Packed weights: a file of matrices in the form that ONNX Runtime's kernels use, made once and memory-mapped.
 
-ONNX Runtime rearranges matrices for its kernels when it loads them, which would be one copy per graph. Where it finds
-the same bytes in a file that it wrote before (`session.save_external_prepacked_constant_initializers`), it maps the
-file instead and drops its own: all graphs of a process, and all processes of a machine, share one copy in memory. The
-file holds each matrix in both forms, because the search goes by the result of rearranging. The form belongs to one
-version of the library on one kind of processor, and to the very contents of the checkpoint: all are part of the
-folder's name. Graphs are built when they are first needed, so a process holds a lock on the folder that it reads until
-it ends, and no process deletes a locked folder.
+ONNX Runtime rearranges ("prepacks") the matrices of each graph when it loads it, into memory of that graph. With
+`session.save_external_prepacked_constant_initializers` it can write the result to a file. If a later load gives the
+same bytes, it maps them from the file and frees its own copy. All graphs of a process, and all processes of a machine,
+then share one copy. The file also keeps the plain form of each matrix, since ONNX Runtime finds a match only after it
+has rearranged that form.
+
+A file fits one checkpoint, one version of the library and one kind of processor; the folder's name contains all three.
+Graphs are built when they are first needed, so a process locks the folder that it reads until the process ends. No
+process deletes a locked folder.
 """
 
 from __future__ import annotations

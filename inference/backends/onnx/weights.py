@@ -1,8 +1,8 @@
-"""A Transformers decoder's weights, renamed and laid out as the ONNX graph multiplies them.
+"""Weights of a Transformers decoder, renamed and laid out as the ONNX graph multiplies them.
 
-Matrices become [in, out], query, key and value become one matrix, and heads are padded to `head_room`: rotary positions
-pair element i with element i + head_room / 2, so each half of a head is padded by itself. Constant factors of a family
-become part of its matrices.
+Matrices are transposed to [in, out]. Those of query, key and value are joined into one. Heads are padded to `head_room`
+elements. Rotary positions pair element i with element i + head_room / 2, so the padding follows each half of a head.
+Constant factors of a model family become part of its matrices.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ async def run_prompt(
 async def _attempt(
     completer: Completer, request: CompletionRequest, result: Result, queue: _Deltas
 ) -> CapacityError | None:
-    """Complete one request; return the server's refusal if it was full."""
+    """Complete one request; return the error if the server was full, else None."""
     result.stats = RequestStats()  # the clock starts when the request is sent
     try:
         async with aclosing(completer.complete(request)) as events:

@@ -47,7 +47,7 @@ async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -
     """Compile a pair or a single model, unless it is compiled already; return the exit code.
 
     Raises:
-        ConfigError: no model is given, a backend compiles nothing, or a model cannot be used.
+        ConfigError: no model is given, a model's backend compiles nothing, or a model cannot be used.
     """
     if target is None and draft is None:
         raise ConfigError("nothing to compile: name --target_model, --draft_model or both")

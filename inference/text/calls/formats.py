@@ -19,11 +19,12 @@ _CALL_END = re.compile(r"\s*\}?\s*(;?)")
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Format of a call: before, {"name": ..., key: {...}}, after.
+    """Form in which a model writes a tool call: `before`, then {"name": ..., `key`: {...}}, then `after`.
 
     Attributes:
-        between: text between two calls; None if there is one call at most.
-        trigger: text that begins a call wherever it stands; None if there is no such text.
+        key: name of the JSON field that holds the arguments.
+        between: text between two calls; None if an answer has at most one call.
+        trigger: text that begins a call wherever it occurs; None if the format has no such text.
     """
 
     reader: type[CallReader]

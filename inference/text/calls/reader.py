@@ -40,7 +40,7 @@ class JsonEnd:
         self._in_string = self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Return the length of the object's part of a piece; None if it goes on. A "<" outside of strings ends it."""
+        """Return the length of the object's part of a piece; None if it has not ended. "<" outside strings ends it."""
         for i, character in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -87,7 +87,7 @@ class CallReader:
         return pieces
 
     def _in_text(self) -> bool:
-        """Look for the beginning of a call. Like every state, return whether another one goes on with the rest."""
+        """Look for the beginning of a call. Like every state, return True if another state must read the rest."""
         raise NotImplementedError
 
     def _after_call(self) -> bool:

@@ -1,4 +1,4 @@
-"""A draft worker of the pool: dials targets, and drafts for the sessions they hand over."""
+"""Draft worker of a pool: it dials targets, and drafts for the sessions that they assign to it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ from inference.workers.status import calls_to
 logger = logging.getLogger(__name__)
 
 REDIAL_S = 1.0
+"""Mean wait before a lost target is dialled again."""
 REFUSED_S = 60.0
+"""Mean wait before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
-"""Limit of messages queued for a target; further drafts wait for room, and further notices are dropped."""
+"""Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
 
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
@@ -56,8 +58,8 @@ class Offer:
     """Offer of a worker to a target.
 
     Attributes:
-        vocabulary: vocabulary of the draft.
-        gamma: most draft tokens of one pass, in sessions that set no gamma.
+        vocabulary: vocabulary of the draft model.
+        gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
     """
@@ -74,8 +76,8 @@ class PoolWorker:
     Args:
         engine: draft engine.
         targets: HOST:PORT, dns:///NAME:PORT for all targets of a name, or file:///PATH for the targets of a list.
-        offer: offer to all targets together.
-        metrics: count the sessions.
+        offer: offer to all targets together; each gets a share of its slots.
+        metrics: metrics in which the sessions are counted.
     """
 
     def __init__(self, engine: DraftEngine, targets: Sequence[str], offer: Offer, metrics: Metrics) -> None:
@@ -108,15 +110,16 @@ class PoolWorker:
         return min(map(self._offer.vocabulary.share_of, sizes), default=1.0)
 
     async def refused(self) -> None:
-        """Wait until the last target refuses this worker.
+        """Wait until all targets refuse this worker; return only by an error.
 
         Raises:
-            RequestError: the refusal.
+            RequestError: refusal of the last target.
+            HandshakeError: the last target is not trusted.
         """
         await asyncio.shield(self._task)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Leave at once; the sessions live at their targets, and continue there."""
+        """Leave at once, without a grace period: the sessions continue at their targets."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -127,10 +130,10 @@ class PoolWorker:
                     async for addresses in addresses_of(targets):
                         self._take(addresses, group)
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the first failure ends the other streams
+            raise failures.exceptions[0] from None  # the first failure cancels the other streams
 
     def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
-        """Replace the set of targets."""
+        """Replace the set of targets, and share the slots among them."""
         for address in self._streams.keys() - addresses.keys():
             self._streams.pop(address)[1].cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))
@@ -143,7 +146,7 @@ class PoolWorker:
             self._streams[address] = stream, group.create_task(self._run(stream))
 
     async def _run(self, stream: PoolStream) -> None:
-        """Serve one target. A target that refuses the worker is dialled again later, unless all of them refuse."""
+        """Serve one target. If it refuses the worker, dial it again later; fail if all targets refuse the worker."""
         while True:
             try:
                 await stream.run()
@@ -156,15 +159,16 @@ class PoolWorker:
 
 
 class PoolStream:
-    """Assist stream to one target, opened again whenever it is lost.
+    """Assist stream to one target, reopened whenever it is lost.
 
     Args:
-        engine: draft engine, which other targets share.
+        engine: draft engine, which the streams to other targets share.
         address: HOST:PORT of the target.
-        metrics: count the sessions.
+        offer: offer to this target.
+        metrics: metrics in which the sessions are counted.
 
     Attributes:
-        is_attached: True while the target lends sessions to the worker.
+        is_attached: True while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
@@ -180,10 +184,10 @@ class PoolStream:
         self._sessions: dict[str, PoolSession] = {}
 
     async def run(self) -> None:
-        """Draft for the target's sessions, redialling for ever when the link is lost.
+        """Draft for the target's sessions. Dial again, without end, when the target fails or cannot be reached.
 
         Raises:
-            RequestError: the target refuses this worker. A target that fails or is out of reach is dialled again.
+            RequestError: the target refuses this worker.
             HandshakeError: the target can be reached but not trusted.
         """
         lost = False
@@ -200,7 +204,7 @@ class PoolStream:
                     if not lost:
                         logger.warning("no target, dialling until there is one: %s", exc)
                     lost = True
-                await asyncio.sleep(random.uniform(0.0, 2 * REDIAL_S))  # a fleet must not dial in step
+                await asyncio.sleep(random.uniform(0.0, 2 * REDIAL_S))  # many workers must not dial at the same moment
 
     def resize(self, num_slots: int) -> None:
         """Announce the new slot count to the target."""
@@ -209,12 +213,12 @@ class PoolStream:
             self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
 
     def _notify(self, message: pb.AssistRequest) -> None:
-        """Queue a notice, which is dropped if the queue is full."""
+        """Queue a message, or drop it if the queue is full."""
         if not self._outbox.full():
             self._outbox.put_nowait(message)
 
     async def _attach(self, stub: rpc.VerificationServiceStub) -> None:
-        """Open one stream, and draft until it ends."""
+        """Open one stream to the target, and draft until it ends."""
         call, words = stub.Assist(), self._offer.vocabulary
         self._outbox = asyncio.Queue(MAX_OUTBOX)
         attach = pb.Attach(
@@ -237,7 +241,7 @@ class PoolStream:
             call.cancel()
 
     async def _draft(self, call: AssistCall, round_trip_s: float) -> None:
-        """Draft for the sessions of a stream until it ends."""
+        """Handle the target's messages until the stream ends; then close its sessions."""
         round_trip = RoundTrip()
         round_trip.record(round_trip_s)
         writer = asyncio.create_task(self._write(call))
@@ -265,7 +269,7 @@ class PoolStream:
             self._close(message.close.session_id)
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
-        """Run an action of one session; if it fails, decline that session only."""
+        """Run an action of one session; if it fails, close this session and decline it, and keep the others."""
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
@@ -301,10 +305,10 @@ class PoolStream:
 
 
 class PoolSession:
-    """Draft of one session that lives at a target with `vocab_size` ids.
+    """Draft side of one session of a target, whose vocabulary has `vocab_size` ids.
 
     Attributes:
-        context: context variables that name the request in log records.
+        context: context variables from which log records take the request's id.
 
     Raises:
         CapacityError, UnavailableError: the engine accepts no session.
@@ -333,21 +337,21 @@ class PoolSession:
         self._metrics = metrics.request()
         self.context = copy_context()
         self._tasks = [asyncio.create_task(proposals.run(self._draft))]
-        if request.grammar is not None:  # commits that come while it is compiled must find the session
-            self._tasks.append(asyncio.create_task(self._learn(request.grammar)))
+        if request.grammar is not None:  # in a task, since commits may come meanwhile
+            self._tasks.append(asyncio.create_task(self._add_grammar(request.grammar)))
 
-    async def _learn(self, grammar: Grammar) -> None:
-        """Compile the grammar, and draft within it from then on."""
+    async def _add_grammar(self, grammar: Grammar) -> None:
+        """Compile the grammar, and let the draft obey it from then on."""
         try:
             self._draft.grammar = await self._engine.compiled(grammar)
-        except SpecDecError as exc:  # accepted by the target: versions differ, or no room here
+        except SpecDecError as exc:  # the target accepted it: versions differ, or this worker is busy
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
     def commit(self, commit: Commit) -> None:
-        """Apply a commit. If the target sent it while it opened the session, it may repeat tokens of the opening.
+        """Apply a commit. Its first tokens may be known already, from the message that opened the session.
 
         Raises:
-            InvalidRequestError: tokens before it are missing, or it exceeds the session's limit.
+            InvalidRequestError: tokens before the commit are missing, or it exceeds the session's limit.
         """
         num_tokens, end = len(self._draft.committed), commit.position + len(commit.token_ids)
         if commit.position > num_tokens:
@@ -359,7 +363,7 @@ class PoolSession:
         self._runner.commit(commit, num_known=num_tokens - commit.position)
 
     def close(self) -> None:
-        """Free the slot."""
+        """End the session's tasks, and free its slot of the draft engine."""
         for task in self._tasks:
             task.cancel()
         self._metrics.left()

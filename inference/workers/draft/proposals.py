@@ -1,4 +1,4 @@
-"""Sender of draft tokens as branches. Both sides number nodes in the order of their tokens, so no number is sent."""
+"""Sender of draft tokens as branches. Both sides count the tokens to number them, so messages carry no numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ProposalSender:
 
     Args:
         send: sends one message to the target.
-        round_trip: estimate, which the commits update.
+        round_trip: estimate of the round trip to the target, which commits update.
     """
 
     def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], round_trip: RoundTrip) -> None:

@@ -1,10 +1,10 @@
 """Schedules of a draft worker: synchronous rounds, and running ahead.
 
 A round drafts gamma tokens, sends them and waits for the verdict. A draft that runs ahead never waits: while the target
-verifies, it goes on extending its chain, up to a window past the last commit, and sends every token as it comes. A
-commit that agrees with the chain shortens it; any other one begins a new chain. The target verifies what has arrived,
-and decodes by itself if nothing has, so the draft can only help. On a long round trip, branches are sent as well: if
-the target leaves the chain for one of them, it has the branch's next tokens already.
+verifies, the draft extends its chain, up to a window past the last commit, and sends tokens soon after they are made. A
+commit that agrees with the chain shortens it; any other commit begins a new chain. The target verifies the draft tokens
+that have arrived, and decodes by itself if there are none, so it does not wait for a slow draft. If the round trip is
+long, the draft also sends branches: if the target's token begins a branch, the next tokens are at the target already.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from inference.scheduling.round_trip import RoundTrip
 from inference.workers.draft.verify_stream import VerifyStream
 
 _NUM_PASSES = 15
-"""Number of latest passes whose median time counts: a mean would include the first pass, which reads the prompt."""
+"""Number of latest passes whose median time counts; in a mean, the first pass, which reads the prompt, would weigh."""
 PROBE_AFTER = 16
-"""Commits without an echo, after which a draft is sent whatever its gain: only a message measures the round trip."""
+"""Commits in a row that report no draft tokens received; then the draft sends some, to measure the round trip."""
 
 
 async def rounds(
@@ -38,7 +38,7 @@ async def rounds(
     end = len(draft.committed) + request.max_new_tokens
     finish_reason = None
     while finish_reason is None:
-        # The pass adds a token of the target's own, and the last token needs no successor.
+        # The pass itself adds one token after the accepted ones.
         num_tokens = min(gamma, end - len(draft.committed) - 1)
         started = time.monotonic()
         chain = await engine.propose(draft, num_tokens)
@@ -64,7 +64,7 @@ async def run_ahead(
             yield target.with_figures(commit, wait_s=now - before, counts=runner.commit(commit))
             if commit.finish_reason is not None:
                 return
-            if isinstance(draft.error, UnavailableError):  # this server ends; a mere lack of drafts ends nothing
+            if isinstance(draft.error, UnavailableError):  # this server shuts down; on other errors the target goes on
                 raise draft.error
             before, commit = now, await target.commit()
     finally:
@@ -88,11 +88,11 @@ class Runner:
         self._round_trip = round_trip
         self._gamma = gamma
         self._passes_s: deque[float] = deque(maxlen=_NUM_PASSES)
-        self._num_unanswered = PROBE_AFTER  # the opening took longer than a round trip
+        self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
         self._pace()
 
     def commit(self, commit: Commit, *, num_known: int = 0) -> Counts:
-        """Apply a commit except its first `num_known` tokens; return what became of the drafts."""
+        """Apply a commit except its first `num_known` tokens, which the draft has already; return the counts for it."""
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])

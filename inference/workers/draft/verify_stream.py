@@ -35,11 +35,11 @@ class StreamState:
     Attributes:
         provenance: origin of its tokens; fields are empty until the first target has named them.
         draft: draft session of the request, which outlives the streams.
-        has_begun: whether any target has opened the session.
-        answered: whether the latest target opened the session.
-        is_cautious: whether the next stream waits for the answer to Open. Drafting before it saves a round trip, but
-            a write that meets a refusal hides it (grpc issue 36066), so a stream that broke early is repeated slowly.
-        has_opened: whether the client has the Opened event.
+        has_begun: True once any target has opened the session.
+        answered: True if the latest target opened the session.
+        is_cautious: True if the next stream drafts only after the answer to Open. Drafting earlier saves a round trip,
+            but a write that meets a refusal hides it (grpc issue 36066), so the stream after such a loss waits.
+        has_opened: True once the client has the Opened event.
     """
 
     provenance: Provenance = UNKNOWN
@@ -52,7 +52,7 @@ class StreamState:
 
     @property
     def closing(self) -> None:
-        """See `Progress`; the last commit marks itself as the last."""
+        """See `Progress`; the last commit has the finish reason, so no event follows it."""
         return None
 
     def take(self, event: Answer) -> bool:

@@ -1,7 +1,7 @@
-"""Draft worker, which drafts here and verifies at a remote target.
+"""Draft worker, which drafts in this process while a remote target verifies.
 
-It is a `Generator`, so that the command line and GenerationService use it like a target. It owns the link: when it
-breaks, the worker dials again and resumes, and the tokens do not change.
+It is a `Generator`, so that the command line and GenerationService use it like a target. It owns the link to the
+target. If the link breaks, the worker dials again and resumes, and the tokens do not change.
 """
 
 from __future__ import annotations
