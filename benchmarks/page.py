@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import markdown
@@ -46,15 +46,17 @@ def part(name: str, bench: Bench) -> str:
     """Return the text between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
-    if name == "comparison":
-        return _comparison(bench)
-    return textwrap.fill({"machine": _machine, "headline": _headline}[name](bench), WIDTH, break_on_hyphens=False)
+    return {"machine": _machine, "headline": _headline, "comparison": _comparison}[name](bench)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
 def _machine(bench: Bench) -> str:
     machine = bench["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return (
+    return _filled(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}; commit {bench['commit']}. "
         f"{_warning(bench)}"
     )
@@ -107,29 +109,25 @@ def _verdict(statistics: Bench) -> str:
 
 
 def _headline(bench: Bench) -> str:
-    """Return the README's sentence about speed: ranges over prompt kinds, with their conditions."""
+    """Return the README's table of speed: ranges over prompt kinds, with their conditions."""
     machine, results = bench["machine"], bench["comparison"]
-    ranges: dict[tuple[str, float], list[float]] = defaultdict(list)
+    rows: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in results["cells"]:
         if cell["topology"] != "target":
-            ranges[_series(cell), cell["rtt_ms"]].append(cell["speedup"])
-    sentences = "; ".join(_sentence(series, ranges) for series in dict.fromkeys(series for series, _ in ranges))
-    return (
+            rows[f"{cell['rtt_ms']:g} ms"][_series(cell)].append(cell["speedup"])
+    names = list(next(iter(rows.values())))
+    table = [[rtt, *(_range(speedups[name]) for name in names)] for rtt, speedups in rows.items()]
+    conditions = _filled(
         f"Measured with `{results['command']}` on {machine['cores']} cores of {machine['cpu']}, bundled pair, one "
-        f"thread a model, medians by kind of prompt. Times the tokens/s of the target alone: {sentences}. "
-        f"{_warning(bench)}"
+        f"thread a model, commit {bench['commit']}: how many times as fast as the target alone, in tokens/s, medians "
+        f"by kind of prompt. {_warning(bench)}"
     )
+    return f"{conditions}\n\n{markdown(['round trip', *names], table)}"
 
 
-def _sentence(series: str, ranges: Mapping[tuple[str, float], list[float]]) -> str:
-    return f"{series} {', '.join(_at(series, ranges))}"
-
-
-def _at(series: str, ranges: Mapping[tuple[str, float], list[float]]) -> Iterator[str]:
-    for (name, rtt_ms), speedups in ranges.items():
-        if name == series:
-            least, most = f"{min(speedups):.1f}", f"{max(speedups):.1f}"
-            yield f"{least if least == most else f'{least} to {most}'} at a round trip of {rtt_ms:g} ms"
+def _range(speedups: Sequence[float]) -> str:
+    least, most = f"{min(speedups):.1f}", f"{max(speedups):.1f}"
+    return least if least == most else f"{least} to {most}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from argparse import ArgumentParser
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -154,14 +155,53 @@ def test_the_readme_lists_every_role() -> None:
     assert table_of("## Roles and flags") == known
 
 
-def test_the_readme_names_flags_that_exist() -> None:
-    """Also those of the comparison, in either spelling, and prefixes such as --tls_*."""
+GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/commands.md", "docs/speculation.md")]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_guides_name_flags_that_exist(guide: Path) -> None:
+    """Also those of the comparison, in either spelling, and prefixes such as --tls_*; --no-deps is pip's."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
-    known = {"--role", *(name for parser in parsers for action in parser._actions for name in action.option_strings)}
+    known = {
+        "--role",
+        "--no-deps",
+        *(each for parser in parsers for it in parser._actions for each in it.option_strings),
+    }
     spelled = {name.replace("-", "_") for name in known}
-    named = re.findall(r"(?<![\w|-])--[a-z][\w-]*", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(named) > 20
+    named = re.findall(r"(?<![\w|-])--[a-z][\w-]*", guide.read_text(encoding="utf-8"))
+    assert len(named) > 10
     assert [name for name in named if not any(each.startswith(name.replace("-", "_")) for each in spelled)] == []
+
+
+@pytest.mark.parametrize("line", [
+    pytest.param(line, id=line)
+    for guide in GUIDES
+    for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
+])  # fmt: skip
+def test_commands_of_guides_are_accepted(line: str) -> None:
+    """The story: README's draft worker of a pool named no token, without which a target on a network refuses it."""
+    command, *arguments = shlex.split(line, comments=True)
+    if command in ("compare", "study"):
+        parser = comparison_parser() if command == "compare" else study_parser()
+        assert parser.parse_args([re.sub(r"(?<=\w)-(?=\w)", "_", each) for each in arguments])
+        return
+    settings_of(command, arguments)
+    assert "--attach" not in arguments or "--token_file" in arguments
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_ranges_on_the_page_of_speculation_are_those_of_the_flags() -> None:
+    rows = re.findall(r"^\| `(--\w+)`.* \| (\w+) \| integer \| \d+ \| (\d+)\.\.(\d+) \|", GUIDES[3].read_text(), re.M)
+    assert len(rows) >= 2
+    for flag, role, least, most in rows:
+        for inside in (least, most):
+            settings_of(role, [flag, inside])
+        for outside in (int(least) - 1, int(most) + 1):
+            with pytest.raises(ConfigError, match="outside"):
+                settings_of(role, [f"{flag}={outside}"])
 
 
 def test_the_page_of_flags_is_what_the_settings_say() -> None:
