@@ -8,7 +8,7 @@ OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
 
-.PHONY: install demo test test-oldest test-long manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
+.PHONY: install demo test test-oldest test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
         trainium-report bench bench-llama proto format clean
 
 install: $(STAMP)
@@ -53,19 +53,24 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 
+# Before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
+test-release: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
+	$(MAKE) ray-test ARGS=release
+
 # deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
 manifests: install $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python -m pytest -m deploy -rs tests/deploy
 
-# deploy/ray on a cluster of one machine: a show in figures, and five minutes of tests with servers that hang, a registry
-# that is away and a killed node. Without a package of Ray for this platform the tests are skipped.
+# deploy/ray on a cluster of one machine: a show in figures, and tests with a killed node; with ARGS=release those of servers
+# that hang and of a registry that is away. Without a package of Ray for this platform the tests are skipped.
 ray-demo: install $(RAY)/.installed
 	$(RAY)/bin/python -m deploy.ray.demo
 
 ray-test: install
 	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements-ray.txt)"; exit 0; }; \
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m ray -W ignore -rs --timeout 600 tests/deploy/test_ray.py
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m "ray and $(or $(ARGS),not release)" -W ignore -rs --timeout 600 tests/deploy/test_ray.py
 
 # deploy/images: lint of all three, and the cpu image built and asked for a completion; deploy/images/build.sh says how, and
 # what its variables are.

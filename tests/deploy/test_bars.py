@@ -26,7 +26,7 @@ from tests.support.clients import Load, ask_http, questions
 from tests.support.cluster import Member
 from tests.support.servers import run_command
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 4
 QUESTIONS = questions(6, [100])

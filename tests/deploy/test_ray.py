@@ -218,6 +218,7 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
     """The story: a target counted as hung while the registry did not take the renewal of its lease, so Serve ended all
     healthy targets 22 s after the registry had been stopped, and 3,246 requests were refused."""
@@ -240,6 +241,7 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.release
 @pytest.mark.parametrize("role", ["gateway", "draft"])
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
     """The story: a gateway or draft worker that hung was never replaced, since only its end was noticed."""

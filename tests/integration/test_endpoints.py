@@ -79,7 +79,7 @@ async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
     return process.returncode, json.loads(lines[-1]) if lines else {}, stderr.decode()
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(600)
 async def test_a_near_tie_of_bfloat16_is_told_from_another_model(tmp_path: Path) -> None:
     """The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault."""
