@@ -113,7 +113,7 @@ def _with_any(rights: frozenset[Right], who: Caller) -> Caller:
         return who
     wanted = " or ".join(sorted(rights))
     if not who.name:
-        raise ForbiddenError(f"whoever reaches this port may do everything but help: {wanted} needs an --auth_file")
+        raise ForbiddenError(f"without an auth file all may do everything but help: {wanted} needs an --auth_file")
     has = ", ".join(sorted(who.rights))
     error = ForbiddenError(f"{who.name} has role {has}, and this needs {wanted}")
     error.caller_name = who.name

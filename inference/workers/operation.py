@@ -29,7 +29,7 @@ class Operation:
             ForbiddenError: without an auth file, every client could end the server.
         """
         if not self._may_drain:
-            raise ForbiddenError("whoever reaches this port may do everything but end it: drain needs an --auth_file")
+            raise ForbiddenError("without an auth file all may do everything but end it: drain needs an --auth_file")
         self._asked.set()
 
     async def until_drain(self) -> None:

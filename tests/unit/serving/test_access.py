@@ -263,7 +263,7 @@ async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pk
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, host="0.0.0.0") as at:
         refused = await refusals(at.grpc, DialSecurity() if insecure else dialling(trust))
-    words = "PERMISSION_DENIED: whoever reaches this port may do everything but help: worker needs an --auth_file"
+    words = "PERMISSION_DENIED: without an auth file all may do everything but help: worker needs an --auth_file"
     assert refused == {"worker": words}
 
 
