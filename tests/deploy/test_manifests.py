@@ -5,6 +5,7 @@ No cluster is needed, and none has taken these manifests: schemas and our own pa
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.deploy.kustomize import (
     of_kind,
     with_components,
 )
-from tests.test_tutorials import regime
+from tests.test_tutorials import check_role, regime
 
 pytestmark = pytest.mark.deploy
 
@@ -121,6 +122,15 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
     assert of_kind(compiling, "StatefulSet", "Deployment", "Service") == []
     assert served_priority(server) == "specdec-target"
     assert "priorityClassName" not in pod_of(job)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
+    """The story: any specdec.json would do, so a server of a new SDK was let through to what the old one compiled."""
+    [waiting] = pod_of(server := of_kind(manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0])["initContainers"]
+    assert waiting["image"] == pod_of(server)["containers"][0]["image"]
+    [line] = re.findall(r"^until python3 main.py (.*); do$", waiting["args"][0], re.MULTILINE)
+    check_role(line.split())
 
 
 def served_priority(workload: Manifest) -> str:
