@@ -299,6 +299,22 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
         assert "--tls_cert" in arguments or "--tls_ca" in arguments
 
 
+@pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
+def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
+    """No overlay was reachable from outside of its cluster, and a proxy cuts a stream that its timeout does not know."""
+    documents = with_components(tmp_path, f"overlays/{overlay}", "components/route")
+    assert faults(documents) == []
+    assert validated(core(documents), "1.34", tmp_path) == ""
+    [route] = of_kind(documents, "HTTPRoute")
+    assert custom_faults("HTTPRoute", [route], tmp_path) == ""
+    [rule] = route["spec"]["rules"]
+    ports = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(documents, "Service")}
+    assert [ports[each["name"]][0]["port"] for each in rule["backendRefs"]] == [rule["backendRefs"][0]["port"]]
+    assert rule["timeouts"] == {"request": "0s"}
+    rule["timeout"] = rule.pop("timeouts")
+    assert "timeout" in custom_faults("HTTPRoute", [route], tmp_path)
+
+
 def lose_tokens(documents: list[Manifest]) -> None:
     del pod(documents)["volumes"][0]["secret"]["items"]
 
