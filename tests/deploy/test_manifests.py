@@ -301,7 +301,7 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
 def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
-    """No overlay was reachable from outside of its cluster, and a proxy cuts a stream that its timeout does not know."""
+    """The story: no overlay was reachable from outside of its cluster. A proxy with a time limit would cut streams."""
     documents = with_components(tmp_path, f"overlays/{overlay}", "components/route")
     assert faults(documents) == []
     assert validated(core(documents), "1.34", tmp_path) == ""
