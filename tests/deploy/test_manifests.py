@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -433,3 +434,35 @@ def test_a_misspelled_field_of_a_custom_resource_is_noticed(tmp_path: Path) -> N
     pool = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), "NodePool")[0]
     pool["spec"]["replica"] = 2
     assert "replica" in custom_faults("NodePool", [pool], tmp_path)
+
+
+KARPENTERS_RULES: dict[str, list[tuple[str, object]]] = {
+    "NodePool": [
+        ("limits", {"cpu": "192"}),
+        ("weight", 10),
+        ("disruption.budgets.0.schedule", "@daily"),
+        ("template.spec.requirements.0.values", []),
+        ("template.spec.requirements.0.key", "karpenter.sh/capacity_type"),
+        ("template.spec.requirements.0.key", "karpenter.k8s.aws/instance-cpus"),
+    ],
+    "EC2NodeClass": [("instanceProfile", "nodes"), ("amiSelectorTerms.0.alias", "al2023"), ("subnetSelectorTerms", [])],
+}
+
+
+@pytest.mark.parametrize("kind", KARPENTERS_RULES)
+def test_karpenters_rules_between_fields_are_kept(kind: str, tmp_path: Path) -> None:
+    """Karpenter's CEL rules refuse what a plain schema takes, such as a limit of CPUs beside `replicas`."""
+    wrong = [spoilt(kind, path, value) for path, value in KARPENTERS_RULES[kind]]
+    complaint = custom_faults(kind, wrong, tmp_path)
+    assert [number for number in range(len(wrong)) if f"{kind}-{number}.yaml" not in complaint] == []
+
+
+def spoilt(kind: str, path: str, value: object) -> Manifest:
+    """Return a resource of nodes/reserved with one field of its spec replaced."""
+    [resource] = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), kind)
+    *parents, last = path.split(".")
+    holder: Any = resource["spec"]
+    for each in parents:
+        holder = holder[int(each) if each.isdigit() else each]
+    holder[last] = value
+    return resource
