@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from inference.gateway.documents import encoded
 from inference.gateway.errors import ApiError
@@ -41,6 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._owed_s: float | None = None  # left for what has begun to come in; None: nothing has
         self._stalled: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []  # uvicorn's: of pipelined requests it knows the newest alone
 
     def connection_made(self, transport: Any) -> None:
         """Begin the connection, unless there are too many."""
@@ -76,6 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
             self.transport.abort()
+        self._leave_closed()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, but none after the body, where no proxy looks; raising makes uvicorn answer 400 and close."""
@@ -95,6 +97,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_bytes_between = 0
         self._expect_within(BODY_TIMEOUT_S)
         super().on_headers_complete()
+        if self.cycle is not None:
+            self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
@@ -134,6 +138,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._watch_reader()
         else:
             self.transport.abort()
+            self._leave_closed()
+
+    def _leave_closed(self) -> None:
+        """End the answers on a connection that a limit has closed: uvloop raises at writes until it is lost."""
+        if self.transport.is_closing():
+            for cycle in self._cycles:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
         """Close the connection unless more comes in time; an answer that is on its way out is not cut."""

@@ -213,7 +213,7 @@ def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) ->
         with contextlib.redirect_stderr(complaint):
             check_role(["--role", role, *rest])
     except (SystemExit, ConfigError, AssertionError) as error:
-        yield f"{role} does not take its flags: {error} {' '.join(complaint.getvalue().split())}"
+        yield f"{role} does not take its flags: {error} {complaint.getvalue().strip()}"
     yield from (f"{name} is {value}: a variable is not set" for name, value in arguments.items() if "$(" in value)
     if of_kind(documents, "Service"):
         yield from (f"no replica has the name {address}" for address in _dialled(arguments) - _replicas(documents))

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from inference.caller import request_id
 from inference.commit import Event
@@ -281,6 +282,27 @@ async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
         for _ in range(protocol.MAX_PIPELINED):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+def test_a_limit_that_closes_ends_the_answer_silently(caplog: pytest.LogCaptureFixture) -> None:
+    """The story: the answer went on into the closed connection, and uvloop's RuntimeError filled 90 lines of log."""
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 64}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    one = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def attack() -> None:
+        async with serving([["a"]] * 64) as (port, _):
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(one)
+                await reader.readuntil(b"data:")
+                writer.write(one * 200)
+                await asyncio.wait_for(reader.read(), 20)
+                writer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(attack())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 CHUNKED = (
