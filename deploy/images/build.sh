@@ -35,7 +35,7 @@ build_cpu() {
 # cuda and neuron without packages: their own steps, not their bases, which are gigabytes from elsewhere.
 build_stand_ins() {
     build cuda-stand-in "${BASE:-}" --build-arg LOCK=deploy/images/stand-in.lock
-    build neuron-stand-in "${BASE:-docker.io/library/python:3.11-slim-bookworm}" --build-arg INSTALL=true
+    build neuron-stand-in "${BASE:-$(sed -n s/^ARG\ BASE=//p deploy/images/cpu.Dockerfile)}" --build-arg INSTALL=true
     report stand-in
 }
 

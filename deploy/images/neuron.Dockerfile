@@ -2,6 +2,7 @@
 # Transformers, so that there is no lock: what it lacks is installed as requirements-neuron.txt says. The compiler stays.
 #
 #   docker build -f deploy/images/neuron.Dockerfile -t specdec-neuron:0.1.0 .
+# By digest: NAME:TAG@sha256:..., as deploy/images/cpu.Dockerfile says.
 ARG BASE=public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04
 FROM ${BASE}
 LABEL org.opencontainers.image.title="specdec" \
@@ -16,7 +17,12 @@ WORKDIR /app
 COPY requirements-neuron.txt ./
 # The packages of the SDK itself come with BASE, and must not be replaced.
 ARG INSTALL="python3 -m pip install --no-cache-dir --disable-pip-version-check"
-RUN sed -n '/^# The runtime/,$p' requirements-neuron.txt > runtime.txt && ${INSTALL} --requirement runtime.txt
+# Conflicts that BASE has of its own are not ours; a new one means that a package of the SDK was replaced.
+RUN sed -n '/^# The runtime/,$p' requirements-neuron.txt > runtime.txt \
+    && (python3 -m pip check > before || true) \
+    && ${INSTALL} --requirement runtime.txt \
+    && (python3 -m pip check > after || ! grep --invert-match --line-regexp --fixed-strings --file before after) \
+    && rm before after
 COPY main.py compare_architectures.py LICENSE ./
 COPY specdec specdec
 COPY inference inference

@@ -1,4 +1,4 @@
-"""What clients notice of the operations of a cluster: the bars of docs/deployment.md, on processes of this machine.
+"""What clients notice of the operations of a cluster: the bars of docs/kubernetes.md, on processes of this machine.
 
 The command lines are the manifests' own; addresses, paths and, for the GPU's, models are all that differs. A test
 asserts that no request is refused and that tokens are the undisturbed ones. Times are printed, and asserted by none.

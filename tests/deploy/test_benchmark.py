@@ -104,7 +104,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
     async with both_servers() as pod.variables["ENDPOINTS"]:
         done = await asyncio.to_thread(pod.run, environment, "--max_new_tokens=6", "--num_runs=1")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith('{"emulated"')  # as docs/deployment.md has it
+    assert done.stdout.startswith('{"emulated"')  # as docs/kubernetes.md has it
     places = {(variant, Path(case).stem) for variant in ("Base", "SD") for case in pod.cases}
     assert len(places) == 2 * NUM_CASES
     assert {(cell["endpoint"], cell["kind"]) for cell in json.loads(done.stdout)["statistics"]} == places

@@ -1,4 +1,4 @@
-"""docs/deployment.md: what it tells to type is there."""
+"""Pages of deployment: the commands, files and overlays that they name exist."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.test_tutorials import check_role, command_lines
 
 pytestmark = pytest.mark.deploy
 
-PAGE = ROOT / "docs" / "deployment.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = "".join(
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("deployment", "kubernetes", "eks")
+)
 FOREIGN = {
     ".",
     "docker",
@@ -40,8 +41,8 @@ FOREIGN = {
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[list[str]]:
-    """Its command lines; blocks within lists are indented, which command_lines does not know."""
-    copy = tmp_path / PAGE.name
+    """Return the command lines; blocks within lists are indented, which command_lines does not know."""
+    copy = tmp_path / "page.md"
     copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)
 

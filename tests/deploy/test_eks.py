@@ -1,6 +1,6 @@
-"""The walk of docs/deployment.md over EKS: its lines run by a shell, `aws` by AWS's own command line against moto.
+"""The walk of docs/eks.md: its lines run by a shell, `aws` by AWS's own command line against moto.
 
-No account of AWS has taken them. Programs that need a cluster are stand-ins, which write down what they are told.
+No account of AWS has taken them. Programs that need a cluster are stand-ins, which write down their arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from tests.deploy.test_scripts import stand_in
 
 pytestmark = pytest.mark.deploy
 
-PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-WALK = re.search(r"^## EKS with Trainium$(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)
+WALK = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
 UNKNOWN_TO_MOTO = {("cloudformation", "deploy"), ("cloudformation", "delete-stack"), ("ec2", "run-instances")}
 """Commands that the CLI parses and sends, and that moto does not answer as AWS would."""
 REFUSED = ("usage:", "Unknown options", "Parameter validation failed", "Error parsing parameter", "Invalid JSON")
@@ -66,7 +65,7 @@ class Walk:
 
     def run(self, script: str) -> None:
         """Run lines of the page; one that fails does not keep the next from running."""
-        site = blocks(WALK[1] if WALK else "")[0]
+        site = blocks(WALK)[0]
         done = subprocess.run(
             ["bash", "-u", "-c", f"{site}\n{script}"],
             env=self._environment,
@@ -113,8 +112,7 @@ def site() -> dict[str, str]:
 
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
     """The story: the walk had no cleanup, and a reserved trn2.48xlarge went on costing."""
-    assert WALK is not None
-    steps, _, removal = WALK[1].partition("**Remove**")
+    steps, _, removal = WALK.partition("**Remove**")
     walk.run("\n".join(blocks(steps)[1:]))
     assert walk.refused == []
     nothing_yet = {("s3", "cp"), ("s3", "sync")}  # nothing was measured, and nothing compiled elsewhere
@@ -135,8 +133,7 @@ def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
 
 
 def test_what_is_applied_is_deleted_or_ends_with_the_cluster(walk: Walk) -> None:
-    assert WALK is not None
-    applied, deleted = (set(re.findall(rf"kubectl {verb} -k (\S+)", WALK[1])) for verb in ("apply", "delete"))
+    applied, deleted = (set(re.findall(rf"kubectl {verb} -k (\S+)", WALK)) for verb in ("apply", "delete"))
     folders = {name for name in applied if "/compile/" not in name}
     pools = {f"deploy/kubernetes/nodes/{name}" for name in ("on-demand", "drafts")}  # `kubectl delete nodepools --all`
     assert folders - deleted == pools
@@ -144,19 +141,21 @@ def test_what_is_applied_is_deleted_or_ends_with_the_cluster(walk: Walk) -> None
 
 
 def test_every_pushed_image_is_one_that_pods_name(walk: Walk) -> None:
-    assert WALK is not None
-    walk.run(blocks(WALK[1])[1])
+    walk.run(blocks(WALK)[1])
     pushed = set(re.findall(r"^docker push (\S+)$", walk.read("others"), re.MULTILINE))
     folders = ("overlays/trn2-baseline", "overlays/trn2-fused", "weights", "benchmark", "compile/trn2-fused")
     named = set(re.findall(r"image: (\S*\.amazonaws\.com\S+)", "".join(text_of(KUBERNETES / each) for each in folders)))
     assert pushed == named
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "deployment.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "eks")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
 def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
     """Also those within sentences. A line with names for you to fill in is refused by the service, not by the CLI."""
     text = page.read_text(encoding="utf-8")
-    text = text.replace(WALK[1], "") if WALK else text
+    text = text.replace(WALK, "")
     lines = [line for block in blocks(text) for line in block.splitlines() if line.startswith("aws ")]
     spoken = re.findall(r"`(aws [a-z0-9]+ [^`]+ [^`]+)`", page.read_text(encoding="utf-8"))
     walk.run("\n".join([*lines, *(" ".join(words.split()) for words in spoken)]))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inference.config import ROOT
+from tests.deploy.test_scripts import stand_in
 
 pytestmark = pytest.mark.deploy
 
@@ -31,6 +32,38 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
     assert 'ENTRYPOINT ["python3", "main.py"]' in last_stage
     for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", recipe.read_text(), re.MULTILINE):
         assert all(name.startswith("$") or (ROOT / name).exists() for name in copied.split())
+
+
+def test_a_base_is_written_once_for_each_recipe() -> None:
+    """A digest behind the tag is an edit of one line, and cpu and cuda stand on the same Debian."""
+    bases = {}
+    for recipe in RECIPES:
+        [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)
+        assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+(@sha256:[0-9a-f]{64})?", bases[recipe.stem])
+    assert bases["cpu"] == bases["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replaced"),
+    [
+        ("No broken requirements found.", "No broken requirements found.", False),
+        ("a 1 requires b", "a 1 requires b", False),
+        ("a 1 requires b", "a 1 requires b\nlibneuronxla 2 requires protobuf<6, but you have 6.33", True),
+        ("No broken requirements found.", "libneuronxla 2 requires protobuf<6, but you have 6.33", True),
+    ],
+)
+def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, replaced: bool, tmp_path: Path) -> None:
+    """The story: pip installs the runtime on top of the SDK, and the image did not ask whether both still fit."""
+    step = re.findall(r"^RUN (sed .*?[^\\])$", (FOLDER / "neuron.Dockerfile").read_text(), re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / "requirements-neuron.txt").write_text("# The runtime\nnumpy\n")
+    report = f"test -e installed && said='{after}' || said='{before}'"
+    stand_in(tmp_path, "python3", f'#!/bin/sh\n{report}\necho "$said"; case "$said" in No*) ;; *) exit 1 ;; esac\n')
+    environment = stand_in(tmp_path, "install", "#!/bin/sh\ntouch installed\n") | {"INSTALL": "install"}
+    done = subprocess.run(
+        ["sh", "-c", step], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode != 0, "libneuronxla" in done.stdout) == (replaced, replaced)
 
 
 def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ No cluster is needed, and none has taken these manifests: schemas and our own pa
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +29,7 @@ from tests.deploy.kustomize import (
     of_kind,
     with_components,
 )
-from tests.test_tutorials import regime
+from tests.test_tutorials import check_role, regime
 
 pytestmark = pytest.mark.deploy
 
@@ -121,6 +123,15 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
     assert of_kind(compiling, "StatefulSet", "Deployment", "Service") == []
     assert served_priority(server) == "specdec-target"
     assert "priorityClassName" not in pod_of(job)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
+    """The story: any specdec.json would do, so a server of a new SDK was let through to what the old one compiled."""
+    [waiting] = pod_of(server := of_kind(manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0])["initContainers"]
+    assert waiting["image"] == pod_of(server)["containers"][0]["image"]
+    [line] = re.findall(r"^until python3 main.py (.*); do$", waiting["args"][0], re.MULTILINE)
+    check_role(line.split())
 
 
 def served_priority(workload: Manifest) -> str:
@@ -289,6 +300,22 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
         assert "--tls_cert" in arguments or "--tls_ca" in arguments
 
 
+@pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
+def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
+    """The story: no overlay was reachable from outside of its cluster. A proxy with a time limit would cut streams."""
+    documents = with_components(tmp_path, f"overlays/{overlay}", "components/route")
+    assert faults(documents) == []
+    assert validated(core(documents), "1.34", tmp_path) == ""
+    [route] = of_kind(documents, "HTTPRoute")
+    assert custom_faults("HTTPRoute", [route], tmp_path) == ""
+    [rule] = route["spec"]["rules"]
+    ports = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(documents, "Service")}
+    assert [ports[each["name"]][0]["port"] for each in rule["backendRefs"]] == [rule["backendRefs"][0]["port"]]
+    assert rule["timeouts"] == {"request": "0s"}
+    rule["timeout"] = rule.pop("timeouts")
+    assert "timeout" in custom_faults("HTTPRoute", [route], tmp_path)
+
+
 def lose_tokens(documents: list[Manifest]) -> None:
     del pod(documents)["volumes"][0]["secret"]["items"]
 
@@ -407,3 +434,35 @@ def test_a_misspelled_field_of_a_custom_resource_is_noticed(tmp_path: Path) -> N
     pool = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), "NodePool")[0]
     pool["spec"]["replica"] = 2
     assert "replica" in custom_faults("NodePool", [pool], tmp_path)
+
+
+KARPENTERS_RULES: dict[str, list[tuple[str, object]]] = {
+    "NodePool": [
+        ("limits", {"cpu": "192"}),
+        ("weight", 10),
+        ("disruption.budgets.0.schedule", "@daily"),
+        ("template.spec.requirements.0.values", []),
+        ("template.spec.requirements.0.key", "karpenter.sh/capacity_type"),
+        ("template.spec.requirements.0.key", "karpenter.k8s.aws/instance-cpus"),
+    ],
+    "EC2NodeClass": [("instanceProfile", "nodes"), ("amiSelectorTerms.0.alias", "al2023"), ("subnetSelectorTerms", [])],
+}
+
+
+@pytest.mark.parametrize("kind", KARPENTERS_RULES)
+def test_karpenters_rules_between_fields_are_kept(kind: str, tmp_path: Path) -> None:
+    """Karpenter's CEL rules refuse what a plain schema takes, such as a limit of CPUs beside `replicas`."""
+    wrong = [spoilt(kind, path, value) for path, value in KARPENTERS_RULES[kind]]
+    complaint = custom_faults(kind, wrong, tmp_path)
+    assert [number for number in range(len(wrong)) if f"{kind}-{number}.yaml" not in complaint] == []
+
+
+def spoilt(kind: str, path: str, value: object) -> Manifest:
+    """Return a resource of nodes/reserved with one field of its spec replaced."""
+    [resource] = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), kind)
+    *parents, last = path.split(".")
+    holder: Any = resource["spec"]
+    for each in parents:
+        holder = holder[int(each) if each.isdigit() else each]
+    holder[last] = value
+    return resource

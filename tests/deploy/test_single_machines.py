@@ -78,13 +78,24 @@ def test_compose_makes_tokens_by_our_own_role() -> None:
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
-def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def service_of(unit: Path) -> configparser.SectionProxy:
     parsed = configparser.ConfigParser(interpolation=None, strict=False)
     parsed.optionxform = str  # type: ignore[assignment, method-assign]
     parsed.read_string(unit.read_text())
-    service = parsed["Service"]
+    return parsed["Service"]
+
+
+def test_units_share_the_memory_of_one_machine() -> None:
+    """The story: no unit had a limit, so a leak in one let the kernel choose which of the three to kill."""
+    services = [service_of(unit) for unit in UNITS]
+    assert sum(int(each["MemoryMax"].removesuffix("%")) for each in services) <= 100
+    assert {(each["OOMPolicy"], each["Restart"]) for each in services} == {("kill", "on-failure")}
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
+def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    service = service_of(unit)
     role = unit.stem.removeprefix("specdec-")
     assert service["EnvironmentFile"] == f"/etc/specdec/{role}.env"
     flags = re.findall(r"^FLAGS=(.*)$", (unit.parent / f"{role}.env").read_text(), re.MULTILINE)[0]

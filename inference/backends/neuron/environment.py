@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
+from typing import Any
 
 from inference.errors import ConfigError
 
@@ -25,6 +26,9 @@ REMEDY = (
     "package index (docs/neuron.md)"
 )
 NXDI = "neuronx-distributed-inference"
+VERSIONS = (NXDI, "neuronx-distributed", "torch-neuronx", "neuronx-cc")
+FORMAT = 2
+"""Version of this project's own part in a graph. Raise it whenever equal settings compile to something else."""
 OLDEST_NXDI = (0, 7)
 """Release of SDK 2.27; the interfaces that this backend uses were checked from it on."""
 TORCH_NEURONX = "torch-neuronx"
@@ -53,6 +57,11 @@ def require_nxdi() -> None:
             f"backend neuron needs NxD Inference {oldest} or newer, this Python has {version_of(NXDI)}, of Neuron SDK "
             f"2.26 or older: take an image of a later SDK, such as {IMAGE}"
         )
+
+
+def toolchain() -> dict[str, Any]:
+    """Return what compiles here: the conditions of a compiled model that come from the image, not from settings."""
+    return {"format": FORMAT, "versions": {package: version_of(package) for package in VERSIONS}}
 
 
 def version_of(package: str) -> str:

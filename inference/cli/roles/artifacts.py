@@ -1,4 +1,4 @@
-"""Role artifacts: lists, verifies or cleans a folder of compiled models."""
+"""Role artifacts: lists, verifies or cleans a folder of compiled models, or says whether one is ready."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class ArtifactSettings:
 
     Attributes:
         action: ls: list each model with the settings it was compiled for; verify: read every file; clean: delete
-            models that no process can load.
+            models that no process can load; ready: fail unless a model is there that the installed versions compiled.
         older_than_h: clean spares folders that were begun less than this ago: they may not be finished yet.
     """
 
-    action: str = setting(REQUIRED, "action", choices=("ls", "verify", "clean"), section=SECTION)
+    action: str = setting(REQUIRED, "action", choices=("ls", "verify", "clean", "ready"), section=SECTION)
     root: Path | None = same(NeuronOptions, "artifacts", section=SECTION)
     older_than_h: float = setting(24.0, "--older_than_h HOURS", section=SECTION)
     observe: ObserveConfig = group(ObserveConfig, role="artifacts", without=(*SERVICE_FLAGS, "trace"))
 
 
 async def run(settings: ArtifactSettings) -> int:
-    """Print a report; return 1 if a model is damaged, or the store does not allow deletion."""
+    """Print a report; return 1 for bad news: a damaged model, a store that does not allow deletion, none ready."""
     return int(not await asyncio.to_thread(_report, settings.action, settings.root, settings.older_than_h))
 
 

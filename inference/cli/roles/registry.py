@@ -48,7 +48,9 @@ ROLES = {
     "fused_client": Role("Complete prompts at any of our servers.", fused_client.ClientSettings, fused_client.run),
     "gateway": Role("Serve OpenAI's HTTP API in front of any of our servers.", gateway.GatewaySettings, gateway.run),
     "compile": Role("Compile models ahead of time for backend neuron.", compile.CompileSettings, compile.run),
-    "artifacts": Role("List, verify or clean a folder of compiled models.", artifacts.ArtifactSettings, artifacts.run),
+    "artifacts": Role(
+        "List, verify, clean or await a folder of compiled models.", artifacts.ArtifactSettings, artifacts.run
+    ),
     "rescale_fp8": Role("Make a public fp8 checkpoint one for Neuron.", rescale_fp8.RescaleSettings, rescale_fp8.run),
     "token": Role("Make a token for the auth file of servers.", token.TokenSettings, token.run),
     "verify_target": Role("Run the target alone, here.", alone.VerifyTargetSettings, alone.run),

@@ -22,7 +22,7 @@ from inference.backends.neuron.environment import (
     require_nxdi,
     set_fp8_environment,
     take_cores,
-    version_of,
+    toolchain,
 )
 from inference.backends.neuron.graphs.fused_graph import corrected
 from inference.backends.neuron.graphs.parameters import check_names, parameter_names
@@ -41,13 +41,10 @@ QUANTIZATION_DTYPES = ("int8", "f8e4m3", "f8e5m2")
 QUANTIZATION_TYPES = ("per_tensor_symmetric", "per_channel_symmetric", "blockwise_symmetric")
 # Settings that use fp8 even where the weights do not.
 EIGHT_BITS = ("kv_cache_quant", "kv_quant_config", "quantized_mlp_kernel_enabled", "activation_quantization_type")
-VERSIONS = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc")
 FOREIGN_REMEDY = (
     "name a folder for compiled models instead, or ask for what NxDI has itself (fused or a target alone with "
     "--device_sampling, eagle, medusa, --gamma 0)"
 )
-FORMAT = 2
-"""Version of this project's own part in a graph. Raise it whenever equal settings compile to something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +81,7 @@ class Compilation:
             "method": self.model.neuron.method,
             "neuron_config": self.arguments,
             "draft_tp_degree": self.draft and self.draft.neuron.tp_degree,
-            "format": FORMAT,
-            "versions": {package: version_of(package) for package in VERSIONS},
+            **toolchain(),
             "compiler": compiler_environment(),
         }
         return Wanted(description, tuple(checkpoints))

@@ -1,4 +1,4 @@
-"""Maintenance of a store of compiled models: listing, verifying, cleaning. Needs no Neuron package."""
+"""Maintenance of a store of compiled models: listing, verifying, cleaning, waiting. Needs no Neuron package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from inference.backends.neuron.storage.artifacts import artifacts_root, compiled_for, flat
+from inference.backends.neuron.environment import toolchain
+from inference.backends.neuron.storage.artifacts import artifacts_root, compiled_for, differences, flat
 from inference.backends.neuron.storage.store import Publication, discard, publications
 from inference.errors import ConfigError
 
@@ -19,7 +20,7 @@ def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tupl
 
     Args:
         action: "ls" lists each model with all that it was compiled for; "verify" reads every file; "clean" deletes the
-            publications that no server loads.
+            publications that no server loads; "ready" looks for a model that this installation's toolchain compiled.
         root: folder of the store; None is the environment's, or the user's.
         older_than_h: "clean" keeps publications begun less than this many hours ago.
 
@@ -31,6 +32,8 @@ def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tupl
         raise ConfigError(f"compiled models: {where} is no directory")
     if action == "ls":
         return _listed(publications(where))
+    if action == "ready":
+        return _ready(where, publications(where))
     return _verified(publications(where)) if action == "verify" else _cleaned(publications(where), older_than_h)
 
 
@@ -62,6 +65,17 @@ def _cleaned(found: list[Publication], older_than_h: float) -> Iterator[tuple[st
             yield f"{each.folder}  deleted", True
         else:
             yield f"{each.folder}  this store deletes nothing: delete it with the store's own tools", False
+
+
+def _ready(where: Path, found: list[Publication]) -> Iterator[tuple[str, bool]]:
+    """Yield one line if a whole model is of this toolchain; else the differences of each, all bad news."""
+    ours, whole = toolchain(), [each for each in found if each.is_whole()]
+    others = [(each, differences({name: (each.manifest or {}).get(name) for name in ours}, ours)) for each in whole]
+    if of_ours := [each for each, differing in others if not differing]:
+        yield f"{of_ours[0].folder}  was compiled by this installation's versions", True
+        return
+    yield from ((f"{each.folder}  {'; '.join(differing)}", False) for each, differing in others)
+    yield f"{where}  has no model that this installation's versions compiled", False
 
 
 def _unused(found: list[Publication]) -> Iterator[Publication]:

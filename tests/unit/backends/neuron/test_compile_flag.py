@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from inference.backends.neuron import environment
 from inference.backends.neuron.slots import load_neuron_backend
 from inference.backends.neuron.storage import foreign
 from inference.cli.prompts import topologies
@@ -158,6 +159,24 @@ def test_artifacts_are_listed_verified_and_cleaned(
     assert run("artifacts", "clean", *where, "--older_than_h", "0") == 0
     assert list(artifacts.glob("*/*")) == [taken]
     assert run("artifacts", "ls", "--compiled_model_path", artifacts / "not there") == 2
+
+
+def test_a_store_is_ready_for_the_versions_that_compiled_it(
+    models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: a pod's init container was content with any specdec.json. After an upgrade of the SDK it let a server
+    through that refused the old model, and the crash loop called an operator."""
+    ready = ("artifacts", "ready", "--compiled_model_path", artifacts)
+    artifacts.mkdir(exist_ok=True)
+    assert run(*ready) == 1
+    assert run("compile", "--model", models.target, *COMMON) == 0
+    assert run(*ready) == 0
+    monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
+    capsys.readouterr()
+    assert run(*ready) == 1
+    assert f"  format {environment.FORMAT - 1} there, {environment.FORMAT} asked\n" in capsys.readouterr().out
+    assert run("compile", "--model", models.target, *COMMON) == 0
+    assert run(*ready) == 0
 
 
 def test_a_store_that_deletes_nothing_says_so(

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from inference.backends.neuron import environment
 from inference.backends.neuron.environment import check_cores, check_logical_cores
-from inference.backends.neuron.graphs import application
 from inference.backends.neuron.slots import load_neuron_backend, prepare_slots
 from inference.backends.registry import load_decoder
 from inference.config import ROOT, ModelConfig, NeuronOptions
@@ -303,7 +302,7 @@ def test_an_artifact_says_what_it_was_made_from(artifacts: Path) -> None:
     assert manifest["neuron_config"]["speculation_length"] == 4
     assert manifest["neuron_config"]["save_sharded_checkpoint"] is True
     assert manifest["checkpoints"] == [str(checkpoint("llama"))]
-    assert manifest["format"] == application.FORMAT
+    assert manifest["format"] == environment.FORMAT
     packages = {"neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc"}
     assert manifest["versions"].keys() == packages
 
@@ -313,7 +312,7 @@ def test_an_artifact_of_another_format_is_not_taken(
 ) -> None:
     """What this project changes in a graph is in no setting: its next version loaded what the one before compiled."""
     load_and_run(checkpoint("llama"))
-    monkeypatch.setattr(application, "FORMAT", application.FORMAT + 1)
+    monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))
     assert len(compiled_in) == len(list(artifacts.iterdir())) == 2
 
