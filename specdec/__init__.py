@@ -1,7 +1,7 @@
 """Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
 
-Imports our packages only when they are used: where `import inference` finds somebody else's package of that name, the
-command says so.
+The project's packages are imported at first use. If `import inference` would find another project's package of that
+name, the command names its place and ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _stranger(spec: ModuleSpec | None) -> str | None:
-    """Where the package `inference` is, unless it is ours, which lies beside this package."""
+    """Return the place of another project's package `inference`; None if Python finds ours, beside this package."""
     if spec is None:
         return "nothing"
     places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]

@@ -1,4 +1,4 @@
-"""What clients notice of the operations of a cluster: the bars of docs/kubernetes.md, on processes of this machine.
+"""Operations of a cluster as clients see them: the bars of docs/kubernetes.md, on processes of this machine.
 
 The command lines are the manifests' own; addresses, paths and, for the GPU's, models are all that differs. A test
 asserts that no request is refused and that tokens are the undisturbed ones. Times are printed, and asserted by none.
@@ -40,7 +40,7 @@ Work = Coroutine[Any, Any, None]
 
 @dataclass(frozen=True)
 class Site:
-    """Where the pods of a test find what the manifests name.
+    """Files of this machine in place of those that the manifests mount into pods.
 
     Attributes:
         access: folder of the tokens.

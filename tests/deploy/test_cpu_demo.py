@@ -142,7 +142,7 @@ def accepted_by(metrics: str) -> float:
 
 
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft is let in by its token; without one, a target on a network gives nobody prompts.
+    """A pool draft attaches with its token; without one, a target on a network refuses it, and sends it no prompts.
 
     The story: draft pods had no port. A rollout of drafts that every target refused was successful, and which of them
     was bad could not be seen.

@@ -129,7 +129,7 @@ async def test_every_topology_gives_the_targets_tokens(pairs: dict[int, Pair], s
 
 
 async def test_the_command_line_learns_the_size(pairs: dict[int, Pair], drafts: dict[int, Path]) -> None:
-    """A draft that serves nobody: it too has to name the target's size when it opens a session."""
+    """A draft with prompts of its own, without --serve, also names the target's size when it opens a session."""
     target = pairs[LARGE].target
     asked = ("--prompt", "the wind", "--max_new_tokens", "12", "--format", "json")
     draft = ("--role", "draft", "--model", drafts[SMALL], "--port", target.port, "--threads", "1")

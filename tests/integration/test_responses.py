@@ -37,7 +37,7 @@ FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens":
 
 
 class Forecast(BaseModel):
-    """How it will be."""
+    """Forecast of the weather for some days."""
 
     days: int = Field(ge=1, le=9)
     rain: bool
@@ -111,7 +111,7 @@ async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
 
     @function_tool
     def forecast(days: int) -> str:
-        """How it will be."""
+        """Return the weather of a place."""
         called.append(days)
         return "rain"
 

@@ -125,7 +125,7 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
 
     @function_tool
     def forecast(days: int) -> str:
-        """How it will be."""
+        """Return the weather of a place."""
         called.append(days)
         return "rain"
 
@@ -143,7 +143,7 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
 
 
 class Forecast(BaseModel):
-    """How it will be."""
+    """Forecast of the weather for some days."""
 
     days: int = Field(ge=1, le=9)
     rain: bool

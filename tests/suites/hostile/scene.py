@@ -15,7 +15,7 @@ from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[import-not-fou
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 
 Seen = Counter[str]
-"""What attackers were observed, by status; and how much they sent, as "messages"."""
+"""Number of attackers' calls by their final status, and of the messages that they sent, as "messages"."""
 Recipe = Callable[["Scene", Seen], Awaitable[None]]
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
