@@ -1,4 +1,4 @@
-"""Cost of fairness between accounts: `python -m benchmarks.fairness [--emulate target:25ms] [--seconds 8]`.
+"""Cost of fairness between accounts: `python -m benchmarks.fairness [--emulate target:25ms] [--seconds 5]`.
 
 A gateway and its target share an auth file with two accounts. Over HTTP, many clients of one account ask for long
 answers without a pause. In every second window a client of the other account asks for short answers too, one at a time.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import tempfile
 import time
@@ -34,6 +35,7 @@ from inference.serving.processes import free_port, server_process
 RIGHTS = {"flood": ("client",), "short": ("client",), "gateway": ("client", "ops")}
 NUM_PROMPTS = 12
 SHORT_TOKENS = 8
+CPU_S = "process_cpu_seconds_total"
 LOOK_S = 0.1
 """Seconds between two looks at the target's slots."""
 
@@ -44,6 +46,7 @@ class Found:
 
     Attributes:
         alone, beside: tokens per second of each window without and with short answers; one more of the first.
+        alone_cpu, beside_cpu: the same per second of the target's CPU time, which a busy machine spoils least.
         pass_s: seconds of a loaded pass, for each window of the flood alone.
         own_s, beside_s: seconds to the first tokens of short answers, before the flood and beside it.
         num_looks, num_idle: looks at the target while requests waited, and those that found a slot free.
@@ -51,21 +54,24 @@ class Found:
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
+    alone_cpu: list[float] = field(default_factory=list)
+    beside_cpu: list[float] = field(default_factory=list)
     pass_s: list[float] = field(default_factory=list)
     own_s: list[float] = field(default_factory=list)
     beside_s: list[float] = field(default_factory=list)
     num_looks: int = 0
     num_idle: int = 0
 
-    def ratios(self) -> list[float]:
-        """Return the rate of each window with short answers, over the mean of the two around it."""
-        around = zip(self.alone, self.alone[1:], strict=False)
-        return [rate / statistics.fmean(pair) for rate, pair in zip(self.beside, around, strict=True)]
-
     def delays(self) -> list[float]:
         """Return how many loaded passes later each first token came than without the flood, sorted."""
         own_s, pass_s = statistics.median(self.own_s), statistics.median(self.pass_s)
         return sorted((each - own_s) / pass_s for each in self.beside_s)
+
+
+def ratios(beside: list[float], alone: list[float]) -> list[float]:
+    """Return the rate of each window with short answers, over the mean of the two around it."""
+    around = itertools.pairwise(alone)
+    return [rate / statistics.fmean(pair) for rate, pair in zip(beside, around, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,12 @@ class Scene:
 def main() -> None:
     args = _parser().parse_args()
     found = asyncio.run(_measure(args))
-    ratios, delays = found.ratios(), found.delays()
-    low, middle, high = statistics.quantiles(ratios)
+    rates, delays = ratios(found.beside, found.alone), found.delays()
+    by_cpu = ratios(found.beside_cpu, found.alone_cpu)
     rows = [
         ["tokens/s of the flood alone", f"{statistics.median(found.alone):.0f}"],
-        ["tokens/s with short answers beside it / alone (quartiles)", f"{middle:.3f} ({low:.3f} to {high:.3f})"],
+        ["tokens/s with short answers beside it / alone (quartiles)", _quartiles(rates)],
+        ["the same by the target's CPU time", _quartiles(by_cpu)],
         ["loaded pass", f"{statistics.median(found.pass_s) * 1e3:.1f} ms"],
         ["first token of a short answer without the flood", f"{statistics.median(found.own_s) * 1e3:.0f} ms"],
         [f"beside it ({len(delays)} answers)", f"{statistics.median(found.beside_s) * 1e3:.0f} ms"],
@@ -112,7 +119,12 @@ def main() -> None:
     ]
     title = f"{args.clients} clients of one account on {args.batch} slots, one client of another; {args.emulate}"
     print_table(title.removesuffix("; "), ["figure", "value"], rows)
-    print_json("fairness", {**vars(found), "ratios": ratios, "delays": delays})
+    print_json("fairness", {**vars(found), "ratios": rates, "by_cpu": by_cpu, "delays": delays})
+
+
+def _quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=200, help="of the flood (%(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="slots of the target (%(default)s)")
     parser.add_argument("--tokens", type=int, default=400, help="of a long answer (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a window (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=8, help="windows with short answers (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a window (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="windows with short answers (%(default)s)")
     parser.add_argument("--emulate", default="", help="least times of passes, as in the servers' flag")
     return parser
 
@@ -160,7 +172,8 @@ async def _alone(scene: Scene, seconds: float, found: Found) -> None:
     before = await scene.sums()
     await asyncio.sleep(seconds)
     after = await scene.sums()
-    found.alone.append(_rate(before, after))
+    found.alone.append(_rate(before, after, "at"))
+    found.alone_cpu.append(_rate(before, after, CPU_S))
     gaps = "vllm:inter_token_latency_seconds"
     num_gaps = after[f"{gaps}_count"] - before[f"{gaps}_count"]
     found.pass_s.append((after[f"{gaps}_sum"] - before[f"{gaps}_sum"]) / num_gaps)
@@ -171,12 +184,14 @@ async def _beside(scene: Scene, seconds: float, found: Found, prompts: list[str]
     while time.monotonic() < before["at"] + seconds:
         prompt = prompts[len(found.beside_s) % NUM_PROMPTS]
         found.beside_s.append(await scene.first_token_s("short", prompt))
-    found.beside.append(_rate(before, await scene.sums()))
+    after = await scene.sums()
+    found.beside.append(_rate(before, after, "at"))
+    found.beside_cpu.append(_rate(before, after, CPU_S))
 
 
-def _rate(before: dict[str, float], after: dict[str, float]) -> float:
+def _rate(before: dict[str, float], after: dict[str, float], seconds: str) -> float:
     tokens = "vllm:generation_tokens_total"
-    return (after[tokens] - before[tokens]) / (after["at"] - before["at"])
+    return (after[tokens] - before[tokens]) / (after[seconds] - before[seconds])
 
 
 @asynccontextmanager
