@@ -326,7 +326,8 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
 
 
 def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """The processes that will have been started, the present one left aside."""
+    """The processes that will have been started; the present one is ended."""
+    grammar_trial._ended()
     started, start = list[subprocess.Popen[str]](), grammar_trial._started
 
     def note() -> subprocess.Popen[str]:
@@ -334,7 +335,6 @@ def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[
         return started[-1]
 
     monkeypatch.setattr(grammar_trial, "_started", note)
-    monkeypatch.setattr(grammar_trial, "_process", None)
     return started
 
 
