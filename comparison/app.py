@@ -18,7 +18,8 @@ from comparison.plan.grid import Sample, walk
 from comparison.report.diff import diff
 from comparison.report.files import prepare_directory, write_report
 from comparison.report.findings import Findings, find
-from comparison.report.markdown import page_part
+from comparison.report.load_table import load_table
+from comparison.report.markdown import page_part, write_part
 from comparison.report.table import print_tables
 from comparison.run.host_load import LoadMeter
 from comparison.run.load import require_clients
@@ -167,6 +168,8 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
 def _report(findings: Findings, console: Console) -> int:
     results = write_report(findings, findings.config.output)
     del results["requests"]
+    if findings.config.page:
+        write_part(findings.config.page, load_table(findings))
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
@@ -184,7 +187,7 @@ def _report_capacities(found: Capacities) -> int:
     print(f"\n{text_of(found)}\nreport: {found.config.output / 'capacity.md'}", file=sys.stderr)
     for difference in found.differences:
         print(f"error: {difference}", file=sys.stderr)
-    print(json.dumps(results, separators=(",", ":"), default=str), flush=True)
+    print(json.dumps(results, separators=(",", ":")), flush=True)
     return EXIT_FAILED if found.differences else 0
 
 

@@ -63,10 +63,11 @@ class ComparisonSettings:
             (default: texts as they are).
         tokenizer: model directory with the tokenizer that counts --input_tokens (default: --target_model; with
             endpoints alone, 4 characters are a token).
-        cores_per_machine: cores, and threads of a model, on each machine.
+        cores_per_machine: cores, and threads of a model, on each machine; 0 puts all machines on one core, so that
+            drafts starve.
         workers: draft workers of topology pool; several numbers only with --capacity.
-        capacity: instead of comparing, search for the most streams, up to this number, of which nine in ten are within
-            --slo, with 99 % of times to the first token.
+        capacity: instead of comparing, search for the most streams, up to this number (64 without one), of which nine
+            in ten are within --slo, and 99 in 100 within its ttft.
         one_at_a_time: start, measure and stop one topology, draft and compiled gamma after the other, for a host too
             small for all at once; a study of this kind that was interrupted goes on with the same command.
         output: directory for results.csv, results.json, report.html and the plots.

@@ -41,7 +41,7 @@ def page_part(place: str) -> tuple[Path, str]:
 
 
 def write_part(place: str, text: str) -> None:
-    """Write the text into the part FILE#NAME of a page, below the command and the commit; see `page_part` for errors."""
+    """Write the text into the part FILE#NAME of a page, below command and commit; see `page_part` for errors."""
     file, name = page_part(place)
     words = (word.replace(f"{ROOT}/", "") for word in sys.argv[1:])
     text = f"`python compare_architectures.py {shlex.join(words)}`, commit {commit()}.\n\n{text}"

@@ -33,16 +33,22 @@ def write_capacities(found: Capacities) -> dict[str, Any]:
         "duration_s": round(found.duration_s, 1),
         "slo": str(found.config.workload.slo),
         "predicted_over_fused": predicted(found),
-        "capacities": [{**asdict(it), "served_by": way(it.contender)} for it in found.found],
+        "capacities": [_json(it) for it in found.found],
         "conditions": dict(measured_conditions(found.config, found.load)),
     }
-    (directory / "capacity.json").write_text(json.dumps(results, indent=1, default=str) + "\n")
+    (directory / "capacity.json").write_text(json.dumps(results, indent=1) + "\n")
     (directory / "config.toml").write_text(found.config.asked, encoding="utf-8")
     text = text_of(found)
     write_page(directory / "capacity.md", lambda: _with_picture(found, directory / "capacity.png", text))
     if page:
         write_part(page, text)
     return results
+
+
+def _json(it: Capacity) -> dict[str, Any]:
+    figures = asdict(it)
+    del figures["contender"]
+    return {"served_by": way(it.contender), "label": it.contender.label, **figures}
 
 
 def text_of(found: Capacities) -> str:

@@ -37,7 +37,7 @@ PROMPTS = (PromptSet("kind", ("text",)),)
     ("changes", "message"),
     [
         ({"cores_per_machine": 2}, "cores_per_machine 2: 2 machines need 4 cores, this process may use 2"),
-        ({"cores_per_machine": 0}, "cores_per_machine 0 is below 1"),
+        ({"cores_per_machine": -1}, "cores_per_machine -1 is below 0"),
         ({"usable_cores": (3,)}, "2 machines need 2 cores, this process may use 1"),
         ({"gammas": (0,)}, "gamma 0 is outside 1..64"),
         ({"gammas": (65,)}, "gamma 65 is outside 1..64"),
