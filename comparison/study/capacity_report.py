@@ -12,7 +12,7 @@ from typing import Any
 from comparison.plan.config import ComparisonConfig, Topology
 from comparison.report.files import write_page
 from comparison.report.findings import emulation_of, measured_conditions
-from comparison.report.markdown import markdown, write_part
+from comparison.report.markdown import markdown, page_part, write_part
 from comparison.run.host_load import busy_warning
 from comparison.study.capacity import Capacities, Capacity
 from comparison.study.space import way
@@ -21,6 +21,7 @@ HEADER = (
     *("served by", "round trip, ms", "streams", "over the target alone", "slow stream, tokens/s", "TTFT p99, ms"),
     *("tokens a pass", "pass, ms", "emulated, ms", "client CPU %"),
 )
+PICTURE = "Rate of a slow stream over the number of streams, by round trip"
 WIDTH = 120
 
 
@@ -41,7 +42,9 @@ def write_capacities(found: Capacities) -> dict[str, Any]:
     text = text_of(found)
     write_page(directory / "capacity.md", lambda: _with_picture(found, directory / "capacity.png", text))
     if page:
-        write_part(page, text)
+        file, name = page_part(page)
+        draw(found, file.with_name(f"{name}.png"))
+        write_part(page, f"![{PICTURE}]({name}.png)\n\n{text}")
     return results
 
 
@@ -106,7 +109,7 @@ def _prediction(found: Capacities) -> str:
 def _with_picture(found: Capacities, picture: Path, text: str) -> str:
     """Draw the picture; return the text with it."""
     draw(found, picture)
-    return f"# Capacity\n\n![Rate of a slow stream by streams]({picture.name})\n\n{text}"
+    return f"# Capacity\n\n![{PICTURE}]({picture.name})\n\n{text}"
 
 
 def draw(found: Capacities, file: Path) -> None:
