@@ -30,21 +30,30 @@ FIRST = 8
 """Streams of the first probe."""
 RESOLUTION = 16
 """Part of a number of streams to which the search is exact."""
-PATIENCE = 2.0
+PATIENCE = 1.5
 """Time that an answer may take, over the promised one, before a probe ends without it."""
 TRIES = 2
 """Probes of a number of streams until it counts as too many, since other work may disturb one."""
 
 
 def search(limit: int, first: int) -> Generator[int, bool, int]:
-    """Yield numbers of streams, by doubling and then by bisection; return the most, up to `limit`, that were held."""
+    """Yield numbers of streams, in steps that double and then by bisection; return the most, up to `limit`, that held.
+
+    Args:
+        first: expected number; the first step from it is a quarter.
+    """
     low, high, streams = 0, limit + 1, min(max(1, first), limit)
+    step = max(1, streams // 4)
     while high - low > max(1, low // RESOLUTION):
         if (yield streams):
             low = streams
         else:
             high = streams
-        streams = min(2 * low, limit) if high > limit else (low + high) // 2
+        if low and high <= limit:
+            streams = (low + high) // 2
+        else:
+            streams = min(low + step, limit) if low else max(1, high - step)
+            step *= 2
     return low
 
 
@@ -150,13 +159,16 @@ class Searcher:
         """Search the capacity of a contender at each round trip time; one whose draft is not remote at the longest."""
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
+        is_new = True
         for rtt_ms in rtts_ms if contender.topology.is_split else (max(rtts_ms),):
             measurement.servers.set_rtt(rtt_ms)
             cell = Cell(contender, self._prompts.kind, rtt_ms, first or 1)
-            if self._has_time(cell.concurrency):
-                await self._probe(measurement, cell)  # fills caches and buffers, and teaches the pool what a draft can
-                self.found.append(await self._most(measurement, cell))
-                first = self.found[-1].streams
+            if not self._has_time(cell.concurrency):
+                return
+            if is_new:  # fills caches and buffers, and teaches a pool what its drafts can
+                await self._probe(measurement, cell)
+            self.found.append(await self._most(measurement, cell))
+            first, is_new = self.found[-1].streams, False
 
     async def _most(self, measurement: Measurement, cell: Cell) -> Capacity:
         limit, probes = self._config.capacity or 1, list[Probe]()
