@@ -214,11 +214,11 @@ def short_conditions(config: ComparisonConfig) -> str:
         f"{model_name(config.target_model)} with {', '.join(names)}",
         f"round trip {_listed(config.network.rtts_ms)} ms",
     )
+    load = f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else "")
     parts = (
         *(where if config.topologies else (f"endpoints, asked from {cpu_model()}",)),
         dict(conditions(config))["Prompts"],
-        f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else ""),
-        f"{workload.num_runs} runs",
+        *((load, f"{workload.num_runs} runs") if config.capacity is None else (f"Promised: {workload.slo}",)),
     )
     return ". ".join(parts)
 
