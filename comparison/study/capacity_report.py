@@ -13,15 +13,17 @@ from comparison.plan.config import ComparisonConfig, Topology
 from comparison.report.files import write_page
 from comparison.report.findings import emulation_of, measured_conditions
 from comparison.report.markdown import markdown, page_part, write_part
-from comparison.run.host_load import busy_warning
 from comparison.study.capacity import Capacities, Capacity
 from comparison.study.space import way
+from inference.config import NOT_EMULATED
 
 HEADER = (
     *("served by", "round trip, ms", "streams", "over the target alone", "slow stream, tokens/s", "TTFT p99, ms"),
-    *("tokens a pass", "pass, ms", "emulated, ms", "client CPU %"),
+    *("tokens a pass", "pass, ms", "client CPU %"),
 )
+EMULATED = "emulated, ms"
 PICTURE = "Rate of a slow stream over the number of streams, by round trip"
+BUSY = "**The machine was busy with other work: repeat this on a quiet one.**"
 WIDTH = 120
 
 
@@ -60,10 +62,11 @@ def text_of(found: Capacities) -> str:
     conditions = dict(measured_conditions(config, found.load))
     head = (
         f"{emulation_of(config) or 'Real passes'}. Promised: {config.workload.slo}. {conditions['Prompts']}. "
-        f"{conditions['Host']}; {conditions['Host load']}. {busy_warning(found.load, 1.0)}"
+        f"{conditions['Host']}; {conditions['Host load']}. {BUSY if found.load.is_busy else ''}"
     )
     lines = [textwrap.fill(head.strip(), WIDTH, break_on_hyphens=False)]
-    lines.append(markdown(HEADER, [row(it, alone, config) for it in found.found]))
+    header = HEADER if config.backend.emulation == NOT_EMULATED else (*HEADER, EMULATED)
+    lines.append(markdown(header, [row(it, alone, config)[: len(header)] for it in found.found]))
     lines += [_prediction(found)] if predicted(found) else []
     lines += [f"Different tokens: {difference}" for difference in found.differences]
     return "\n\n".join(lines) + "\n"
@@ -75,7 +78,7 @@ def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
     trip = f"{it.rtt_ms:g}" if it.contender.topology.is_split else f"up to {it.rtt_ms:g}"
     place = [way(it.contender), trip, streams, f"{it.streams / alone:.1f}" if alone else "-"]
     if (best := it.best) is None:
-        return [*place, *("-" for _ in HEADER[len(place) :])]
+        return [*place, *("-" for _ in (*HEADER, EMULATED)[len(place) :])]
     emulated_s = config.backend.emulation.target.seconds(best.streams, round(best.streams * (1 + best.num_drafted)))
     return [
         *place,
@@ -83,8 +86,8 @@ def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
         f"{best.ttft_s * 1e3:.0f}",
         f"{best.tokens_per_pass:.2f}",
         f"{best.pass_s * 1e3:.0f}",
-        f"{emulated_s * 1e3:.0f}" if emulated_s else "-",
         f"{best.client_share:.0%}",
+        f"{emulated_s * 1e3:.0f}",
     ]
 
 
