@@ -23,7 +23,7 @@ LEAST = 0.97
 def load_table(findings: Findings) -> str:
     """Return conditions, table, and the cells below `LEAST` of the target's speed."""
     conditions = dict(findings.conditions)
-    head = [f"{conditions[name]}." for name in ("Prompts", "Machines", "Host", "Host load")]
+    head = [f"{conditions[name].removesuffix('.')}." for name in ("Prompts", "Machines", "Host", "Host load")]
     label = emulation_of(findings.config)
     text = " ".join([*([f"{label}."] if label else []), *head, *findings.warnings])
     rows = [_row(findings, summary) for summary in findings.summaries]
