@@ -166,10 +166,10 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
 
 
 def _report(findings: Findings, console: Console) -> int:
+    if findings.config.page:  # first, since pictures take a while
+        write_part(findings.config.page, load_table(findings))
     results = write_report(findings, findings.config.output)
     del results["requests"]
-    if findings.config.page:
-        write_part(findings.config.page, load_table(findings))
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
