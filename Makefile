@@ -9,7 +9,7 @@ TOOLS := build/tools
 RAY := build/ray
 
 .PHONY: install demo test test-oldest test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak schemas suites-short \
-        trainium-report bench bench-llama proto format clean
+        trainium-report bench bench-capacity bench-load bench-llama proto format clean
 
 install: $(STAMP)
 
@@ -125,6 +125,23 @@ trainium-report:
 bench: install
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m benchmarks.page
+
+# How many streams one target carries at a promised rate: docs/measurements/capacity.md, eight minutes a line. The emulated
+# passes are those of an H100, ten times as slow, so that two cores can do the real work meanwhile.
+WAYS := --topologies target,fused,pool --workers 1,2,4 --budget 7m --output reports/capacity
+H100 := target:48ms+1.6ms/session+0.16ms/token,draft:7.4ms+0.4ms/session+0.025ms/token
+bench-capacity: install
+	$(BIN)/python compare_architectures.py --capacity 96 --slo itl:66ms,ttft:5s --rtt_ms 0,100,500 --max_new_tokens 40 \
+	    $(WAYS) --emulate $(H100) --page docs/measurements/capacity.md#capacity_emulated
+	$(BIN)/python compare_architectures.py --capacity 64 --slo itl:10ms,ttft:1s --max_new_tokens 48 \
+	    $(WAYS) --page docs/measurements/capacity.md#capacity_real
+
+# All topologies under load, with a core for the draft and with one core for both: docs/measurements/load.md.
+LOAD := --concurrency 1,4,16,64 --rtt_ms 0 --num_prompts 4 --num_runs 2 --max_new_tokens 48 --output reports/load
+bench-load: install
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-loadtest.txt
+	$(BIN)/python compare_architectures.py $(LOAD) --page docs/measurements/load.md#load_own_cores
+	$(BIN)/python compare_architectures.py $(LOAD) --cores_per_machine 0 --page docs/measurements/load.md#load_one_core
 
 # Our servers against llama.cpp's, which is built first (some ten minutes), as endpoints of compare_architectures.py.
 bench-llama: install

@@ -7,19 +7,17 @@ It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from doc
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.report import markdown
 from benchmarks.suite import FILE, SET
+from comparison.report.markdown import PART, markdown
 from inference.config import ROOT
 
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = (MEASUREMENTS / "passes.md", MEASUREMENTS / "architectures.md", ROOT / "README.md")
-PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 WIDTH = 120
 BUSY = 0.5
 """Load per core before a run, from which on its figures are in doubt."""

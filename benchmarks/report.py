@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from comparison.plan.machine import cpu_model
+from comparison.report.markdown import markdown
 
 _PRINTED: list[str] = []
 
@@ -19,15 +20,6 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     """Print a Markdown table; the JSON line will hold it too, for generated pages."""
     _PRINTED.append(f"{title}\n\n{markdown(header, rows)}")
     print(f"\n{_PRINTED[-1]}", flush=True)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = (header, ["-" * width for width in widths], *rows)
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in lines
-    )
 
 
 def print_json(benchmark: str, results: Any) -> None:

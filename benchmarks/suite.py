@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
+from comparison.report.markdown import commit
 from comparison.run.host_load import load_average
 from inference.config import ROOT
 
@@ -41,7 +42,7 @@ def main() -> None:
     content = {
         "machine": machine(),
         "load_before": load,
-        "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "-uno") else ""),
+        "commit": commit(),
         "quick": args.quick,
         **benchmarks,
         "comparison": _comparison(quick=args.quick),
@@ -93,11 +94,6 @@ def _run(name: str, command: str) -> str:
     if done.returncode:
         sys.exit(f"{name} ended with exit code {done.returncode}")
     return done.stdout.splitlines()[-1]
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or ("" if words[0] == "status" else "unknown")
 
 
 if __name__ == "__main__":

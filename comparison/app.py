@@ -18,6 +18,8 @@ from comparison.plan.grid import Sample, walk
 from comparison.report.diff import diff
 from comparison.report.files import prepare_directory, write_report
 from comparison.report.findings import Findings, find
+from comparison.report.load_table import load_table
+from comparison.report.markdown import page_part, write_part
 from comparison.report.table import print_tables
 from comparison.run.host_load import LoadMeter
 from comparison.run.load import require_clients
@@ -26,6 +28,8 @@ from comparison.run.progress import Progress
 from comparison.run.proxy import precise_event_loop
 from comparison.run.topologies import compile_models, deployment
 from comparison.study.app import conduct_study
+from comparison.study.capacity import Capacities, conduct_capacity
+from comparison.study.capacity_report import text_of, write_capacities
 from comparison.study.flags import parse_study
 from comparison.study.report import write_study
 from inference.errors import ConfigError, SpecDecError
@@ -65,6 +69,10 @@ def compare(arguments: Sequence[str]) -> int:
         _run(config, compile_models(config))
         return 0
     _prepare(config)
+    if config.page:
+        page_part(config.page)  # raises before anything is measured
+    if config.capacity is not None:
+        return _report_capacities(_run(config, conduct_capacity(config, console)))
     return _report(_run(config, _compare(config, console)), console)
 
 
@@ -158,6 +166,8 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
 
 
 def _report(findings: Findings, console: Console) -> int:
+    if findings.config.page:  # first, since pictures take a while
+        write_part(findings.config.page, load_table(findings))
     results = write_report(findings, findings.config.output)
     del results["requests"]
     print_tables(console, findings)
@@ -170,6 +180,15 @@ def _report(findings: Findings, console: Console) -> int:
     if findings.num_failed:
         print(f"error: {findings.num_failed} requests failed; see the report", file=sys.stderr)
     return 0 if findings.agreement.holds and not findings.num_failed else EXIT_FAILED
+
+
+def _report_capacities(found: Capacities) -> int:
+    results = write_capacities(found)
+    print(f"\n{text_of(found)}\nreport: {found.config.output / 'capacity.md'}", file=sys.stderr)
+    for difference in found.differences:
+        print(f"error: {difference}", file=sys.stderr)
+    print(json.dumps(results, separators=(",", ":")), flush=True)
+    return EXIT_FAILED if found.differences else 0
 
 
 COMMANDS: dict[str, Command] = {"diff": diff, "study": study}

@@ -96,31 +96,63 @@ def check_branches(branches: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Emulation:
-    """Emulation of slower devices: the shortest time of a pass in seconds, which the process sleeps; 0 for none."""
+class PassTime:
+    """Time of an emulated pass in seconds, by the roofline of a device (Williams, Waterman, Patterson, 2009).
 
-    target_s: float = 0.0
-    draft_s: float = 0.0
+    The device reads the weights while it computes, so the longer of the two counts. Then it reads keys and values.
+
+    Attributes:
+        base_s: time to read the weights; 0 for a pass that is not emulated.
+        session_s: time to read the keys and values of one session.
+        token_s: time to compute one token.
+    """
+
+    base_s: float = 0.0
+    session_s: float = 0.0
+    token_s: float = 0.0
+
+    def seconds(self, num_sessions: int, num_tokens: int) -> float:
+        """Return the time of a pass over these sessions, which have `num_tokens` tokens together."""
+        return max(self.base_s, num_tokens * self.token_s) + num_sessions * self.session_s
+
+    def __str__(self) -> str:
+        """Return the text that `Emulation.parse` reads after a model's name."""
+        further = ((self.session_s, "session"), (self.token_s, "token"))
+        parts = [f"{seconds * 1e3:g}ms/{per}" for seconds, per in further if seconds]
+        return "+".join([f"{self.base_s * 1e3:g}ms", *parts])
+
+
+NO_TIME = PassTime()
+_MS = r"(\d+(?:\.\d+)?)ms"
+_PASS_TIME = re.compile(rf"(target|draft):{_MS}(?:\+{_MS}/session)?(?:\+{_MS}/token)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """Emulation of slower devices: the shortest times of passes, for which the process sleeps."""
+
+    target: PassTime = NO_TIME
+    draft: PassTime = NO_TIME
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `target:25ms,draft:3ms`, or one of the two.
+        """Read `target:25ms,draft:3ms`, or one of the two, each with `+1ms/session` and `+0.1ms/token` if need be.
 
         Raises:
-            ConfigError: the text has another form, or a pass would be longer than MAX_PASS_MS.
+            ConfigError: the text has another form, or a time is longer than MAX_PASS_MS.
         """
-        parts = [re.fullmatch(r"(target|draft):(\d+(?:\.\d+)?)ms", part.strip()) for part in text.split(",")]
-        given = {part[1]: float(part[2]) for part in parts if part}
-        _require(len(given) == len(parts), f"{text}: say target:25ms,draft:3ms, or one of the two")
+        parts = [_PASS_TIME.fullmatch(part.strip()) for part in text.split(",")]
+        given = {part[1]: [float(each or 0) for each in part.groups()[1:]] for part in parts if part}
+        form = "say target:25ms,draft:3ms, or one of the two, each with +1ms/session and +0.1ms/token if it grows"
+        _require(len(given) == len(parts), f"{text}: {form}")
         for name, milliseconds in given.items():
-            limit = f"{name}:{milliseconds:g}ms is above {MAX_PASS_MS:g}ms"
-            _require(milliseconds <= MAX_PASS_MS, limit)
-        return cls(**{f"{name}_s": milliseconds / 1e3 for name, milliseconds in given.items()})
+            _require(max(milliseconds) <= MAX_PASS_MS, f"{name}:{max(milliseconds):g}ms is above {MAX_PASS_MS:g}ms")
+        return cls(**{name: PassTime(*(each / 1e3 for each in times)) for name, times in given.items()})
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
-        given = (("target", self.target_s), ("draft", self.draft_s))
-        return ",".join(f"{name}:{seconds * 1e3:g}ms" for name, seconds in given if seconds)
+        given = (("target", self.target), ("draft", self.draft))
+        return ",".join(f"{name}:{time}" for name, time in given if time != NO_TIME)
 
 
 NOT_EMULATED = Emulation()
@@ -190,12 +222,12 @@ class ModelConfig(Loading):
     Attributes:
         path: Hugging Face directory (config.json, *.safetensors, tokenizer.json).
         backend: name in `inference.backends.registry`; without a command line, the reference backend.
-        pass_s: shortest time of a pass in seconds; see `Emulation`.
+        pass_time: shortest time of a pass; see `Emulation`.
     """
 
     path: Path
     backend: str = field(default="torch", kw_only=True)
-    pass_s: float = 0.0
+    pass_time: PassTime = NO_TIME
 
     @property
     def name(self) -> str:
@@ -208,7 +240,7 @@ class ModelConfig(Loading):
         limit, asked = _num_positions(self.path), self.sequence_length or 0
         fault = f"sequence_length {asked} is above the {limit} positions of model {self.path}"
         _require(self.beyond_positions or asked <= limit, f"{fault}: --beyond_positions goes beyond them")
-        emulable = not self.pass_s or "neuron" not in self.backend
+        emulable = self.pass_time == NO_TIME or "neuron" not in self.backend
         _require(emulable, f"backend {self.backend} has a device: --emulate is for those that compute on the host")
 
 

@@ -123,13 +123,17 @@ class Server:
         role: its --role in main.py.
         draft: model of the server itself or of its pool worker; None if there is no particular one.
         branches: maximum number of branches beside the draft's chain.
-        pooled: whether this is a target with its own pool worker, or that worker.
+        pooled: whether this is a target with its own pool workers, or one of them.
+        workers: number of workers of its pool.
+        number: number of this worker in its pool, from 0.
     """
 
     role: str
     draft: str | None = None
     branches: int | None = None
     pooled: bool = False
+    workers: int = 1
+    number: int = 0
 
 
 SHARED_TARGET = Server("target")

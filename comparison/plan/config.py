@@ -15,7 +15,7 @@ from comparison.plan.datasets import Prompt
 from comparison.plan.endpoint import Endpoint
 from comparison.plan.lists import list_of
 from comparison.plan.machine import Machine, split_into_machines
-from comparison.plan.slo import Slo
+from comparison.plan.slo import FIGURES, Slo
 from inference.cli.models import NGRAM
 from inference.config import DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
 from inference.errors import ConfigError
@@ -28,6 +28,8 @@ DELAY_MS = Range(0.0, 10_000.0)
 ARRIVALS = "arrivals at a rate (an open loop), warm-up and goodput"
 Load: TypeAlias = tuple[int, float | None]
 """Pair (requests in flight, None), or (0, requests per second of an open loop); see `Cell`."""
+MAX_POOL = 64
+"""Most draft workers of one pool of a comparison."""
 OPEN_LOOP_BATCH = 8
 """Slots of a server in an open loop, equal to main.py's default."""
 
@@ -82,6 +84,13 @@ class PromptSet:
 
     def __post_init__(self) -> None:
         _require(len(self.prompts) > 0, f"prompt kind {self.kind} has no prompt")
+
+
+def mixed(prompt_sets: Sequence[PromptSet]) -> PromptSet:
+    """Return one set with all prompts, in which the kinds take turns."""
+    turns = itertools.zip_longest(*(prompt_set.prompts for prompt_set in prompt_sets))
+    prompts = tuple(prompt for turn in turns for prompt in turn if prompt is not None)
+    return PromptSet(" and ".join(prompt_set.kind for prompt_set in prompt_sets), prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +199,7 @@ class Contender:
         schedule: rounds (sync) or run-ahead (async); None where there is no choice.
         branches: maximum number of branches beside the draft's chain; None if the draft does not run ahead.
         endpoint: name of a server that runs already and chooses its drafting itself.
+        workers: draft workers of a pool.
     """
 
     topology: Topology
@@ -198,6 +208,7 @@ class Contender:
     schedule: Schedule | None = None
     branches: int | None = None
     endpoint: str | None = None
+    workers: int = 1
 
     @property
     def draft_name(self) -> str:
@@ -217,6 +228,8 @@ class Contender:
         """Readable name, without the way of drafting."""
         if self.endpoint is not None:
             return self.endpoint
+        if self.workers > 1:
+            return f"{self.topology.value} of {self.workers}"
         return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
 
     @property
@@ -242,6 +255,7 @@ class ComparisonConfig:
         usable_cores: CPU cores of this host that may be used.
         chosen: contenders to measure; if empty, all combinations.
         endpoints: servers that are already running.
+        budget_s: seconds of wall time of a search, with the start of servers.
         asked: all flags in the format of a --config file.
     """
 
@@ -262,6 +276,10 @@ class ComparisonConfig:
     endpoints: tuple[Endpoint, ...] = ()
     equal_weights: bool = False
     one_at_a_time: bool = False
+    workers: tuple[int, ...] = (1,)
+    capacity: int | None = None
+    budget_s: float = 600.0
+    page: str | None = None
     asked: str = ""
 
     def __post_init__(self) -> None:
@@ -283,6 +301,12 @@ class ComparisonConfig:
         _require_distinct("schedule", [schedule.value for schedule in self.schedules])
         for gamma in self.gammas:
             _require(1 <= gamma <= MAX_GAMMA, f"gamma {gamma} is outside 1..{MAX_GAMMA}; 0 is the target alone")
+        _require_distinct("workers", self.workers)
+        for workers in self.workers:
+            _require(1 <= workers <= MAX_POOL, f"workers {workers} is outside 1..{MAX_POOL}")
+        _require(len(self.workers) == 1 or self.capacity is not None, "workers: several numbers need --capacity")
+        if self.capacity is not None:
+            self._require_what_capacity_needs()
         self._require_what_a_graph_can()
         self.parts  # noqa: B018 - raises if the host has too few cores
 
@@ -291,6 +315,14 @@ class ComparisonConfig:
         _require(_has_model(self.target_model), f"target model {self.target_model}: no config.json there")
         for draft in self.draft_models:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
+
+    def _require_what_capacity_needs(self) -> None:
+        """Raise ConfigError for settings with which the search for the most streams has no promise or no target."""
+        slo = "slo: --capacity needs the promised time between tokens, such as itl:50ms for 20 tokens/s per stream"
+        _require(self.itl_s > 0, slo)
+        _require(Topology.TARGET in self.topologies, "capacity: it compares with the target alone; name target")
+        _require(not self.endpoints, "capacity: an endpoint's drafting is unknown; it is for --topologies")
+        _require(not self.workload.request_rates, "request_rate: --capacity keeps streams in flight")
 
     def _require_what_a_graph_can(self) -> None:
         """Raise ConfigError for several gammas on a graph compiled for one, or for seeds that a device ignores."""
@@ -329,7 +361,7 @@ class ComparisonConfig:
         if contender.topology is Topology.FUSED:
             return Server("fused_target", draft)
         if contender.topology is Topology.POOL:
-            return Server("target", draft, branches, pooled=True)
+            return Server("target", draft, branches, pooled=True, workers=contender.workers)
         return Server("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
 
     @property
@@ -339,7 +371,8 @@ class ComparisonConfig:
         for contender in self._started:
             server = self.server_of(contender)
             found += [SHARED_TARGET] if contender.topology is Topology.DISTRIBUTED else []
-            found += [server, replace(server, role="draft")] if server.pooled else [server]
+            found.append(server)
+            found += [replace(server, role="draft", number=i) for i in range(server.workers) if server.pooled]
         return tuple(sorted(dict.fromkeys(found), key=lambda server: server != SHARED_TARGET))
 
     @property
@@ -357,6 +390,11 @@ class ComparisonConfig:
         is_split = any(contender.topology.is_split for contender in self._started)
         names = [*(["target side"] if self._started else []), *(["edge"] if is_split else [])]
         return split_into_machines(names, self.usable_cores, cores_per_machine=self.cores_per_machine)
+
+    @property
+    def itl_s(self) -> float:
+        """Promised time between tokens in seconds; 0 without one."""
+        return dict(self.workload.slo.limits).get(FIGURES["itl"], 0.0)
 
     @property
     def spare_cores(self) -> tuple[int, ...]:
@@ -381,9 +419,12 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints."""
+        """Whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints.
+
+        A search for capacities sends its own, since Locust takes seconds to start.
+        """
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
-        return max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
+        return self.capacity is None and max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)
 
     @property
     def trusts_weights(self) -> bool:
@@ -406,6 +447,7 @@ class ComparisonConfig:
         if self.chosen:
             return self.chosen
         alone = [ALONE] if Topology.TARGET in self.topologies else []
+        alone += [replace(ALONE, draft=LOOKUP, gamma=max(self.gammas))] if self.capacity is not None else []
         ways: dict[Topology, list[tuple[Schedule | None, int | None]]] = {
             Topology.FUSED: [(None, None)],
             Topology.DISTRIBUTED: [
@@ -414,10 +456,11 @@ class ComparisonConfig:
             Topology.POOL: [(None, n) for n in self.branches],
         }
         started = [
-            Contender(topology, draft, gamma, schedule, branches)
+            Contender(topology, draft, gamma, schedule, branches, workers=workers)
             for topology in self.topologies
             for schedule, branches in ways.get(topology, ())
             for draft, gamma in itertools.product(self.draft_models, self.gammas)
+            for workers in (self.workers if topology is Topology.POOL else (1,))
         ]
         return (*alone, *started, *(Contender(Topology.ENDPOINT, endpoint=it.name) for it in self.endpoints))
 

@@ -17,11 +17,12 @@ from comparison.plan.config import (
     PromptSet,
     Topology,
     WorkloadConfig,
+    mixed,
 )
 from comparison.plan.datasets import read_dataset
 from comparison.plan.endpoint import endpoint_of
 from comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
-from comparison.plan.lists import list_of, one_of, one_or_two
+from comparison.plan.lists import list_of, one_of, one_or_two, seconds_of, time_of
 from comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.cli.config_file import ConfigFileParser, as_toml, program
 from inference.cli.flags import add_group, read
@@ -62,10 +63,16 @@ class ComparisonSettings:
             (default: texts as they are).
         tokenizer: model directory with the tokenizer that counts --input_tokens (default: --target_model; with
             endpoints alone, 4 characters are a token).
-        cores_per_machine: cores, and threads of a model, on each machine.
+        cores_per_machine: cores, and threads of a model, on each machine; 0 puts all machines on one core, so that
+            drafts starve.
+        workers: draft workers of topology pool; several numbers only with --capacity.
+        capacity: instead of comparing, search for the most streams, up to this number (64 without one), of which nine
+            in ten are within --slo, and 99 in 100 within its ttft.
         one_at_a_time: start, measure and stop one topology, draft and compiled gamma after the other, for a host too
             small for all at once; a study of this kind that was interrupted goes on with the same command.
         output: directory for results.csv, results.json, report.html and the plots.
+        page: Markdown page whose part between <!-- bench: NAME --> and <!-- /bench --> this command writes: the table
+            of load, or of --capacity.
         llmperf: also write LLMPerf's two JSON files for each measurement, into DIR/llmperf.
     """
 
@@ -85,6 +92,14 @@ class ComparisonSettings:
         (Schedule.SYNC, Schedule.ASYNC), "--schedule LIST", kind=list_of(one_of("schedule", Schedule))
     )
     branches: tuple[int, ...] = setting((DEFAULT_BRANCHES,), "--branches LIST", kind=list_of(int))
+    workers: tuple[int, ...] = setting((1,), "--workers LIST", kind=list_of(int))
+    capacity: int | None = setting(None, "--capacity STREAMS", bare=64, within=Range(2, 4096))
+    budget: str = setting(
+        "10m",
+        "--budget TIME",
+        help="wall time of --capacity or of a study, with the start of servers, such as 90s, 10m, 1h",
+        kind=time_of,
+    )
     endpoints: tuple[str, ...] | None = setting(None, "--endpoint NAME=URL", section=ENDPOINTS)
     equal_weights: bool = setting(False, "--equal_weights", section=ENDPOINTS)
     security: DialSecurity = group(DialSecurity)
@@ -114,6 +129,7 @@ class ComparisonSettings:
     backend: BackendConfig = group(BackendConfig)
     output: Path = setting(Path("reports/comparison"), "--output DIR", section=OUTPUT)
     llmperf: bool = setting(False, "--llmperf", section=OUTPUT)
+    page: str | None = setting(None, "--page FILE#NAME", section=OUTPUT)
 
     def config(self, asked: str) -> ComparisonConfig:
         """Return the comparison; raise ConfigError if it is impossible or a file cannot be read.
@@ -122,6 +138,11 @@ class ComparisonSettings:
             asked: all flags in the format of a --config file.
         """
         slo = parse_slo(self.slo) if self.slo else Slo()
+        workload = replace(self.workload, prompt_sets=self._prompt_sets(), slo=slo)
+        if self.capacity is not None:
+            if self.workload.concurrencies != (1,):
+                raise ConfigError("concurrency: --capacity searches for it")
+            workload = replace(workload, prompt_sets=(mixed(workload.prompt_sets),), concurrencies=(self.capacity,))
         rtts_ms = self.rtts_ms or ((0.0,) if self.endpoints else self.network.rtts_ms)
         return ComparisonConfig(
             target_model=_local(self.target_model),
@@ -131,7 +152,11 @@ class ComparisonSettings:
             schedules=self.schedules,
             branches=self.branches,
             network=replace(self.network, rtts_ms=rtts_ms),
-            workload=replace(self.workload, prompt_sets=self._prompt_sets(), slo=slo),
+            workload=workload,
+            workers=self.workers,
+            capacity=self.capacity,
+            budget_s=seconds_of(self.budget),
+            page=self.page,
             usable_cores=tuple(sorted(os.sched_getaffinity(0))),
             cores_per_machine=self.cores_per_machine,
             output=self.output,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -32,6 +33,21 @@ def one_of(kind: str, values: Iterable[EnumT]) -> Callable[[str], EnumT]:
         return by_name[text]
 
     return parse
+
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+
+
+def time_of(text: str) -> str:
+    """Return a time such as 90s, 10m or 1h unchanged; refuse any other text."""
+    if not re.fullmatch(r"\d+(?:\.\d+)?[smh]", text) or seconds_of(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h")
+    return text
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a time that `time_of` accepts."""
+    return float(text[:-1]) * _UNITS_S[text[-1]]
 
 
 def one_or_two(names: str) -> Callable[[str], tuple[float, ...]]:

@@ -31,13 +31,15 @@ class Machine:
 def split_into_machines(
     names: Sequence[str], usable_cores: Sequence[int], *, cores_per_machine: int
 ) -> tuple[Machine, ...]:
-    """Return machines with equally many of the usable cores, in order.
+    """Return machines with equally many of the usable cores, in order; all on the first core for 0 cores each.
 
     Raises:
         ConfigError: there are too few cores.
     """
-    if cores_per_machine < 1:
-        raise ConfigError(f"cores_per_machine {cores_per_machine} is below 1")
+    if cores_per_machine < 0:
+        raise ConfigError(f"cores_per_machine {cores_per_machine} is below 0")
+    if cores_per_machine == 0:
+        return tuple(Machine(name, tuple(usable_cores[:1])) for name in names)
     num_wanted = len(names) * cores_per_machine
     if num_wanted > len(usable_cores):
         raise ConfigError(

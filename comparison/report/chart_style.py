@@ -62,6 +62,9 @@ INCHES_PER_NAME = 1.6
 CHARACTERS_PER_INCH = 18
 """Characters per inch of the conditions' small print."""
 
+TITLE_PER_INCH = 11.6
+"""Characters per inch of the label of emulated figures."""
+
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.grid": True,
@@ -78,7 +81,8 @@ STYLE: dict[Any, Any] = {
 def save(figure: Figure, file: Path, config: ComparisonConfig) -> None:
     """Write a picture that shows its conditions itself, so that it can be read without its report."""
     if label := emulation_of(config):
-        figure.suptitle(label, color="#a00000", fontweight="bold", fontsize=10)
+        title = textwrap.fill(label, int(figure.get_figwidth() * TITLE_PER_INCH), break_on_hyphens=False)
+        figure.suptitle(title, color="#a00000", fontweight="bold", fontsize=10)
     text = textwrap.fill(short_conditions(config), int(figure.get_figwidth() * CHARACTERS_PER_INCH))
     for handles in figure.legends:
         handles.set_title(text)

@@ -210,15 +210,15 @@ def short_conditions(config: ComparisonConfig) -> str:
     workload, names = config.workload, [model_name(Path(draft)) for draft in config.draft_models]
     rates = _listed(workload.request_rates)
     where = (
-        f"{cpu_model()}, {config.cores_per_machine} of {len(config.usable_cores)} cores per model",
+        f"{cpu_model()}, {config.cores_per_machine or 'all on 1'} of {len(config.usable_cores)} cores per model",
         f"{model_name(config.target_model)} with {', '.join(names)}",
         f"round trip {_listed(config.network.rtts_ms)} ms",
     )
+    load = f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else "")
     parts = (
         *(where if config.topologies else (f"endpoints, asked from {cpu_model()}",)),
         dict(conditions(config))["Prompts"],
-        f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else ""),
-        f"{workload.num_runs} runs",
+        *((load, f"{workload.num_runs} runs") if config.capacity is None else (f"Promised: {workload.slo}",)),
     )
     return ". ".join(parts)
 
@@ -242,9 +242,11 @@ def _load(config: ComparisonConfig) -> str:
 def _machines(config: ComparisonConfig) -> str:
     spare = _listed(config.spare_cores)
     rest = f"cores {spare} are free for them" if spare else "no core is left over, so they share these"
+    num_threads = max(1, config.cores_per_machine)
+    shared = "" if config.cores_per_machine else " Both are the same core, on which drafts starve."
     return (
-        f"{'; '.join(map(str, config.machines))}. Target-only and fused run on the target side alone, distributed and "
-        f"pool have their draft pinned to the edge; {config.cores_per_machine} thread(s) per model, one per core. "
+        f"{'; '.join(map(str, config.machines))}.{shared} Target-only and fused run on the target side alone, "
+        f"distributed and pool have their draft pinned to the edge; {num_threads} thread(s) per model, one per core. "
         f"Client and network proxy are not pinned: {rest}."
     )
 

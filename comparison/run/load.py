@@ -17,6 +17,7 @@ import tempfile
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,31 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
         return [record for number in waiting for record in await ask(number % count, time.monotonic())]
 
     return list(itertools.chain(*await asyncio.gather(*(client() for _ in range(concurrency)))))
+
+
+async def steady(ask: Ask, count: int, streams: int, limit_s: float) -> list[RequestRecord]:
+    """Keep `streams` requests in flight, with `count` prompts in turn; return the first answers, of all prompts and all
+    streams, that come within `limit_s`. Later requests only keep up the load, and are cancelled."""
+    numbers, wanted, records = itertools.count(), max(count, streams), list[RequestRecord]()
+    is_done = asyncio.Event()
+
+    async def stream() -> None:
+        for number in numbers:
+            answers = await ask(number % count, time.monotonic())
+            records.extend(answers if number < wanted else ())
+            if len(records) >= wanted:
+                is_done.set()
+
+    async def until_done() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(is_done.wait(), limit_s)
+        for task in tasks:
+            task.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(stream()) for _ in range(streams)]
+        group.create_task(until_done())
+    return records
 
 
 async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from comparison.plan.grid import WARM_UP, Cell, Sample, walk
 from comparison.run.client import Ask, asking
 from comparison.run.connections import Clients, connected
 from comparison.run.grpc_client import request_of
-from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals
+from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals, steady
 from comparison.run.progress import Progress
 from comparison.run.record import RequestRecord
 from comparison.run.ties import with_margins
@@ -71,10 +71,17 @@ class Measurement:
         Raises:
             UnavailableError: a server of the comparison answered no request.
         """
-        records, client_share = await self._send(cell, repeat, prompts)
+        return self._sample(cell, repeat, *await self._send(cell, repeat, prompts))
+
+    async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
+        """Return the sample of a load that is always `cell.concurrency`; see `steady` for its records."""
+        ask = asking(self.clients[cell.contender], prompts)
+        return self._sample(cell, 0, *await _timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
+
+    def _sample(self, cell: Cell, repeat: int, records: Sequence[RequestRecord], client_share: float) -> Sample:
         answered = tuple(record for record in records if record.error_code is None)
         failures = tuple(record for record in records if record.error_code is not None)
-        if not answered and cell.contender.endpoint is None:
+        if failures and not answered and cell.contender.endpoint is None:
             message = f"no request was answered; the first failed with: {failures[0].error_message}"
             raise UnavailableError(f"{cell}: {message}")
         return Sample(cell, repeat, answered, failures, client_share)
@@ -90,9 +97,7 @@ class Measurement:
         if contender.endpoint is not None:
             with suppress(SpecDecError):  # reconnects before the clock runs; requests report failures
                 await client.context()
-        cpu_s, wall_s = time.process_time(), time.monotonic()
-        records = await self._ask(cell, repeat, asking(client, prompts), len(prompts))
-        return records, (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
+        return await _timed(self._ask(cell, repeat, asking(client, prompts), len(prompts)))
 
     async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
         """Send `count` prompts as the cell's load has it, in this process."""
@@ -102,3 +107,9 @@ class Measurement:
         workload = self.config.workload
         arrivals_s = poisson_arrivals(cell.request_rate, workload.num_arrivals, (workload.seed, repeat))
         return await as_they_come(ask, count, arrivals_s)
+
+
+async def _timed(records: Awaitable[list[RequestRecord]]) -> tuple[list[RequestRecord], float]:
+    """Return the records, and CPU time over wall time of this process meanwhile."""
+    cpu_s, wall_s = time.process_time(), time.monotonic()
+    return await records, (time.process_time() - cpu_s) / (time.monotonic() - wall_s)

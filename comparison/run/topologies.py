@@ -116,7 +116,7 @@ class Deployment:
         flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
         flags += ["--tokenizer", target] if draft == NGRAM else []
         if server.pooled:
-            link = self._draft_links[replace(server, role="target")]
+            link = self._draft_links[replace(server, role="target", number=0)]
             return [*flags, "--attach", link.address]
         link = self._draft_links[SHARED_TARGET]
         flags += ["--serve", str(port), "--target_host", "127.0.0.1", "--port", str(link.port)]
@@ -131,6 +131,8 @@ class Deployment:
             parts.append(model_name(Path(server.draft)))
         if server.branches is not None and len(self._config.branches) > 1:
             parts.append(str(server.branches))
+        parts += [f"of{server.workers}"] if server.workers > 1 else []
+        parts += [str(server.number + 1)] if server.number else []
         return "-".join(parts)
 
 

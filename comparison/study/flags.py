@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +24,6 @@ from inference.settings import group, setting
 
 AS_JSON = " as JSON"
 """Suffix of a prompt kind with answers in the JSON schema."""
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}
 _LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one needs Locust
 _DEFAULTS = {
     "draft_models": f"{BUNDLED_DRAFT},{NGRAM}",
@@ -37,16 +34,6 @@ _DEFAULTS = {
     "num_runs": "2",
     "output": "reports/study",
 }
-
-
-def _time(text: str) -> str:
-    if not re.fullmatch(r"\d+(?:\.\d+)?[smh]", text) or _seconds(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h")
-    return text
-
-
-def _seconds(text: str) -> float:
-    return float(text[:-1]) * _UNITS_S[text[-1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +61,6 @@ class StudySettings:
     """Flags of the study: the comparison's, two of which take lists here, and its own.
 
     Attributes:
-        budget: wall time with the start of servers, such as 90s, 10m, 1h.
         anyway: give advice even if other processes kept the machine busy or runs differ much.
         price_per_hour: prices per hour of the target's machine and of a draft's own, in any currency; adds costs per
             million tokens to the advice.
@@ -86,7 +72,6 @@ class StudySettings:
     SECTION: ClassVar = "study"
 
     comparison: ComparisonSettings = group(ComparisonSettings, without=("max_new_tokens", "temperature"))
-    budget: str = setting("10m", "--budget TIME", kind=_time)
     anyway: bool = setting(False, "--anyway")
     price_per_hour: tuple[float, ...] | None = setting(
         None, "--price_per_hour TARGET[,DRAFT]", kind=one_or_two("TARGET or TARGET,DRAFT")
@@ -106,7 +91,7 @@ class StudySettings:
                 replace(usual, max_new_tokens=length, temperature=temperature)
         prices = Prices(*self.price_per_hour) if self.price_per_hour else None
         schema = None if self.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, text_of(self.json_schema))
-        return StudyConfig(comparison, self._space(comparison), _seconds(self.budget), prices, schema, self.anyway)
+        return StudyConfig(comparison, self._space(comparison), comparison.budget_s, prices, schema, self.anyway)
 
     def _space(self, config: ComparisonConfig) -> Space:
         by_itself = replace(ALONE, draft=LOOKUP, gamma=max(config.gammas))
@@ -142,6 +127,7 @@ def _require_what_can_be_studied(config: ComparisonConfig) -> None:
         "request_rate": config.workload.request_rates,
         "llmperf": config.llmperf,
         "slo": config.workload.slo.limits,
+        "capacity": config.capacity,
         "compile only": config.backend.compile_policy == "only",
     }
     if asked := [name for name, value in others.items() if value]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from inference.config import ModelConfig
+from inference.config import NO_TIME, ModelConfig
 from inference.errors import ConfigError, RoomError
 from inference.model.decoder import CompiledDecoder, Decide
 from inference.model.slots import Array, Backend, Span
@@ -45,12 +45,12 @@ def load_backend(config: ModelConfig) -> Backend:
         ConfigError: no backend has this name, or the model cannot be used.
     """
     backend = _load_fastest(config) if config.backend == AUTO else _load(config.backend, config)
-    if config.pass_s:
-        text = (
-            "EMULATED: a pass of model %s takes at least %g ms, asleep: figures of this server are not this machine's"
+    if config.pass_time != NO_TIME:
+        text = "EMULATED: a pass of model %s takes at least %s, asleep: figures of this server are not this machine's"
+        logger.warning(text, config.name, config.pass_time)
+        backend = asleep(
+            backend, lambda spans: config.pass_time.seconds(len(spans), sum(len(it.token_ids) for it in spans))
         )
-        logger.warning(text, config.name, config.pass_s * 1e3)
-        backend = asleep(backend, lambda spans: config.pass_s)
     return backend
 
 

@@ -43,7 +43,8 @@ class LoadingSettings(Loading):
 
     Attributes:
         emulation: let each pass sleep until it has taken this long, as on an accelerator: target:25ms,draft:3ms, or
-            one of the two.
+            one of the two; target:25ms+1ms/session+0.1ms/token grows with the sessions and, beyond 250 tokens, with
+            the tokens of a pass.
         speculation_method: vanilla: slot models, any sampling; others: NxDI's own graphs (default: fused for
             fused_target); medusa: the target's own heads, no draft model.
     """
@@ -55,14 +56,14 @@ class LoadingSettings(Loading):
         """Return the configuration of a model; `num_threads` applies unless the settings have a number."""
         values = {each.name: getattr(self, each.name) for each in fields(Loading)}
         values |= {"num_threads": self.num_threads or num_threads, "neuron": neuron}
-        return ModelConfig(path, pass_s=self.emulation.target_s, **values)
+        return ModelConfig(path, pass_time=self.emulation.target, **values)
 
     def proposer(self, draft: str, *, tokenizer: Path, num_threads: int, neuron: NeuronOptions) -> ProposerConfig:
         """Return the configuration of a draft: a model, or ngram with the tokenizer of another model."""
         if draft == NGRAM:
             return ProposerConfig(tokenizer, None, self.num_slots)
         model = self.target(Path(draft), num_threads=num_threads, neuron=neuron)
-        return ProposerConfig(model.path, replace(model, pass_s=self.emulation.draft_s), self.num_slots)
+        return ProposerConfig(model.path, replace(model, pass_time=self.emulation.draft), self.num_slots)
 
     def neuron_options(
         self, *, gamma: int = 0, method: str | None = None, tp_degree: int | None = None

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page import PAGES, PART, generated, part
+from benchmarks.page import PAGES, generated, part
 from benchmarks.suite import FILE, SET, write
+from comparison.report.markdown import PART
 
 
 @pytest.fixture(scope="module")

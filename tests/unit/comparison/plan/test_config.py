@@ -25,7 +25,7 @@ from comparison.plan.endpoint import Endpoint
 from comparison.plan.flags import parse_config
 from comparison.run.load import require_clients
 from comparison.run.measurement import _warm_up
-from inference.config import Emulation
+from inference.config import Emulation, PassTime
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import config, model_directory
@@ -37,7 +37,7 @@ PROMPTS = (PromptSet("kind", ("text",)),)
     ("changes", "message"),
     [
         ({"cores_per_machine": 2}, "cores_per_machine 2: 2 machines need 4 cores, this process may use 2"),
-        ({"cores_per_machine": 0}, "cores_per_machine 0 is below 1"),
+        ({"cores_per_machine": -1}, "cores_per_machine -1 is below 0"),
         ({"usable_cores": (3,)}, "2 machines need 2 cores, this process may use 1"),
         ({"gammas": (0,)}, "gamma 0 is outside 1..64"),
         ({"gammas": (65,)}, "gamma 65 is outside 1..64"),
@@ -258,7 +258,7 @@ def test_passes_of_endpoints_are_not_emulated(tmp_path: Path) -> None:
     """--emulate was taken, did nothing, and had real measurements labelled EMULATED."""
     there = {"topologies": (), "endpoints": (Endpoint("a", "grpc://127.0.0.1:1"),), "network": NetworkConfig((0.0,))}
     with pytest.raises(ConfigError, match="emulate target:25ms: passes of endpoints are their own"):
-        config(tmp_path, **there, backend=BackendConfig(emulation=Emulation(0.025)))
+        config(tmp_path, **there, backend=BackendConfig(emulation=Emulation(PassTime(0.025))))
 
 
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from comparison.report.files import prepare_directory, write_report
 from comparison.report.findings import Findings, conditions
 from comparison.report.plots import PICTURES
 from comparison.run.record import RequestRecord
-from inference.config import ROOT, Emulation
+from inference.config import ROOT, Emulation, PassTime
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import (
@@ -234,7 +234,9 @@ def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_files_say_that_they_are_emulated(tmp_path: Path) -> None:
     """A table cut out of the page, or a row of the CSV file, must not pass for this machine's figures."""
-    settings = config(tmp_path, network=NetworkConfig((0.0,)), backend=BackendConfig(emulation=Emulation(0.025)))
+    settings = config(
+        tmp_path, network=NetworkConfig((0.0,)), backend=BackendConfig(emulation=Emulation(PassTime(0.025)))
+    )
     written = _written(findings(settings))
     page = (written / "report.html").read_text()
     assert page.count("EMULATED") >= 4  # above all, above the tables of two kinds, in the conditions

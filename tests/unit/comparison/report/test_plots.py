@@ -23,7 +23,7 @@ from comparison.report.plots import (
     speedups,
     tokens_over_rtt,
 )
-from inference.config import Emulation
+from inference.config import Emulation, PassTime
 from tests.support.samples import config, findings, model_directory, record, samples
 
 
@@ -75,7 +75,9 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
     assert speedup_by_kind(measured).axes[0].get_title() == "1 in flight, endpoints where they are"
 
 
-@pytest.mark.parametrize("emulation", [Emulation(), Emulation(0.025, 0.003)], ids=["real", "emulated"])
+@pytest.mark.parametrize(
+    "emulation", [Emulation(), Emulation(PassTime(0.025), PassTime(0.003))], ids=["real", "emulated"]
+)
 def test_every_picture_says_whether_it_is_emulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulation: Emulation
 ) -> None:
@@ -84,7 +86,7 @@ def test_every_picture_says_whether_it_is_emulated(
     workload = WorkloadConfig((PromptSet("structured", ("1 2 3",)),), num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, gammas=(1, 3), workload=workload, backend=BackendConfig(emulation=emulation))
     assert len(draw_all(findings(settings), tmp_path)) == len(titles) >= 4
-    label = "EMULATED: passes asleep for at least target:25ms,draft:3ms" if emulation.target_s else ""
+    label = "EMULATED: passes asleep for at least target:25ms,draft:3ms" if emulation.target.base_s else ""
     assert set(titles) == {label}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
-from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages
+from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages, steady
 from comparison.run.record import RequestRecord, Round
 from inference.commit import Delta, Event, Started, Timings
 from inference.errors import ConfigError
@@ -103,3 +103,43 @@ def test_a_load_has_its_limits() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             WorkloadConfig(sets, **fields)
+
+
+@pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
+async def test_steady_load_never_falls(count: int, streams: int) -> None:
+    """Streams that answer soon go on while others are still busy, which would else have the server to themselves."""
+    in_flight, least, asked = 0, 99, list[int]()
+
+    async def ask(prompt_index: int, sent_s: float) -> list[RequestRecord]:
+        nonlocal in_flight, least
+        number, in_flight = len(asked), in_flight + 1
+        asked.append(prompt_index)
+        try:
+            await asyncio.sleep(0.001 * (1 + number % 7))
+            least = min(least, in_flight)
+        finally:
+            in_flight -= 1
+        return [RequestRecord(prompt_index, sent_s, number, (), ())]
+
+    records = await steady(ask, count, streams, limit_s=30.0)
+    assert sorted(record.num_prompt_tokens for record in records) == list(range(max(count, streams)))
+    assert (in_flight, least) == (0, streams)
+    assert {record.prompt_index for record in records} == set(range(count))
+
+
+async def test_steady_load_ends_in_time() -> None:
+    """A server that does not answer yields no record, and its requests are cancelled."""
+
+    async def ask(prompt_index: int, sent_s: float) -> list[RequestRecord]:
+        await asyncio.sleep(3600)
+        return []
+
+    assert await steady(ask, 2, 4, limit_s=0.01) == []
+
+
+async def test_errors_of_a_steady_load_are_not_swallowed() -> None:
+    async def ask(prompt_index: int, sent_s: float) -> list[RequestRecord]:
+        raise KeyError("a fault of this program")
+
+    with pytest.raises(ExceptionGroup):
+        await steady(ask, 2, 4, limit_s=30.0)

@@ -16,7 +16,7 @@ from comparison.study.report import Study, write_study
 from comparison.study.service import service_toml
 from comparison.study.space import Group, Space
 from inference.cli.roles.registry import parser_of
-from inference.config import Emulation
+from inference.config import Emulation, PassTime
 from inference.request import Schedule
 from tests.support.samples import BUSY, QUIET, config
 
@@ -130,7 +130,7 @@ def test_the_service_can_be_started_from_its_file(tmp_path: Path, contender: Con
 
 
 def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:
-    settings = config(tmp_path, backend=BackendConfig(emulation=Emulation(0.025)), output=tmp_path)
+    settings = config(tmp_path, backend=BackendConfig(emulation=Emulation(PassTime(0.025))), output=tmp_path)
     write_study(Study(settings, evidence(), (), None, 60.0, QUIET), tmp_path)
     results = json.loads((tmp_path / "study.json").read_text())
     assert results["emulated"] == "target:25ms"

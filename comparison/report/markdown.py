@@ -1,0 +1,60 @@
+"""Tables of Markdown pages, and the parts of pages that commands write: `<!-- bench: NAME -->` to `<!-- /bench -->`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.config import ROOT
+from inference.errors import ConfigError
+
+PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = (header, ["-" * width for width in widths], *rows)
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in lines
+    )
+
+
+def page_part(place: str) -> tuple[Path, str]:
+    """Return the file and the name of FILE#NAME.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no part of this name.
+    """
+    file, _, name = place.partition("#")
+    try:
+        names = [found[2] for found in PART.finditer(Path(file).read_text(encoding="utf-8"))]
+    except OSError as error:
+        raise ConfigError(f"page {file} cannot be read: {error}") from error
+    if name not in names:
+        raise ConfigError(f"page {place}: the file has the parts {', '.join(names) or 'none'}, as <!-- bench: NAME -->")
+    return Path(file), name
+
+
+def write_part(place: str, text: str) -> None:
+    """Write the text into the part FILE#NAME of a page, below command and commit; see `page_part` for errors."""
+    file, name = page_part(place)
+    words = (word.replace(f"{ROOT}/", "") for word in sys.argv[1:])
+    text = f"`python compare_architectures.py {shlex.join(words)}`, commit {commit()}.\n\n{text}"
+    old = file.read_text(encoding="utf-8")
+    new = PART.sub(lambda found: f"{found[1]}{text}\n{found[3]}" if found[2] == name else found[0], old)
+    file.write_text(new, encoding="utf-8")
+
+
+def commit() -> str:
+    """Return the commit of this checkout, with "-dirty" if a tracked file differs; "unknown" outside of git."""
+    head = _git("rev-parse", "--short", "HEAD")
+    return head + ("-dirty" if head and _git("status", "--porcelain", "-uno") else "") or "unknown"
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()

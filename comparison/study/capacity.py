@@ -1,0 +1,226 @@
+"""Capacity of one target: the most streams that it serves at a promised rate, alone and with each way to draft.
+
+A stream sends its next request as soon as the last one is answered. A number of streams holds if nine in ten answers
+keep the limits of --slo (DistServe, arXiv 2401.09670, counts goodput so), and 99 in 100 times to the first token.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from comparison.plan.config import ComparisonConfig, Contender
+from comparison.plan.grid import Cell, Sample
+from comparison.report.agreement import check_agreement
+from comparison.report.distribution import describe
+from comparison.report.service import values_of
+from comparison.run.connections import connected
+from comparison.run.host_load import HostLoad, LoadMeter
+from comparison.run.measurement import Measurement
+from comparison.run.progress import Progress
+from comparison.run.topologies import deployment
+from comparison.study.search import Budget
+
+FIRST = 8
+"""Streams of the first probe."""
+RESOLUTION = 16
+"""Part of a number of streams to which the search is exact."""
+PATIENCE = 1.5
+"""Time that an answer may take, over the promised one, before a probe ends without it."""
+TRIES = 2
+"""Probes of a number of streams until it counts as too many, since other work may disturb one."""
+
+
+def search(limit: int, first: int) -> Generator[int, bool, int]:
+    """Yield numbers of streams, in steps that double and then by bisection; return the most, up to `limit`, that held.
+
+    Args:
+        first: expected number; the first step from it is a quarter.
+    """
+    low, high, streams = 0, limit + 1, min(max(1, first), limit)
+    step = max(1, streams // 4)
+    while high - low > max(1, low // RESOLUTION):
+        if (yield streams):
+            low = streams
+        else:
+            high = streams
+        if low and high <= limit:
+            streams = (low + high) // 2
+        else:
+            streams = min(low + step, limit) if low else max(1, high - step)
+            step *= 2
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Figures of one number of streams; times are in seconds, 0 without answers.
+
+    Attributes:
+        itl_s: time between tokens that nine in ten answers keep; its inverse is the rate of a slow stream.
+        ttft_s: time to the first token that 99 in 100 answers keep.
+        pass_s: median pass of the target.
+        draft_share: mean time of drafting over the time of the pass; above 0 where both share a device.
+        num_drafted: mean draft tokens of a session in a pass.
+        tokens_per_pass: mean tokens of a session from a pass.
+        holds: whether --slo was kept.
+    """
+
+    streams: int
+    itl_s: float
+    ttft_s: float
+    pass_s: float
+    draft_share: float
+    num_drafted: float
+    tokens_per_pass: float
+    client_share: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Most streams of a contender at a round trip time.
+
+    Attributes:
+        probes: all probes in the order of the search.
+        is_limit: whether more streams may hold: the time was over, or the most allowed ones held.
+    """
+
+    contender: Contender
+    rtt_ms: float
+    streams: int
+    probes: tuple[Probe, ...]
+    is_limit: bool
+
+    @property
+    def best(self) -> Probe | None:
+        """Last probe of the most streams that held; None if not even one stream held."""
+        return next((it for it in reversed(self.probes) if it.holds and it.streams == self.streams), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """Results of a search for capacities.
+
+    Attributes:
+        found: capacities, the target alone first; ways for which the time was over are left out.
+        differences: sentences on answers that differ from the target's; there should be none.
+    """
+
+    config: ComparisonConfig
+    found: tuple[Capacity, ...]
+    differences: tuple[str, ...]
+    load: HostLoad
+    duration_s: float
+
+
+async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capacities:
+    """Start the servers, search the most streams of every contender, and stop the servers.
+
+    Raises:
+        SpecDecError: a server or all requests of a probe failed.
+    """
+    started, meter = time.monotonic(), LoadMeter(config.usable_cores, is_whole=True)
+    searcher = Searcher(config, Progress(console, None))
+    with searcher.progress as progress:
+        for part in config.parts:
+            progress.phase(f"starting servers: {'; '.join(map(str, part.machines))}")
+            async with deployment(part) as servers, connected(part, servers.address) as clients:
+                measurement = Measurement(part, servers, clients)
+                for contender in part.contenders:
+                    await searcher.take(measurement, contender)
+                progress.phase("stopping servers")
+    agreement = check_agreement(searcher.samples, near_tie=config.workload.near_tie)
+    differences = tuple(map(str, agreement.differences))
+    return Capacities(config, tuple(searcher.found), differences, meter.read(), time.monotonic() - started)
+
+
+class Searcher:
+    """Search within the budget; holds what it has found.
+
+    Args:
+        progress: shows what is measured.
+    """
+
+    def __init__(self, config: ComparisonConfig, progress: Progress) -> None:
+        self.progress = progress
+        self.found: list[Capacity] = []
+        self.samples: list[Sample] = []
+        self._config = config
+        self._budget = Budget(config.budget_s, time.monotonic)
+        (self._prompts,) = config.workload.prompt_sets
+
+    async def take(self, measurement: Measurement, contender: Contender) -> None:
+        """Search the capacity of a contender at each round trip time; one whose draft is not remote at the longest."""
+        rtts_ms = self._config.network.rtts_ms
+        first = self.found[-1].streams if self.found else FIRST
+        is_new = True
+        for rtt_ms in rtts_ms if contender.topology.is_split else (max(rtts_ms),):
+            measurement.servers.set_rtt(rtt_ms)
+            cell = Cell(contender, self._prompts.kind, rtt_ms, first or 1)
+            if not self._has_time(cell.concurrency):
+                return
+            if is_new:  # fills caches and buffers, and teaches a pool what its drafts can
+                await self._probe(measurement, cell)
+            self.found.append(await self._most(measurement, cell))
+            first, is_new = self.found[-1].streams, False
+
+    async def _most(self, measurement: Measurement, cell: Cell) -> Capacity:
+        limit, probes = self._config.capacity or 1, list[Probe]()
+        steps = search(limit, cell.concurrency)
+        streams = next(steps)
+        try:
+            while self._has_time(streams):
+                for _ in range(TRIES):
+                    probes.append(await self._probe(measurement, replace(cell, concurrency=streams)))
+                    if probes[-1].holds:
+                        break
+                streams = steps.send(probes[-1].holds)
+        except StopIteration as found:
+            return Capacity(cell.contender, cell.rtt_ms, found.value, tuple(probes), found.value == limit)
+        held = max((probe.streams for probe in probes if probe.holds), default=0)
+        return Capacity(cell.contender, cell.rtt_ms, held, tuple(probes), True)
+
+    async def _probe(self, measurement: Measurement, cell: Cell) -> Probe:
+        self.progress.phase(f"{self._budget.left_s:.0f} s left: {cell}")
+        sample = await measurement.steady(cell, self._prompts.prompts, self._limit_s(cell.concurrency))
+        self.samples.append(sample)
+        self.progress.measured(sample)
+        return probe_of(self._config, sample, max(len(self._prompts.prompts), cell.concurrency))
+
+    def _has_time(self, streams: int) -> bool:
+        return self._limit_s(streams) <= self._budget.left_s
+
+    def _limit_s(self, streams: int) -> float:
+        """Return the longest time of a probe, in seconds: some streams answer several prompts."""
+        answers = math.ceil(len(self._prompts.prompts) / streams)
+        return PATIENCE * answers * self._config.itl_s * self._config.workload.max_new_tokens + 1.0
+
+
+def probe_of(config: ComparisonConfig, sample: Sample, wanted: int) -> Probe:
+    """Return the figures of a sample, of which `wanted` answers must be within the limits."""
+    values = values_of([record.stats for record in sample.records])
+    slow = {name: describe(each).get("p99" if name == "ttft_s" else "p90", 0.0) for name, each in values.items()}
+    rounds = [item for record in sample.records for item in record.rounds[1:]]
+    compute_us = [item.timings.compute_us for item in rounds if item.timings.compute_us]
+    draft_us = [item.timings.draft_us for item in rounds if item.timings.compute_us]
+    return Probe(
+        streams=sample.cell.concurrency,
+        itl_s=slow["inter_token_latency_s"],
+        ttft_s=slow["ttft_s"],
+        pass_s=statistics.median(compute_us or [0]) / 1e6,
+        draft_share=sum(draft_us) / (sum(compute_us) or 1),
+        num_drafted=_mean([item.num_draft_tokens for item in rounds]),
+        tokens_per_pass=_mean([item.num_tokens for item in rounds]),
+        client_share=sample.client_share,
+        holds=len(sample.records) >= wanted and not sample.failures and config.workload.slo.is_met(slow),
+    )
+
+
+def _mean(values: Sequence[int]) -> float:
+    return statistics.fmean(values) if values else 0.0

@@ -1,0 +1,142 @@
+"""Files of a search for capacities: capacity.json, capacity.md and capacity.png."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from comparison.plan.config import ComparisonConfig, Topology
+from comparison.report.files import write_page
+from comparison.report.findings import emulation_of, measured_conditions
+from comparison.report.markdown import markdown, page_part, write_part
+from comparison.study.capacity import Capacities, Capacity
+from comparison.study.space import way
+from inference.config import NOT_EMULATED
+
+HEADER = (
+    *("served by", "round trip, ms", "streams", "over the target alone", "slow stream, tokens/s", "TTFT p99, ms"),
+    *("tokens a pass", "pass, ms", "client CPU %"),
+)
+EMULATED = "emulated, ms"
+PICTURE = "Rate of a slow stream over the number of streams, by round trip"
+BUSY = "**The machine was busy with other work: repeat this on a quiet one.**"
+WIDTH = 120
+
+
+def write_capacities(found: Capacities) -> dict[str, Any]:
+    """Write the files, the picture only with matplotlib, and the page if one was asked for; return capacity.json."""
+    directory, page = found.config.output, found.config.page
+    results = {
+        "emulated": str(found.config.backend.emulation) or None,
+        "same_tokens": not found.differences,
+        "duration_s": round(found.duration_s, 1),
+        "slo": str(found.config.workload.slo),
+        "predicted_over_fused": predicted(found),
+        "capacities": [_json(it) for it in found.found],
+        "conditions": dict(measured_conditions(found.config, found.load)),
+    }
+    (directory / "capacity.json").write_text(json.dumps(results, indent=1) + "\n")
+    (directory / "config.toml").write_text(found.config.asked, encoding="utf-8")
+    text = text_of(found)
+    write_page(directory / "capacity.md", lambda: _with_picture(found, directory / "capacity.png", text))
+    if page:
+        file, name = page_part(page)
+        draw(found, file.with_name(f"{name}.png"))
+        write_part(page, f"![{PICTURE}]({name}.png)\n\n{text}")
+    return results
+
+
+def _json(it: Capacity) -> dict[str, Any]:
+    figures = asdict(it)
+    del figures["contender"]
+    return {"served_by": way(it.contender), "label": it.contender.label, **figures}
+
+
+def text_of(found: Capacities) -> str:
+    """Return conditions, table and prediction in Markdown."""
+    config, alone = found.config, found.found[0].streams if found.found else 0
+    conditions = dict(measured_conditions(config, found.load))
+    head = (
+        f"{emulation_of(config) or 'Real passes'}. Promised: {config.workload.slo}. {conditions['Prompts']}. "
+        f"{conditions['Host']}; {conditions['Host load']}. {BUSY if found.load.is_busy else ''}"
+    )
+    lines = [textwrap.fill(head.strip(), WIDTH, break_on_hyphens=False)]
+    header = HEADER if config.backend.emulation == NOT_EMULATED else (*HEADER, EMULATED)
+    lines.append(markdown(header, [row(it, alone, config)[: len(header)] for it in found.found]))
+    lines += [_prediction(found)] if predicted(found) else []
+    lines += [f"Different tokens: {difference}" for difference in found.differences]
+    return "\n\n".join(lines) + "\n"
+
+
+def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
+    """Return a row of the table."""
+    streams = f"at least {it.streams}" if it.is_limit else str(it.streams)
+    trip = f"{it.rtt_ms:g}" if it.contender.topology.is_split else f"up to {it.rtt_ms:g}"
+    place = [way(it.contender), trip, streams, f"{it.streams / alone:.1f}" if alone else "-"]
+    if (best := it.best) is None:
+        return [*place, *("-" for _ in (*HEADER, EMULATED)[len(place) :])]
+    emulated_s = config.backend.emulation.target.seconds(best.streams, round(best.streams * (1 + best.num_drafted)))
+    return [
+        *place,
+        f"{1 / best.itl_s:.1f}" if best.itl_s else "-",
+        f"{best.ttft_s * 1e3:.0f}",
+        f"{best.tokens_per_pass:.2f}",
+        f"{best.pass_s * 1e3:.0f}",
+        f"{best.client_share:.0%}",
+        f"{emulated_s * 1e3:.0f}",
+    ]
+
+
+def predicted(found: Capacities) -> float | None:
+    """Return 1 + gamma t_d / t_v of the fused service, by which arXiv 2606.25091 predicts the gain of moving the draft
+    off the target's device: gamma draft steps of t_d over a verification of t_v. None without a fused service."""
+    best = next((it.best for it in found.found if it.contender.topology is Topology.FUSED), None)
+    return None if best is None else 1 + best.draft_share
+
+
+def _prediction(found: Capacities) -> str:
+    fused = next(it.streams for it in found.found if it.contender.topology is Topology.FUSED)
+    remote = [it for it in found.found if it.contender.topology.is_split]
+    measured = ", ".join(f"{way(it.contender)} {it.streams / fused:.2f} at {it.rtt_ms:g} ms" for it in remote)
+    text = (
+        "Over the fused service: arXiv 2606.25091 predicts 1 + gamma t_d / t_v (gamma draft steps over a verification) "
+        f"times its streams for a draft on another device, here {predicted(found):.2f}. Measured: {measured}."
+    )
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+
+
+def _with_picture(found: Capacities, picture: Path, text: str) -> str:
+    """Draw the picture; return the text with it."""
+    draw(found, picture)
+    return f"# Capacity\n\n![{PICTURE}]({picture.name})\n\n{text}"
+
+
+def draw(found: Capacities, file: Path) -> None:
+    """Draw the rate of a slow stream over the number of streams: a panel per round trip, a line per way."""
+    import matplotlib as mpl  # takes a second to import
+    from matplotlib.axes import Axes
+
+    from comparison.report.chart_style import DRAFTS, STYLE, panels, powers_of_two, save
+
+    config = found.config
+    promised, most = 1 / config.itl_s, max(probe.streams for it in found.found for probe in it.probes)
+    looks = dict(zip(dict.fromkeys(way(it.contender) for it in found.found), itertools.cycle(DRAFTS), strict=False))
+
+    def panel(axes: Axes, _: str, rtt_ms: float) -> None:
+        for it in found.found:
+            if it.rtt_ms == rtt_ms or not it.contender.topology.is_split:
+                colour, mark = looks[name := way(it.contender)]
+                rates = {probe.streams: 1 / probe.itl_s for probe in it.probes if probe.itl_s}
+                points = sorted(rates.items())
+                axes.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=4, label=name)
+        axes.axhline(promised, color="black", linestyle="--", linewidth=1.0, label="promised")
+        axes.set_title(f"round trip {rtt_ms:g} ms")
+        powers_of_two(axes, [2**i for i in range(most.bit_length() + 1)])
+
+    with mpl.rc_context(STYLE):
+        names = ["tokens/s that 9 of 10\nstreams have"], ["streams"] * len(config.network.rtts_ms)
+        save(panels([""], config.network.rtts_ms, panel, size=(3.2, 3.4), names=names), file, config)

@@ -1,0 +1,137 @@
+"""The search for capacities finds the number of streams that a service holds, and its table says what was measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Contender, Topology
+from comparison.plan.flags import parse_config
+from comparison.plan.grid import Cell, Sample
+from comparison.run.record import RequestRecord, Round
+from comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, probe_of, search
+from comparison.study.capacity_report import text_of, write_capacities
+from inference.commit import Timings
+from inference.errors import ConfigError
+from tests.support.samples import QUIET
+
+FLAGS = ("--capacity", "32", "--slo", "itl:50ms,ttft:1s", "--topologies", "target,fused")
+
+
+def config(*flags: str) -> ComparisonConfig:
+    return parse_config([*FLAGS, *flags])
+
+
+@given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
+def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
+    """The result holds, and one resolution more does not; no number is tried twice, and few are tried."""
+    steps, tried = search(limit, first), list[int]()
+    streams = next(steps)
+    try:
+        while True:
+            tried.append(streams)
+            streams = steps.send(streams <= capacity)
+    except StopIteration as found:
+        most = found.value
+    assert most <= min(capacity, limit) <= most + max(1, most // RESOLUTION)
+    assert len(set(tried)) == len(tried) <= 30
+    assert all(1 <= each <= limit for each in tried)
+
+
+def answer(rate: float, ttft_s: float) -> RequestRecord:
+    """Eleven tokens at a rate per second; drafting takes a quarter of the target's pass."""
+    timings = Timings(compute_us=40_000, draft_us=10_000)
+    rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
+    return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
+
+
+def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRecord, ...] = ()) -> Probe:
+    settings = config()
+    (prompts,) = settings.workload.prompt_sets
+    return probe_of(settings, Sample(Cell(ALONE, prompts.kind, 0.0, 20), 0, records, failures), wanted)
+
+
+@pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
+def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
+    """One stream in twenty may be slow, but no first token late: 99 in 100 of these must come in time."""
+    quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
+    assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
+
+
+def test_an_unfinished_stream_breaks_the_promise() -> None:
+    """A stream that is cut off has no record: the others alone would look fast."""
+    assert not probed(*[answer(30.0, 0.2)] * 19).holds
+    assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
+    assert not probed().holds
+
+
+def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
+    best = probed(*[answer(30.0, 0.2)] * 20)
+    fused = next(it for it in settings.contenders if it.topology is Topology.FUSED)
+    found = [
+        Capacity(contender, 50.0, streams, (replace(best, streams=streams),), is_limit)
+        for contender, streams, is_limit in ((ALONE, 4, False), (fused, 32, True))
+    ]
+    return Capacities(settings, tuple(found), **{"differences": (), "load": QUIET, "duration_s": 60.0, **changes})
+
+
+def test_table_says_what_was_found(tmp_path: Path) -> None:
+    """Fused is told as a lower limit, with what the paper's theory expects of a remote draft."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
+    )
+    results = write_capacities(capacities(config("--output", str(tmp_path), "--page", f"{page}#here")))
+    (fused,) = [line for line in page.read_text().splitlines() if line.startswith("| fused")]
+    assert re.split(r" *\| *", fused)[1:6] == ["fused", "up to 50", "at least 32", "8.0", "30.0"]
+    assert "here 1.25" in page.read_text().replace("\n", " ")
+    assert results["predicted_over_fused"] == 1.25
+    assert "old" not in page.read_text()
+    assert "kept" in page.read_text()
+    assert (tmp_path / "capacity.png").stat().st_size > 1000
+
+
+def test_nothing_found_is_said_without_figures() -> None:
+    settings = config()
+    none = Capacity(ALONE, 50.0, 0, (), False)
+    assert "| target    | up to 50       | 0 " in text_of(replace(capacities(settings), found=(none,)))
+    assert text_of(replace(capacities(settings), found=()))
+
+
+def test_all_ways_are_searched() -> None:
+    settings = config("--topologies", "target,fused,pool", "--workers", "1,2,4")
+    assert [(it.name, it.draft == LOOKUP) for it in settings.contenders] == [
+        *(("target", False), ("target", True), ("fused", False)),
+        *(("pool", False), ("pool of 2", False), ("pool of 4", False)),
+    ]
+    assert sum(server.role == "draft" for server in settings.servers) == 7
+    assert len(set(settings.servers)) == len(settings.servers)
+    (prompts,) = settings.workload.prompt_sets
+    assert len(prompts.prompts) == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--capacity", "8"), "slo: --capacity needs"),
+        (("--capacity", "8", "--slo", "ttft:1s"), "slo: --capacity needs"),
+        ((*FLAGS, "--topologies", "fused"), "name target"),
+        ((*FLAGS, "--concurrency", "4"), "concurrency: --capacity searches"),
+        ((*FLAGS, "--request_rate", "4"), "request_rate: --capacity"),
+        (("--workers", "1,2"), "workers: several numbers need --capacity"),
+        ((*FLAGS, "--workers", "0"), "workers 0 is outside 1..64"),
+    ],
+)
+def test_impossible_searches_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(flags)
+
+
+def test_a_pool_of_several_has_its_name() -> None:
+    assert Contender(Topology.POOL, "draft", 8, workers=2).name == "pool of 2"
