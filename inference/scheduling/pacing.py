@@ -20,6 +20,8 @@ CHUNK_OF_PASS = 0.4
 """Part of a pass for which the draft collects tokens before it sends them."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
 """Shortest round trip, in passes, from which branches gain anything."""
+MAX_WINDOW = 128
+"""Most draft tokens past the committed ones; with the branches beside them they fit into the target's tree."""
 MAX_BRANCH_DEPTH = 6
 MIN_BRANCHED_CHAIN = 3
 MIN_BRANCH_MASS = 0.05
@@ -92,7 +94,7 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
     round_s = pass_s + measured.round_trip_s
     num_ahead = int(min(MAX_GAMMA, measured.round_trip_s / pass_s))
     return Pacing(
-        window=math.ceil(min(MAX_GAMMA, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
+        window=math.ceil(min(MAX_WINDOW, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
         chunk=max(1, math.ceil(min(gamma, CHUNK_OF_PASS * pass_s / step_s))),
         step_s=step_s,
         round_s=round_s,
