@@ -22,7 +22,7 @@ MIN_ROUND_TRIP_OF_PASS = 0.5
 """Shortest round trip, in passes, from which branches gain anything."""
 MAX_WINDOW = 128
 """Most draft tokens past the committed ones; with the branches beside them they fit into the target's tree."""
-MAX_BRANCH_DEPTH = 6
+MAX_BRANCH_DEPTH = 12
 MIN_BRANCHED_CHAIN = 3
 MIN_BRANCH_MASS = 0.05
 """Lowest probability that the chain fails at a token for a branch to begin there."""
@@ -117,7 +117,7 @@ def choose_branching(limit: int, measured: Measured) -> Branching:
     step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
         return NO_BRANCHES
-    longest = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
+    longest = min(MAX_BRANCH_DEPTH, 8 * round_trip_s / pass_s + 1, round_trip_s / step_s)
     depth = max(1, math.ceil(longest))
     return Branching(limit, depth, min_chain=min(depth, MIN_BRANCHED_CHAIN))
 
