@@ -17,7 +17,9 @@ MESSAGE_S = 0.2e-3
 MIN_SURVIVAL = 0.05
 """Lowest probability of all tokens of a chain being right at which the draft still extends it."""
 CHUNK_OF_PASS = 0.4
-"""Part of a pass for which the draft collects tokens before it sends them."""
+"""Longest part of a pass for which the draft collects tokens before it sends them."""
+MESSAGE_OF_CHUNK = 0.1
+"""Part that a message's cost may have in the time for which its tokens are collected."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
 """Shortest round trip, in passes, from which branches gain anything."""
 MAX_WINDOW = 128
@@ -93,9 +95,10 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
         return Pacing(window=gamma, chunk=max(1, gamma))
     round_s = pass_s + measured.round_trip_s
     num_ahead = int(min(MAX_GAMMA, measured.round_trip_s / pass_s))
+    chunk_s = min(CHUNK_OF_PASS * pass_s, MESSAGE_S / MESSAGE_OF_CHUNK)
     return Pacing(
         window=math.ceil(min(MAX_WINDOW, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
-        chunk=max(1, math.ceil(min(gamma, CHUNK_OF_PASS * pass_s / step_s))),
+        chunk=max(1, math.ceil(min(gamma, chunk_s / step_s))),
         step_s=step_s,
         round_s=round_s,
         num_ahead=num_ahead,
