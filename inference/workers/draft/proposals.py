@@ -45,6 +45,5 @@ class ProposalSender:
         await self._send(pb.Propose(branches=map(branch_to_message, branches)))
 
     def answered(self, commit: Commit) -> None:
-        """Record the arrival of a commit, and the time of its pass."""
-        self.link.record_pass(commit.timings.compute_us / 1e6)
+        """Record the arrival of a commit."""
         self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())

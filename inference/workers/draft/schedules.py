@@ -91,6 +91,7 @@ class Runner:
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])
+        self._link.record_pass(commit.timings.compute_us / 1e6)
         self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
         self._pace()
         return Counts(
