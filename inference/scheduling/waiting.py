@@ -121,11 +121,10 @@ def waiting_pays(
 ) -> bool:
     """Return whether waiting for draft tokens gives more tokens per second than decoding without a draft meanwhile.
 
-    A target that waits loses the time until they are due. A target that does not wait fills it with passes without
-    draft tokens, the last of which ends after they have come. They are of use only if they agree with all tokens of
-    those passes; if they disagree, the draft begins again, and its next tokens are a whole delay away. Of that delay
-    only the passes that fit into it are of use. All time is worth the tokens per second of a target that
-    waits after each rejection.
+    A target that does not wait fills the time until they are due with passes without draft tokens: as many as fit into
+    it, or one more, which ends after they have come. They are of use only if they agree with all tokens of those
+    passes; if they disagree, the draft begins again, and its next tokens are a whole delay away. Lost time is worth
+    the tokens per second of a target that does, after each rejection, the passes that fit, and then waits.
 
     Args:
         due_s: seconds until draft tokens are due.
@@ -144,7 +143,10 @@ def waiting_pays(
     tokens_per_s = (tokens + rejection_rate * num_meanwhile * num_own) / (
         pass_s + slope_s * num_tokens + rejection_rate * delay_s
     )
-    num_passes = max(1, math.ceil(due_s / pass_s))
-    agreement_rate = rate ** (num_passes * num_own)  # of draft tokens with the tokens of these passes
     begin_again = tokens_per_s * delay_s - num_meanwhile * num_own  # tokens that it costs
-    return tokens_per_s * (num_passes * pass_s - due_s) + (1.0 - agreement_rate) * begin_again > num_passes * num_own
+    for num_passes in {max(1, math.floor(due_s / pass_s)), max(1, math.ceil(due_s / pass_s))}:
+        agreement_rate = rate ** (num_passes * num_own)  # of draft tokens with the tokens of these passes
+        lost_s = max(0.0, num_passes * pass_s - due_s)  # for which the draft tokens lie unused
+        if tokens_per_s * lost_s + (1.0 - agreement_rate) * begin_again <= num_passes * num_own:
+            return False
+    return True
