@@ -6,7 +6,6 @@ its first commit, which is a round trip and the reading of a prompt away. Pure.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 
 _NUM_ROUND_TRIPS = 32
@@ -34,8 +33,8 @@ class Link:
 
     @property
     def pass_s(self) -> float:
-        """Return the time of a pass of the target; 0 while unknown."""
-        return statistics.median_low(self._passes_s) if self._passes_s else 0.0
+        """Return the median time of the target's latest passes, the lower of two; 0 while unknown."""
+        return sorted(self._passes_s)[(len(self._passes_s) - 1) // 2] if self._passes_s else 0.0
 
     def record_round_trip(self, seconds: float) -> None:
         self._round_trips_s.append(seconds)
