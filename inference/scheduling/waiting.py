@@ -76,15 +76,15 @@ class Arrivals:
         """Return the mean time from the last message, or a later rejection, to the next message; None while unknown."""
         return self._delay.mean_s
 
-    def due_in(self, now: float) -> float | None:
-        """Return the seconds until the next message is due, at least 0; None while unknown."""
-        delay_s = self._delay.mean_s
-        return None if self._last is None or delay_s is None else max(0.0, self._last + delay_s - now)
+    def late_in(self, now: float, *, at_most_s: float) -> float | None:
+        """Return the seconds until the next message counts as late; negative if it is late, None while unknown.
 
-    def late_in(self, now: float) -> float | None:
-        """Return the seconds until the next message counts as late; negative if it is late, None while unknown."""
+        Args:
+            now: the present time.
+            at_most_s: longest delay after which a message counts as late, however long the usual one is.
+        """
         limit_s = self._delay.limit_s
-        return None if self._last is None or limit_s is None else self._last + limit_s - now
+        return None if self._last is None or limit_s is None else self._last + min(limit_s, at_most_s) - now
 
 
 def wait_s(
@@ -101,33 +101,27 @@ def wait_s(
         num_own: number of tokens that a pass without a draft gives.
     """
     longest_s = MAX_WAIT_OF_PASS * costs.base_s
-    delay_s, due_s, late_s = arrivals.delay_s, arrivals.due_in(now), arrivals.late_in(now)
-    if delay_s is None or due_s is None or late_s is None or due_s > longest_s:
+    delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
+    if delay_s is None or late_in_s is None or delay_s > longest_s:
         return 0.0
     pays = waiting_pays(
-        due_s,
-        delay_s,
-        arrivals.num_tokens,
-        acceptance_rate,
-        pass_s=costs.base_s,
-        slope_s=costs.slope_s,
-        num_own=num_own,
+        delay_s, arrivals.num_tokens, acceptance_rate, pass_s=costs.base_s, slope_s=costs.slope_s, num_own=num_own
     )
-    return min(late_s, longest_s - ready_s) if pays else 0.0
+    return min(late_in_s, longest_s - ready_s) if pays else 0.0
 
 
 def waiting_pays(
-    due_s: float, delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float, num_own: float = 1.0
+    delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float, num_own: float = 1.0
 ) -> bool:
-    """Return whether waiting for draft tokens gives more tokens per second than decoding without a draft meanwhile.
+    """Return whether waiting after each rejection gives more tokens per second than decoding without a draft meanwhile.
 
-    A target that does not wait fills the time until they are due with passes without draft tokens: as many as fit into
-    it, or one more, which ends after they have come. They are of use only if they agree with all tokens of those
-    passes; if they disagree, the draft begins again, and its next tokens are a whole delay away. Lost time is worth
-    the tokens per second of a target that does, after each rejection, the passes that fit, and then waits.
+    Both ways begin with a pass that verifies a proposal and rejects a token of it with some probability. After a
+    rejection the next draft tokens take `delay_s`. A target that waits loses this time. A target that does not wait
+    fills the delay with passes without draft tokens. The draft tokens that arrive then continue from the rejection, so
+    they are of use only if they agree with all tokens of those passes. If they disagree, another delay of such passes
+    follows, and so on.
 
     Args:
-        due_s: seconds until draft tokens are due.
         delay_s: seconds from a rejection to the next draft tokens.
         num_tokens: number of draft tokens that arrive together.
         rate: probability that the target accepts a draft token, if it accepted all before it.
@@ -138,15 +132,11 @@ def waiting_pays(
     if not pass_s:
         return False
     tokens = sum(rate**k for k in range(num_tokens + 1))  # expected of the pass that verifies the proposal
+    verify_s = pass_s + slope_s * num_tokens
     rejection_rate = 1.0 - rate**num_tokens
-    num_meanwhile = math.floor(delay_s / pass_s)  # passes that fit into a delay
-    tokens_per_s = (tokens + rejection_rate * num_meanwhile * num_own) / (
-        pass_s + slope_s * num_tokens + rejection_rate * delay_s
-    )
-    begin_again = tokens_per_s * delay_s - num_meanwhile * num_own  # tokens that it costs
-    for num_passes in {max(1, math.floor(due_s / pass_s)), max(1, math.ceil(due_s / pass_s))}:
-        agreement_rate = rate ** (num_passes * num_own)  # of draft tokens with the tokens of these passes
-        lost_s = max(0.0, num_passes * pass_s - due_s)  # for which the draft tokens lie unused
-        if tokens_per_s * lost_s + (1.0 - agreement_rate) * begin_again <= num_passes * num_own:
-            return False
-    return True
+    passes_per_delay = math.ceil(delay_s / pass_s)
+    agreement_rate = max(rate ** (passes_per_delay * num_own), 1e-9)  # of draft tokens with the tokens of one delay
+    num_passes: float = rejection_rate * passes_per_delay / agreement_rate  # expected number without draft tokens
+    waiting = tokens / (verify_s + rejection_rate * delay_s)  # tokens per second
+    decoding = (tokens + num_passes * num_own) / (verify_s + num_passes * pass_s)
+    return waiting > decoding
