@@ -292,7 +292,7 @@ class DraftSession:
         if not path.num_unsent:
             return False
         if path is not self._path:  # a runner-up without a successor saves no token
-            return self._num_wanted(path) <= 0 and len(path.tokens) > 1
+            return len(path.tokens) > 1 and (self._num_wanted(path) <= 0 or path.num_unsent > self.pacing.chunk)
         if self._num_wanted(path) > 0 and not self._is_chunk(path):
             return False
         return expected_gain(path.survivals, len(path.nodes), self.pacing) >= self.pacing.min_gain

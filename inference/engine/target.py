@@ -291,7 +291,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
 
 def _could_wait(session: TargetSession, turn: Turn) -> bool:
-    return session.runs_ahead and turn.chooses and not turn.proposal
+    return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
 
 
 def _cut(turn: Turn, width: int) -> Turn:

@@ -17,10 +17,14 @@ MESSAGE_S = 0.2e-3
 MIN_SURVIVAL = 0.05
 """Lowest probability of all tokens of a chain being right at which the draft still extends it."""
 CHUNK_OF_PASS = 0.4
-"""Part of a pass for which the draft collects tokens before it sends them."""
+"""Longest part of a pass for which the draft collects tokens before it sends them."""
+MESSAGE_OF_CHUNK = 0.1
+"""Part that a message's cost may have in the time for which its tokens are collected."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
 """Shortest round trip, in passes, from which branches gain anything."""
-MAX_BRANCH_DEPTH = 6
+MAX_WINDOW = 128
+"""Most draft tokens past the committed ones; with the branches beside them they fit into the target's tree."""
+MAX_BRANCH_DEPTH = 12
 MIN_BRANCHED_CHAIN = 3
 MIN_BRANCH_MASS = 0.05
 """Lowest probability that the chain fails at a token for a branch to begin there."""
@@ -91,9 +95,10 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
         return Pacing(window=gamma, chunk=max(1, gamma))
     round_s = pass_s + measured.round_trip_s
     num_ahead = int(min(MAX_GAMMA, measured.round_trip_s / pass_s))
+    chunk_s = min(CHUNK_OF_PASS * pass_s, MESSAGE_S / MESSAGE_OF_CHUNK)
     return Pacing(
-        window=math.ceil(min(MAX_GAMMA, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
-        chunk=max(1, math.ceil(min(gamma, CHUNK_OF_PASS * pass_s / step_s))),
+        window=math.ceil(min(MAX_WINDOW, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
+        chunk=max(1, math.ceil(min(gamma, chunk_s / step_s))),
         step_s=step_s,
         round_s=round_s,
         num_ahead=num_ahead,
@@ -115,7 +120,7 @@ def choose_branching(limit: int, measured: Measured) -> Branching:
     step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
         return NO_BRANCHES
-    longest = min(MAX_BRANCH_DEPTH, 2 * round_trip_s / pass_s + 1, round_trip_s / step_s)
+    longest = min(MAX_BRANCH_DEPTH, 8 * round_trip_s / pass_s + 1, round_trip_s / step_s)
     depth = max(1, math.ceil(longest))
     return Branching(limit, depth, min_chain=min(depth, MIN_BRANCHED_CHAIN))
 

@@ -33,7 +33,7 @@ from inference.errors import (
 )
 from inference.observe.metrics import Metrics
 from inference.request import GenerationRequest, Grammar
-from inference.scheduling.round_trip import RoundTrip
+from inference.scheduling.link import Link
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.dialling import check_link, credentials_of, named
@@ -242,12 +242,12 @@ class PoolStream:
 
     async def _draft(self, call: AssistCall, round_trip_s: float) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
-        round_trip = RoundTrip()
-        round_trip.record(round_trip_s)
+        link = Link()
+        link.record_round_trip(round_trip_s)
         writer = asyncio.create_task(self._write(call))
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
-                self._handle(message, round_trip)
+                self._handle(message, link)
         finally:
             writer.cancel()
             while self._sessions:
@@ -257,12 +257,12 @@ class PoolStream:
         while True:
             await call.write(await self._outbox.get())
 
-    def _handle(self, message: pb.AssistResponse, round_trip: RoundTrip) -> None:
+    def _handle(self, message: pb.AssistResponse, link: Link) -> None:
         kind = message.WhichOneof("message")
         if kind == "open":
             self._close(message.open.session_id)
             with request_context(ANYBODY, harmless_id(message.open.request_id)):
-                self._try(message.open.session_id, partial(self._open, message.open, round_trip))
+                self._try(message.open.session_id, partial(self._open, message.open, link))
         elif kind == "commit" and message.commit.session_id in self._sessions:
             self._try(message.commit.session_id, partial(self._commit, message.commit))
         elif kind == "close":
@@ -287,7 +287,7 @@ class PoolStream:
         check_token_ids(commit.token_ids, vocab_size=self.vocab_size)
         self._sessions[message.session_id].commit(commit)
 
-    def _open(self, message: pb.AssistOpen, round_trip: RoundTrip) -> None:
+    def _open(self, message: pb.AssistOpen, link: Link) -> None:
         request = open_from_message(message.open)
         # Sizes are bounded, since the counts of a session with penalties have an entry per id.
         self.vocab_size = replace(self._offer.vocabulary, size=message.open.vocab_size or self.vocab_size).size
@@ -299,7 +299,7 @@ class PoolStream:
             proposal = pb.AssistPropose(session_id=message.session_id, propose=propose)
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
-        proposals = ProposalSender(send, round_trip)
+        proposals = ProposalSender(send, link)
         session = PoolSession(self._engine, request, proposals, self._metrics, vocab_size=self.vocab_size)
         self._sessions[message.session_id] = session
 
@@ -332,7 +332,7 @@ class PoolSession:
             cache_salt=request.cache_salt,
             vocab_size=vocab_size,
         )
-        self._runner = Runner(engine, self._draft, proposals.round_trip, gamma=request.gamma or 0)
+        self._runner = Runner(engine, self._draft, proposals.link, gamma=request.gamma or 0)
         self._end = len(request.prompt_token_ids) + request.max_new_tokens
         self._metrics = metrics.request()
         self.context = copy_context()

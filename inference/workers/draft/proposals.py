@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit
 from inference.engine.draft_session import DraftSession
-from inference.scheduling.round_trip import Echoes, RoundTrip
+from inference.scheduling.link import Echoes, Link
 from inference.speculation.tree import Branch
 from inference.workers.convert import branch_to_message
 
@@ -18,13 +18,13 @@ class ProposalSender:
 
     Args:
         send: sends one message to the target.
-        round_trip: estimate of the round trip to the target, which commits update.
+        link: times of the session's link to its target, which commits update.
     """
 
-    def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], round_trip: RoundTrip) -> None:
+    def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], link: Link) -> None:
         self._send = send
-        self.round_trip = round_trip
-        self._echoes = Echoes(round_trip)
+        self.link = link
+        self._echoes = Echoes(link)
         self._num_nodes = 0
 
     async def propose(self, prefix_length: int, token_ids: Sequence[int]) -> None:

@@ -10,9 +10,7 @@ long, the draft also sends branches: if the target's token begins a branch, the 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -21,12 +19,10 @@ from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.errors import UnavailableError
 from inference.request import GenerationRequest
+from inference.scheduling.link import Link
 from inference.scheduling.pacing import Measured, Pacing, choose_pacing
-from inference.scheduling.round_trip import RoundTrip
 from inference.workers.draft.verify_stream import VerifyStream
 
-_NUM_PASSES = 15
-"""Number of latest passes whose median time counts; in a mean, the first pass, which reads the prompt, would weigh."""
 PROBE_AFTER = 16
 """Commits in a row that report no draft tokens received; then the draft sends some, to measure the round trip."""
 
@@ -55,7 +51,7 @@ async def run_ahead(
     engine: DraftEngine, draft: DraftSession, target: VerifyStream, *, gamma: int
 ) -> AsyncGenerator[Commit, None]:
     """Yield the commits of an opened session to the last one; gamma 0 sends no drafts."""
-    runner = Runner(engine, draft, target.proposals.round_trip, gamma=gamma)
+    runner = Runner(engine, draft, target.proposals.link, gamma=gamma)
     sender = asyncio.create_task(target.proposals.run(draft))
     try:
         before, commit = time.monotonic(), await target.commit()
@@ -74,20 +70,19 @@ async def run_ahead(
 
 
 class Runner:
-    """Controller of how far and how broadly one session runs ahead, from measured times and round trip.
+    """Controller of how far and how broadly one session runs ahead, from measured times.
 
     Args:
         engine, draft: engine and session that it controls.
-        round_trip: round trip to the session's target.
+        link: times of the link to the session's target.
         gamma: most draft tokens of one pass; 0 means no drafts.
     """
 
-    def __init__(self, engine: DraftEngine, draft: DraftSession, round_trip: RoundTrip, *, gamma: int) -> None:
+    def __init__(self, engine: DraftEngine, draft: DraftSession, link: Link, *, gamma: int) -> None:
         self._engine = engine
         self._draft = draft
-        self._round_trip = round_trip
+        self._link = link
         self._gamma = gamma
-        self._passes_s: deque[float] = deque(maxlen=_NUM_PASSES)
         self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
         self._pace()
 
@@ -96,7 +91,7 @@ class Runner:
         draft = self._draft
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_known:])
-        self._passes_s.append(commit.timings.compute_us / 1e6)
+        self._link.record_pass(commit.timings.compute_us / 1e6)
         self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
         self._pace()
         return Counts(
@@ -111,8 +106,7 @@ class Runner:
         self._engine.pace(self._draft, Pacing())
 
     def _pace(self) -> None:
-        pass_s = statistics.median(self._passes_s) if self._passes_s else 0.0
-        measured = Measured(self._engine.step_s, pass_s, self._round_trip.seconds)
+        measured = Measured(self._engine.step_s, self._link.pass_s, self._link.round_trip_s)
         pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
         if self._num_unanswered >= PROBE_AFTER:
             pacing = replace(pacing, num_ahead=0, min_gain=0.0)

@@ -17,7 +17,7 @@ from inference.commit import NOTHING_COUNTED, Answer, Commit, Counts, Opened
 from inference.engine.draft_session import DraftSession
 from inference.errors import IncompatibleDraftError, SpecDecError, UnavailableError
 from inference.request import UNKNOWN, GenerationRequest, Provenance
-from inference.scheduling.round_trip import RoundTrip
+from inference.scheduling.link import Link
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import all_logprobs, commit_from_message, open_to_message
 from inference.workers.draft.proposals import ProposalSender
@@ -75,18 +75,19 @@ class StreamState:
 
 
 class VerifyStream:
-    """One session at a remote target."""
+    """One session at a remote target, whose times are measured as those of `link`."""
 
     def __init__(
         self,
         call: grpc.aio.StreamStreamCall[pb.VerifyRequest, pb.VerifyResponse],
         address: str,
         state: StreamState,
+        link: Link,
     ) -> None:
         self._call = call
         self._address = address
         self._state = state
-        self.proposals = ProposalSender(self._propose, RoundTrip())
+        self.proposals = ProposalSender(self._propose, link)
         self._bytes_up = 0
         self._bytes_down = 0
         self.opened: Opened | None = None
@@ -130,7 +131,7 @@ class VerifyStream:
 
     def _take_opened(self, message: pb.VerifyResponse) -> None:
         """Record the answer to Open, which the target sends at once: its time is a round trip."""
-        self.proposals.round_trip.record(time.monotonic() - self._opened_at)
+        self.proposals.link.record_round_trip(time.monotonic() - self._opened_at)
         opened = message.opened
         self._state.provenance = Provenance(opened.model_id, opened.grammar_version)
         self._state.has_begun = self._state.answered = True
@@ -167,7 +168,7 @@ class VerifyStream:
             commit.timings,
             draft_us=round(draft_s * 1e6),
             network_us=max(0, round(wait_s * 1e6) - spent_us),
-            round_trip_us=round(self.proposals.round_trip.seconds * 1e6),
+            round_trip_us=round(self.proposals.link.round_trip_s * 1e6),
         )
         counts = replace(counts, bytes_up=self._bytes_up, bytes_down=self._bytes_down)
         self._bytes_up = self._bytes_down = 0
@@ -204,7 +205,8 @@ async def verify_stream(
     """
     stub = rpc.VerificationServiceStub(target.channel)
     call = stub.Verify(timeout=deadline_s, metadata=CAN_MOVE if can_move else None)
+    target.link = Link(target.link)
     try:
-        yield VerifyStream(call, target.address, state)
+        yield VerifyStream(call, target.address, state, target.link)
     finally:
         call.cancel()

@@ -179,6 +179,19 @@ def test_an_accepted_branch_becomes_the_chain() -> None:
     assert session.take_unsent(5) == [Branch(4, 2, [14])]
 
 
+def test_a_deep_branch_is_sent_in_portions() -> None:
+    """Sent whole, a branch as deep as a round trip arrived after the surprise that it was for."""
+    session = branching_session(1)
+    session.pacing = Pacing(window=4, chunk=2, branching=Branching(count=1, depth=6))
+    drafted(session, 10)
+    _, branch = session.growing(1000)
+    sent_tokens = []
+    for token_id in range(12, 18):
+        session.extend(branch, [DraftToken(token_id)])
+        sent_tokens += [list(each.token_ids) for each in session.take_unsent(10) if each.token_ids[0] != 10]
+    assert sent_tokens == [[11, 12, 13], [14, 15, 16], [17]]
+
+
 def test_another_target_is_told_everything_again() -> None:
     session = branching_session(1)
     drafted(session, 10)

@@ -16,9 +16,10 @@ from inference.commit import Commit, FinishReason
 from inference.engine import target as target_module
 from inference.engine.admission import Admission
 from inference.engine.target import EngineLimits, TargetEngine
+from inference.engine.target_session import TargetSession
 from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from inference.model.decoder import Turn, Verdict
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Schedule
 from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.tree import Branch
@@ -361,3 +362,14 @@ async def test_timings_of_a_commit_add_up(engine: TargetEngine) -> None:
         assert commit.timings.compute_us >= 0
         assert commit.timings.queue_us < 5_000_000
     assert engine.pass_us > 0
+
+
+@pytest.mark.parametrize(("num_left", "could_wait"), [(1, False), (2, True)])
+def test_no_wait_for_tokens_that_find_no_room(num_left: int, could_wait: bool) -> None:
+    """Before the last token of an answer, the target waited up to 1.5 passes for draft tokens that it could not use."""
+    wanted = request(3, max_new_tokens=num_left)
+    session = TargetSession(wanted, max_length=MAX_LENGTH, schedule=Schedule.ASYNC, gamma=4)
+    session.enter(0)
+    turn = session.next_turn()
+    assert turn is not None
+    assert target_module._could_wait(session, turn) == could_wait

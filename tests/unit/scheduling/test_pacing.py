@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.request import MAX_GAMMA
 from inference.scheduling.pacing import (
     MAX_BRANCH_DEPTH,
+    MAX_WINDOW,
+    MESSAGE_OF_CHUNK,
     MESSAGE_S,
     MIN_ROUND_TRIP_OF_PASS,
     NO_BRANCHES,
@@ -25,7 +26,7 @@ SECONDS = st.floats(0.0, 1.0)
 @given(st.integers(0, 64), st.integers(0, 4), SECONDS, SECONDS, SECONDS)
 def test_limits_hold(gamma: int, num_branches: int, step_s: float, pass_s: float, round_trip_s: float) -> None:
     pacing = choose_pacing(gamma, num_branches, Measured(step_s, pass_s, round_trip_s))
-    assert gamma <= pacing.window <= MAX_GAMMA
+    assert gamma <= pacing.window <= MAX_WINDOW
     assert 1 <= pacing.chunk <= max(1, gamma)
     assert pacing.branching.count <= num_branches
     if gamma == 0:
@@ -36,8 +37,24 @@ def test_far_and_slow_targets_want_more_tokens() -> None:
     near, far = (choose_pacing(4, 0, Measured(0.003, 0.025, rtt_s)) for rtt_s in (0.0, 0.1))
     assert near.window < far.window
     assert (near.num_ahead, far.num_ahead) == (0, 4)
-    slow, quick = (choose_pacing(8, 0, Measured(0.001, pass_s, 0.0)) for pass_s in (0.020, 0.005))
+    slow, quick = (choose_pacing(8, 0, Measured(0.001, pass_s, 0.0)) for pass_s in (0.020, 0.0025))
     assert slow.chunk > quick.chunk
+
+
+def test_window_lasts_for_a_far_and_fast_target() -> None:
+    """At 50 ms and passes of 7 ms a limit of 64 tokens ran dry: the target decoded alone until the first commit was
+    back at the draft."""
+    pass_s, rtt_s, gamma = 0.0075, 0.05, 8
+    pacing = choose_pacing(gamma, 0, Measured(0.0006, pass_s, rtt_s))
+    assert pacing.window > (rtt_s + pass_s) / pass_s * (gamma + 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-4, 0.1), st.floats(1e-3, 0.1))
+def test_messages_cost_a_small_part_of_their_drafting(step_s: float, pass_s: float) -> None:
+    chunk = choose_pacing(64, 0, Measured(step_s, pass_s, 0.0)).chunk
+    assert chunk * step_s >= min(MESSAGE_S / MESSAGE_OF_CHUNK, 0.4 * pass_s) * (1 - 1e-9)
+    assert chunk == 1 or (chunk - 1) * step_s < MESSAGE_S / MESSAGE_OF_CHUNK
 
 
 def test_a_message_must_save_more_than_it_costs() -> None:

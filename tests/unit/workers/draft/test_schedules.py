@@ -11,7 +11,7 @@ from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.errors import UnavailableError
 from inference.request import SamplingParams
-from inference.scheduling.round_trip import RoundTrip
+from inference.scheduling.link import Link
 from inference.workers.draft.proposals import ProposalSender
 from inference.workers.draft.schedules import PROBE_AFTER, Runner, run_ahead
 from tests.support.scripted import ScriptedProposer, token_at
@@ -29,9 +29,9 @@ def test_a_way_that_seems_long_is_tried() -> None:
     so nothing corrected it: whole answers went without a draft."""
     engine = DraftEngine(ScriptedProposer())
     engine._recent_steps_s.append(0.001)
-    session, round_trip = DraftSession([1, 2], SamplingParams()), RoundTrip()
-    round_trip.record(FAR_S)
-    runner = Runner(engine, session, round_trip, gamma=4)
+    session, link = DraftSession([1, 2], SamplingParams()), Link()
+    link.record_round_trip(FAR_S)
+    runner = Runner(engine, session, link, gamma=4)
     runner.commit(commit(session))
     assert (session.pacing.num_ahead, session.pacing.min_gain) == (0, 0.0)  # no echo yet: anything may be sent
 
@@ -52,7 +52,7 @@ def test_the_prompts_pass_does_not_count_for_long() -> None:
     engine = DraftEngine(ScriptedProposer())
     engine._recent_steps_s.extend([0.5, 0.001, 0.001])  # the first step of a process is slow
     session = DraftSession([1, 2], SamplingParams())
-    runner = Runner(engine, session, RoundTrip(), gamma=4)
+    runner = Runner(engine, session, Link(), gamma=4)
     runner.commit(Commit(2, (7,), timings=Timings(compute_us=900_000)))
     for _ in range(2):
         runner.commit(commit(session, echo=1))
@@ -64,8 +64,7 @@ class Target:
     """A `VerifyStream` that commits a token of its own whenever it is asked."""
 
     def __init__(self) -> None:
-        self.round_trip = RoundTrip()
-        self.proposals = ProposalSender(self._ignore, self.round_trip)
+        self.proposals = ProposalSender(self._ignore, Link())
         self._position = 2
 
     async def _ignore(self, message: object) -> None: ...

@@ -18,6 +18,7 @@ from inference.config import ConnectionConfig, DialSecurity, DraftConfig
 from inference.engine.loop import SHUTTING_DOWN
 from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
 from inference.request import GenerationRequest, SamplingParams
+from inference.scheduling.link import Link
 from inference.scheduling.retry_budget import RetryBudget
 from inference.text.vocabulary import Vocabulary
 from inference.workers import resuming as module
@@ -190,7 +191,7 @@ OPENED = pb.VerifyResponse(opened=pb.Opened(session_id="s1", model_id="m"))
 async def test_no_lost_or_foreign_commit_passes_for_an_answer(commit: pb.VerifyResponse, words: str) -> None:
     """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
     call: Any = Wire(OPENED, committing(2, 7), commit)
-    stream = VerifyStream(call, "target:1", StreamState())
+    stream = VerifyStream(call, "target:1", StreamState(), Link())
     await stream.open(REQUEST, Vocabulary("f", 288))
     assert (await stream.commit()).token_ids == (7,)
     with pytest.raises(UnavailableError, match=words):
@@ -201,7 +202,7 @@ async def test_a_stream_broken_early_is_retried_slowly() -> None:
     """gRPC's 36066: a refusal that meets a write is lost, and read as a broken link: 30 s of dialling for a 429."""
     state = StreamState(is_cautious=True)
     call: Any = Wire(OPENED, committing(2, 7))
-    stream = VerifyStream(call, "target:1", state)
+    stream = VerifyStream(call, "target:1", state, Link())
     await stream.open(REQUEST, Vocabulary("f", 288))
     assert (state.answered, state.provenance.model_id, len(call.written)) == (True, "m", 1)
     assert (await stream.commit()).token_ids == (7,)
