@@ -18,7 +18,8 @@ from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, Backen
 from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
 
 BUCKETS = Buckets(widths=(1, 3), prompts=(6,), batches=(1,), shortest=10)
-LONG, LONG_BUCKETS = 100, Buckets(widths=(1, 5), prompts=(16, 32), batches=(1,), shortest=LONG)
+LONG = 100
+LONG_BUCKETS = Buckets(widths=(1, 5), prompts=(16,), shortest=LONG)
 COMPILED = ("llama", "gpt_oss")
 
 
