@@ -161,7 +161,12 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
     folder = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
     logger.info("compiled code is kept in %s", folder)
     widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round whose draft tokens all stayed
-    return FixedShapes(Compiled("inductor"), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
+    return FixedShapes(inductor(), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
+
+
+def inductor() -> Compiled:
+    """Return torch's own compiler, which rearranges weights for the widths that they are multiplied with."""
+    return Compiled("inductor", options={"config_patches": {"freezing": True}})
 
 
 def _resolve_device(name: str) -> torch.device:

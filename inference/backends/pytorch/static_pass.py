@@ -187,7 +187,8 @@ class StaticPasses:
         rows: dict[int, list[Tensor]] = {span.slot: [] for span in spans}
         for parts in passes:
             logits = self._run(self.shapes.of(parts), parts)
-            for part, of_part in zip(parts, logits.split([part.num_logits for part in parts]), strict=True):
+            sizes = [part.num_logits for part in parts]
+            for part, of_part in zip(parts, torch.split(logits, sizes), strict=True):
                 rows[part.slot].append(of_part)
         return torch.cat([part for span in spans for part in rows[span.slot]])
 
