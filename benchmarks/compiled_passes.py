@@ -1,6 +1,6 @@
 """Passes of torch compiled by inductor, for families that backend onnx lacks: `python -m benchmarks.compiled_passes`.
 
-One of 8 slots is active. A pass runs 1, 5 or 16 tokens after 128 others and makes the logits of all of them; a prompt of
+One slot of 8 is active. A pass runs 1, 5 or 16 tokens after 128 others and makes logits of all of them; a prompt of
 10 or 200 tokens is read from its start, up to its first token. `onnx` runs a Llama of the same sizes. The compiled
 passes have exactly these widths, the most favourable shapes there are. Run it twice with the same --folder: the second
 time the compiled code is found there.

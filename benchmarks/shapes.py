@@ -74,7 +74,7 @@ def _random_model(family: str, shape: Shape) -> PreTrainedModel:
 
 def _config(family: str, shape: Shape) -> PreTrainedConfig:
     """Return the configuration of a family; one that does not know a field ignores it."""
-    is_mixture = family in ("qwen3_moe", "gpt_oss")
+    experts = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
     names = {"gpt2": {"n_embd": shape.hidden_size, "n_layer": shape.num_layers, "n_head": shape.num_heads}}
     config: PreTrainedConfig = AutoConfig.for_model(
         family,
@@ -85,11 +85,7 @@ def _config(family: str, shape: Shape) -> PreTrainedConfig:
         intermediate_size=shape.intermediate_size // (NUM_EXPERTS if family == "gpt_oss" else 1),
         moe_intermediate_size=shape.intermediate_size // NUM_EXPERTS,
         n_inner=shape.intermediate_size,
-        **(
-            {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
-            if is_mixture
-            else {}
-        ),
+        **(experts if family in ("qwen3_moe", "gpt_oss") else {}),
         vocab_size=shape.vocab_size,
         max_position_embeddings=32768,
         bos_token_id=0,
