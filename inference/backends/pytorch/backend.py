@@ -128,9 +128,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     fixed = _fixed_shapes(config, device)
     if fixed is not None:
         try:
-            backend = TorchBackend(model, num_slots=config.num_slots, max_length=max_length, fixed=fixed)
-            backend.warm_up()
-            return backend
+            return _warm(model, config.num_slots, max_length, fixed)
         except ConfigError:
             raise
         except Exception as error:  # compilers raise errors of all kinds, such as for a layer that asks for sizes
@@ -139,6 +137,13 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
                 raise ConfigError(f"{message}; --compile never does without") from error
             logger.warning("%s; they run operator by operator", message)
     return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
+
+
+def _warm(model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes) -> TorchBackend:
+    """Return a backend whose passes are made; if one cannot be, its slots' memory is free again."""
+    backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed)
+    backend.warm_up()
+    return backend
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
