@@ -87,12 +87,14 @@ def test_compiled_passes_are_as_many_as_shapes(family: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in COMPILED])
 def test_every_family_compiles_whole(family: str) -> None:
     play_compiled(family, Compiled("aot_eager", plain_attention=True))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", COMPILED)
 def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
     play_compiled(family, Compiled("inductor"))
