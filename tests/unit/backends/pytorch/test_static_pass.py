@@ -19,8 +19,8 @@ from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
 
 BUCKETS = Buckets(widths=(1, 3), prompts=(6,), batches=(1,), shortest=10)
 LONG = 100
-LONG_BUCKETS = Buckets(widths=(1, 5), prompts=(16,), shortest=LONG)
-COMPILED = ("llama", "gpt_oss")
+LONG_BUCKETS = Buckets(widths=(5,), prompts=(16,), shortest=LONG)
+COMPILED = ("llama",)
 
 
 def static_backend(maker: Maker, family: str = "llama", buckets: Buckets = BUCKETS) -> TorchBackend:
@@ -95,7 +95,7 @@ def test_every_family_compiles_whole(family: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", [*COMPILED, "gpt_oss"])
 def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
     play_compiled(family, Compiled("inductor"))
 
