@@ -9,9 +9,9 @@ from pathlib import Path
 from comparison.plan.config import Contender, Topology
 from comparison.plan.grid import Cell, Sample
 from comparison.run.record import RequestRecord
-from scripts.trainium_report.bundle import write_bundle
-from scripts.trainium_report.tables import by_kind, report
-from scripts.trainium_report.variant import Variant
+from scripts.device_report.bundle import write_bundle
+from scripts.device_report.tables import by_kind, report
+from scripts.device_report.variant import Variant
 from tests.support.samples import record
 
 TARGET, FUSED = Contender(Topology.TARGET), Contender(Topology.FUSED)
