@@ -30,7 +30,7 @@ BUNDLED_PROMPTS = _BUNDLED / "prompts" / "demo.txt"
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """Arithmetics of a model; int8 is for linear layers only, in backend onnx."""
 
-COMPILE_POLICIES = ("auto", "never", "only")
+COMPILE_POLICIES = ("auto", "never", "always", "only")
 SPECULATION_METHODS = ("vanilla", "fused", "eagle", "eagle3", "medusa")
 """Speculation methods on Neuron: with vanilla our own engine verifies, else NxDI's graph drafts and verifies."""
 
@@ -140,7 +140,6 @@ class NeuronOptions(Checked):
         cores: NeuronCores of this process, such as 0-3,8 (default: $NEURON_RT_VISIBLE_CORES, or all).
         device_sampling: let the device choose tokens where the host could (fused, or a target alone): less traffic,
             but fused is then greedy, and a target alone takes no seeds.
-        compile_policy: for models that are not compiled yet: auto compiles, never refuses, only compiles and ends.
     """
 
     SECTION: ClassVar = NEURON
@@ -152,7 +151,6 @@ class NeuronOptions(Checked):
     artifacts: Path | None = setting(None, "--compiled_model_path DIR")
     cores: str | None = setting(None, "--neuron_cores LIST")
     device_sampling: bool = setting(False, "--device_sampling")
-    compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +168,9 @@ class Loading(Checked):
         num_threads: CPU threads of a pass (default: the cores this process may use, less one on a target that
             shares the machine with its draft, that is, listens on loopback; a draft takes one).
         prefix_caching: reuse the prefix that a request shares with an earlier one whose keys and values are in a slot.
+        compile_policy: auto: backend neuron compiles a model that is not compiled yet, backend torch captures CUDA
+            graphs where there is CUDA; never: neuron refuses such a model, torch runs operator by operator; always:
+            torch compiles on any device; only: like always, and the process ends.
     """
 
     backend: str = setting("auto", "--backend")
@@ -180,6 +181,7 @@ class Loading(Checked):
     num_slots: int = setting(8, "--batch N", within=BATCH)
     num_threads: int = setting(0, "--threads N", within=COUNT)
     prefix_caching: bool = setting(True, "--prefix_caching")
+    compile_policy: str = setting(COMPILE_POLICIES[0], "--compile", choices=COMPILE_POLICIES)
     neuron: NeuronOptions = group(NeuronOptions)
 
 

@@ -29,7 +29,10 @@ LOADERS = {
 # name -> module and the function that loads a pair into one graph, (target, draft, decide) -> CompiledDecoder or None
 DECODER_LOADERS = {"neuron": ("inference.backends.neuron.decoders.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
-COMPILERS = {"neuron": ("inference.backends.neuron.decoders.fused", "compile_models")}
+COMPILERS = {
+    "neuron": ("inference.backends.neuron.decoders.fused", "compile_models"),
+    "torch": ("inference.backends.pytorch.backend", "compile_models"),
+}
 DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""

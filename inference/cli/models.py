@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
+from inference.backends.registry import COMPILERS
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -84,7 +85,7 @@ class LoadingSettings(Loading):
         if options.tp_degree > 1:
             unsharded = "tp_degree %d has no effect: backend %s does not shard a model"
             logger.warning(unsharded, options.tp_degree, self.backend)
-        compiles = options.compile_policy != COMPILE_POLICIES[0]
+        compiles = self.compile_policy != COMPILE_POLICIES[0] and self.backend not in COMPILERS
         if options.method != "vanilla" or options.overrides or options.device_sampling or compiles:
             neither = "--speculation_method, --neuron_config, --device_sampling nor --compile"
             raise ConfigError(f"backend {self.backend} takes neither {neither}")
@@ -98,7 +99,7 @@ class LoadingSettings(Loading):
     @property
     def only_compiles(self) -> bool:
         """Whether the role ends when its models are compiled."""
-        return self.neuron.compile_policy == "only"
+        return self.compile_policy == "only"
 
 
 @dataclass(frozen=True, slots=True)

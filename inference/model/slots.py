@@ -79,17 +79,37 @@ class ForkingBackend(Protocol):
         """Copy keys and values of the positions start .. end-1; other positions of the destination stay as they are."""
 
 
+@dataclass(frozen=True, slots=True)
+class GraphCounts:
+    """Graphs that a backend has made for its passes: all of them, and those that a request had to wait for."""
+
+    num: int
+    num_late: int
+
+
+@runtime_checkable
+class GraphMaker(Protocol):
+    """A backend that makes graphs of its passes, all of them before it serves."""
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Return how many graphs there are."""
+
+
 @runtime_checkable
 class CompiledBackend(Protocol):
-    """A backend that runs passes as compiled graphs of fixed widths.
+    """A backend that may run passes as compiled graphs of fixed widths.
 
     Attributes:
         max_pass_tokens: most tokens of one span in one call of a graph; a longer span takes several calls.
-        prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest.
+        prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest; 0: any.
     """
 
-    max_pass_tokens: int
-    prompt_chunk_tokens: int
+    @property
+    def max_pass_tokens(self) -> int: ...
+
+    @property
+    def prompt_chunk_tokens(self) -> int: ...
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """Return whether a prompt of `num_tokens` should reuse the first `num_held` tokens that a slot holds.

@@ -77,7 +77,7 @@ def _check(config: ModelConfig, model_type: str, name: str) -> None:
         raise ConfigError(f"backend transformers-neuronx serves one sequence: use --batch 1, not {config.num_slots}")
     if config.neuron.overrides:
         raise ConfigError("neuron_config is NxDI's: backend transformers-neuronx takes none")
-    if config.neuron.compile_policy != "auto":
-        raise ConfigError(f"compile {config.neuron.compile_policy}: transformers-neuronx keeps a cache of its own")
+    if config.compile_policy != "auto":
+        raise ConfigError(f"compile {config.compile_policy}: transformers-neuronx keeps a cache of its own")
     if config.neuron.method != "vanilla":
         raise ConfigError(f"speculation_method {config.neuron.method} needs backend neuron, not transformers-neuronx")

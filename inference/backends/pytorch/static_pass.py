@@ -1,110 +1,108 @@
-"""Passes of fixed shapes for the torch backend, each captured once as a CUDA graph and replayed from then on.
+"""Passes of fixed shapes for the torch backend: each is made once, before a server is ready, and run from then on.
 
-On a GPU, decoding is bound by launching kernels one at a time from Python; a replayed graph is one launch. A graph
-wants the same shapes and the same memory every time, so spans are filled up to buckets of number, width and length, and
-what distinguishes one pass from the next is written into tensors that the graph reads: token ids, positions and slots.
-Slots mean what they mean in `inference.backends.pytorch.attention`, whose passes these alternate with; prompts are not
-captured.
-
-Off CUDA the same code runs without capture, which is how it is tested.
+A graph wants the same shapes and the same memory every time, so spans are filled up to a `Shape`, and what
+distinguishes one pass from the next is written into a tensor that the graph reads, in one transfer. Slots mean what
+they mean in `inference.backends.pytorch.attention`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.backends.pytorch.attention import LayerAttention, Options, changes_scores, scored_attention
+from inference.backends.pytorch.attention import Options, changes_scores, scored_attention
+from inference.backends.pytorch.graphs import Maker, Run
+from inference.backends.pytorch.runner import ModelRunner
+from inference.backends.pytorch.shapes import Buckets, Shape, Shapes
 from inference.backends.pytorch.slot_cache import SlotCache
 from inference.backends.spans import wanted_rows
-from inference.model.slots import Span
+from inference.model.slots import GraphCounts, Span
 
 logger = logging.getLogger(__name__)
 
-WIDTHS = (1, 2, 3, 5, 9, 17)
-"""Tokens per span; 17 verifies 16 draft tokens."""
+REPORT_EVERY_S = 10.0
+"""Seconds between two lines of a warm-up's progress."""
 
-SHORTEST_LENGTH = 256
-"""Positions that attention reads, at least; longer passes read twice, four times, ... as many."""
 
-NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspace in their first runs, which a graph must not hold
+@dataclass(frozen=True, slots=True)
+class FixedShapes:
+    """How a backend runs passes of fixed shapes: of which sizes, and what makes a graph of each."""
 
-RunModel = Callable[[Tensor, LayerAttention], Tensor]
-"""Token ids and positions [2, num_tokens] -> logits of all tokens [num_tokens, vocab_size]."""
+    maker: Maker
+    buckets: Buckets
 
 
 class StaticPass:
-    """The buffers of one shape, and attention over them.
+    """The inputs of one shape, and attention over them."""
 
-    Args:
-        batch: spans.
-        width: tokens of each.
-        length: positions that attention reads; no span may end after them.
-    """
-
-    def __init__(self, cache: SlotCache, *, batch: int, width: int, length: int) -> None:
+    def __init__(self, cache: SlotCache, shape: Shape, *, plain_attention: bool = False) -> None:
         self._cache = cache
-        self._shape = batch, width
-        self._length = length
+        self.shape = shape
+        self._plain_attention = plain_attention
+        self._has_all_slots = shape.batch == cache.num_slots
+        self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
-        self.inputs = torch.zeros(2, batch * width, dtype=torch.long, device=device)  # token ids, positions
-        self._slots = torch.zeros(batch, dtype=torch.long, device=device)
-        self._places = torch.zeros(batch, width, dtype=torch.long, device=device)  # where keys and values are written
-        self._all_positions = torch.arange(length, device=device)
+        # Of each token its id, its position, and the place where keys and values are written; then the spans' slots.
+        self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long, device=device)
+        self._all_positions = torch.arange(shape.length, device=device)
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """Write the next pass into the buffers. Filling tokens write to the spare position and see position 0."""
-        batch, width = self._shape
-        token_ids = torch.zeros(batch, width, dtype=torch.long)
-        positions = torch.zeros(batch, width, dtype=torch.long)
-        places = torch.full((batch, width), self._cache.max_length, dtype=torch.long)
-        slots = torch.zeros(batch, dtype=torch.long)
-        for row, span in enumerate(spans):
+        """Write the next pass into the inputs. Filling tokens write to the spare position and see position 0."""
+        shape = self.shape
+        tokens = np.zeros((3, shape.batch, shape.width), dtype=np.int64)
+        tokens[2] = self._cache.max_length
+        slots = np.arange(shape.batch) if self._has_all_slots else np.zeros(shape.batch, dtype=np.int64)
+        for row, span in self._rows(spans):
             num_tokens = len(span.token_ids)
-            token_ids[row, :num_tokens] = torch.tensor(list(span.token_ids))
-            positions[row, :num_tokens] = torch.arange(span.start, span.start + num_tokens)
-            places[row, :num_tokens] = positions[row, :num_tokens]
+            first = shape.width - num_tokens if shape.is_prompt else 0
+            here = slice(first, first + num_tokens)
+            tokens[0, row, here] = span.token_ids
+            tokens[1:, row, here] = np.arange(span.start, span.start + num_tokens)
             slots[row] = span.slot
-        self.inputs.copy_(torch.stack([token_ids.flatten(), positions.flatten()]))
-        self._places.copy_(places)
-        self._slots.copy_(slots)
+        self._inputs.copy_(torch.from_numpy(np.concatenate([tokens.ravel(), slots])))
 
     def rows(self, spans: Sequence[Span]) -> list[int]:
-        """Rows of the logits that were asked for, when spans stand `width` rows apart."""
-        width = self._shape[1]
-        return [row * width + token for row, span in enumerate(spans) for token in wanted_rows([span])]
+        """Return the rows of the logits that were asked for, span by span."""
+        if self.shape.is_prompt:
+            return [0] * spans[0].num_logits
+        return [row * self.shape.width + token for row, span in self._rows(spans) for token in wanted_rows([span])]
 
-    def prepare(self) -> None:
-        """Forget the masks, which depend on positions: making them is part of the graph."""
+    def _rows(self, spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
+        """Yield each span with its row: with all slots, keys and values are read where they are."""
+        return ((span.slot if self._has_all_slots else row, span) for row, span in enumerate(spans))
+
+    def logits(self, runner: ModelRunner) -> Tensor:
+        """Run the model over the inputs: what a graph is made of.
+
+        Returns:
+            [num_tokens, vocab_size], or [1, vocab_size] for a part of a prompt.
+        """
         self._masks.clear()
-
-    def _mask(self, window: int) -> Tensor:
-        """Return what is added to the scores, [batch, 1, width, length]; layers of one window share it."""
-        if window not in self._masks:
-            batch, width = self._shape
-            positions = self.inputs[1].view(batch, 1, width, 1)
-            seen = (self._all_positions <= positions) & (self._all_positions > positions - window)
-            hidden = torch.zeros(seen.shape, dtype=self._cache.keys[0].dtype, device=seen.device)
-            self._masks[window] = hidden.masked_fill(~seen, -torch.inf)
-        return self._masks[window]
+        inputs = self._inputs[: 2 * self._num_tokens].view(2, self._num_tokens)
+        logits = runner.logits(inputs, self, int(self.shape.is_prompt))
+        self._masks.clear()  # nothing of a graph outlives its run
+        return logits
 
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
         """See `inference.backends.pytorch.attention.LayerAttention`."""
-        batch, width = self._shape
+        shape = self.shape
         layer: int = module.layer_idx  # type: ignore[assignment]
         keys = self._extend(self._cache.keys[layer], key)
         values = self._extend(self._cache.values[layer], value)
-        query = query[0].reshape(-1, batch, width, query.shape[3]).transpose(0, 1)  # [batch, num_heads, width, dim]
-        mask = self._mask(min(options.get("sliding_window") or self._length, self._length))
-        if changes_scores(options):
+        query = query[0].reshape(-1, shape.batch, shape.width, query.shape[3]).transpose(0, 1)
+        mask = self._mask(min(options.get("sliding_window") or shape.length, shape.length))
+        if self._plain_attention or changes_scores(options):
             attended = scored_attention(query, keys, values, mask, scaling=scaling, options=options)
         else:
             attended = scaled_dot_product_attention(
@@ -112,80 +110,102 @@ class StaticPass:
             )
         return attended.transpose(1, 2).flatten(0, 1)[None]  # [1, num_tokens, num_heads, dim]
 
+    def _mask(self, window: int) -> Tensor:
+        """Return what is added to the scores, [batch, 1, width, length]; layers of one window share it."""
+        if window not in self._masks:
+            positions = self._of_tokens(1)[:, None, :, None]
+            seen = (self._all_positions <= positions) & (self._all_positions > positions - window)
+            hidden = torch.zeros(seen.shape, dtype=self._cache.keys[0].dtype, device=seen.device)
+            self._masks[window] = hidden.masked_fill(~seen, -torch.inf)
+        return self._masks[window]
+
+    def _of_tokens(self, which: int) -> Tensor:
+        """Return ids (0), positions (1) or places (2), [batch, width]."""
+        start = which * self._num_tokens
+        return self._inputs[start : start + self._num_tokens].view(self.shape.batch, self.shape.width)
+
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:
-        """Write [1, num_kv_heads, num_tokens, dim]; return the slots so far, [batch, num_kv_heads, length, dim]."""
-        by_token = new[0].reshape(-1, *self._shape, new.shape[3]).permute(1, 2, 0, 3)  # [batch, width, heads, dim]
-        room[self._slots[:, None], :, self._places] = by_token
-        return room[:, :, : self._length].index_select(0, self._slots)
+        """Write [1, num_kv_heads, num_tokens, dim]; return the slots so far, [batch, num_kv_heads, length, dim].
+
+        By `scatter_`: TorchNeuron's compiler takes assignments by index apart, into an index per element of all axes.
+        """
+        shape, places = self.shape, self._of_tokens(2)
+        by_row = new[0].reshape(-1, shape.batch, shape.width, new.shape[3]).transpose(0, 1)  # [batch, heads, ...]
+        if self._has_all_slots:
+            room.scatter_(2, places[:, None, :, None].expand_as(by_row), by_row)
+            return room[:, :, : shape.length]
+        slots, (_, num_heads, num_positions, dim) = self._inputs[3 * self._num_tokens :], room.shape
+        heads = slots[:, None] * num_heads + torch.arange(num_heads, device=room.device)  # [batch, heads]
+        flat_places = (heads[:, :, None] * num_positions + places[:, None]).flatten()  # [batch * heads * width]
+        flat = by_row.flatten(0, 2)  # [batch * heads * width, dim]
+        room.view(-1, dim).scatter_(0, flat_places[:, None].expand_as(flat), flat)
+        return room[:, :, : shape.length].index_select(0, slots)
 
 
 class StaticPasses:
-    """Runs passes whose spans fit a bucket.
+    """The `Passes` of fixed shapes: no pass has another shape, prompts neither.
 
     Args:
-        run_model: computes logits, attending through the pass it is given.
         cache: slots with a spare position after each.
+        fixed: sizes of the shapes, and what makes their graphs.
     """
 
-    def __init__(self, run_model: RunModel, cache: SlotCache) -> None:
-        self._run_model = run_model
+    def __init__(self, runner: ModelRunner, cache: SlotCache, fixed: FixedShapes) -> None:
+        self._runner = runner
         self._cache = cache
-        self._captures = cache.keys[0].device.type == "cuda"
-        self._replays: dict[tuple[int, int, int], tuple[StaticPass, Callable[[], Tensor]]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._maker = fixed.maker
+        self.shapes = Shapes(fixed.buckets, num_slots=cache.num_slots, max_length=cache.max_length)
+        self.widest = self.shapes.widths[-1]
+        self.widest_part = self.shapes.prompts[-1] if self.shapes.prompts else 0
+        self._made: dict[Shape, tuple[StaticPass, Run]] = {}
+        self._num_early = 0  # graphs, once all are made
 
-    def forward(self, spans: Sequence[Span]) -> Tensor | None:
-        """Logits of the wanted rows, [num_rows, vocab_size]; None if the spans are too wide for any bucket."""
-        shape = self._bucket(spans)
-        if shape is None:
-            return None
-        static, replay = self._replays.get(shape) or self._make(shape, spans)
+    @property
+    def graphs(self) -> GraphCounts:
+        """See `Passes`."""
+        num_graphs = self._maker.num_graphs
+        return GraphCounts(num_graphs, num_graphs - (self._num_early or num_graphs))
+
+    def warm_up(self) -> None:
+        """See `Passes`; runs every shape, and logs how far it is."""
+        shapes = self.shapes.all()
+        started = reported = time.monotonic()
+        for num_made, shape in enumerate(shapes):
+            if time.monotonic() - reported >= REPORT_EVERY_S:
+                reported = time.monotonic()
+                logger.info("%d of %d passes %s, %.0f s", num_made, len(shapes), self._maker.name, reported - started)
+            self._run(shape, [Span(slot, 0, (0,) * shape.width, 0) for slot in range(shape.batch)])
+        seconds = time.monotonic() - started
+        logger.info("%d passes %s: %d graphs, %.1f s", len(shapes), self._maker.name, self._maker.num_graphs, seconds)
+        self._num_early = self._maker.num_graphs
+
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """See `Passes`; rows of a span that took several passes are joined."""
+        passes = list(self.shapes.passes(spans))
+        if len(passes) == 1:
+            return self._run(self.shapes.of(spans), spans)
+        rows: dict[int, list[Tensor]] = {span.slot: [] for span in spans}
+        for parts in passes:
+            logits = self._run(self.shapes.of(parts), parts)
+            for part, of_part in zip(parts, logits.split([part.num_logits for part in parts]), strict=True):
+                rows[part.slot].append(of_part)
+        return torch.cat([part for span in spans for part in rows[span.slot]])
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """See `Passes`."""
+        self._cache.fork(source_slot, destination_slot, start, end)
+
+    def _run(self, shape: Shape, spans: Sequence[Span]) -> Tensor:
+        """Run one pass; return the rows that its spans want, a copy."""
+        static, run = self._made.get(shape) or self._make(shape)
         static.fill(spans)
-        rows = torch.tensor(static.rows(spans), dtype=torch.long).to(static.inputs.device, non_blocking=True)
-        return replay().index_select(0, rows)  # a copy: the next pass of this shape overwrites the graph's own
+        logits, rows = run(), torch.tensor(static.rows(spans), dtype=torch.long)
+        if logits.device.type != "cuda":  # elsewhere a selection is one more thing to compile, per number of rows
+            return logits.cpu().index_select(0, rows)
+        return logits.index_select(0, rows.to(logits.device, non_blocking=True))
 
-    def _bucket(self, spans: Sequence[Span]) -> tuple[int, int, int] | None:
-        widest = max(len(span.token_ids) for span in spans)
-        width = next((width for width in WIDTHS if width >= widest), None)
-        if width is None:
-            return None
-        end = max(span.start + len(span.token_ids) for span in spans)
-        batch = min(_doubled(1, len(spans)), self._cache.num_slots)
-        return batch, width, min(_doubled(SHORTEST_LENGTH, end), self._cache.max_length)
-
-    def _make(self, shape: tuple[int, int, int], spans: Sequence[Span]) -> tuple[StaticPass, Callable[[], Tensor]]:
-        batch, width, length = shape
-        static = StaticPass(self._cache, batch=batch, width=width, length=length)
-
-        def run() -> Tensor:
-            static.prepare()
-            return self._run_model(static.inputs, static)
-
-        static.fill(spans)  # capturing runs the pass, and running it twice does no harm
-        self._replays[shape] = static, self._captured(run) if self._captures else run
-        return self._replays[shape]
-
-    def _captured(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(NUM_WARM_UPS):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = run()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        return replay
-
-
-def _doubled(smallest: int, needed: int) -> int:
-    """`smallest`, doubled until it suffices."""
-    size = smallest
-    while size < needed:
-        size *= 2
-    return size
+    def _make(self, shape: Shape) -> tuple[StaticPass, Run]:
+        static = StaticPass(self._cache, shape, plain_attention=self._maker.plain_attention)
+        static.fill([])
+        self._made[shape] = static, self._maker.make(lambda: static.logits(self._runner))
+        return self._made[shape]

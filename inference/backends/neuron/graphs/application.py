@@ -103,7 +103,7 @@ class Compilation:
                 )
             check_fits(root, self.config)
             return root
-        return find_or_compile(root, self._wanted, self._compile, policy=options.compile_policy)
+        return find_or_compile(root, self._wanted, self._compile, policy=self.model.compile_policy)
 
     def _compile(self, folder: Path) -> None:
         path = self.model.path

@@ -1,0 +1,110 @@
+"""Makers of graphs: what becomes of a pass of fixed shape, so that running it is one call.
+
+A pass is a function without arguments: whatever changes from one run to the next is in a tensor that it reads. A
+maker captures it as a CUDA graph, compiles it, or leaves it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._dynamo.backends.registry import lookup_backend
+
+Run: TypeAlias = Callable[[], Tensor]
+
+NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspace in their first runs, which a graph must not hold
+
+
+class Maker(Protocol):
+    """Maker of graphs.
+
+    Attributes:
+        name: how its graphs came to be, for logs.
+        num_graphs: number of graphs made so far.
+        arithmetic: what the compiler adds to the backend's `arithmetic`: other compilers round differently.
+        plain_attention: whether attention must be plain operations, because the compiler would take torch's fused one
+            apart.
+    """
+
+    name: str
+    num_graphs: int
+    arithmetic: str
+    plain_attention: bool
+
+    def make(self, run: Run) -> Run:
+        """Return what runs the pass from now on; it may be made at its first run."""
+
+
+class Uncompiled:
+    """Maker that leaves passes as they are: fixed shapes without a compiler, for tests."""
+
+    name, arithmetic, plain_attention = "left as they are", "", False
+
+    def __init__(self) -> None:
+        self.num_graphs = 0
+
+    def make(self, run: Run) -> Run:
+        """See `Maker`."""
+        self.num_graphs += 1
+        return run
+
+
+class Captured:
+    """Maker of CUDA graphs. On a GPU decoding is bound by launching kernels from Python; a graph is one launch."""
+
+    name, arithmetic, plain_attention = "captured as CUDA graphs", "", False
+
+    def __init__(self) -> None:
+        self.num_graphs = 0
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def make(self, run: Run) -> Run:
+        """See `Maker`."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(NUM_WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = run()
+        self.num_graphs += 1
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay
+
+
+class Compiled:
+    """Maker that compiles passes whole: a graph break or a dynamic shape is an error.
+
+    Args:
+        backend: a compiler as `torch.compile` takes it: its name, or a function.
+        options: further arguments of the compiler.
+    """
+
+    def __init__(
+        self, backend: str | Callable[..., Any], *, plain_attention: bool = False, options: dict[str, Any] | None = None
+    ) -> None:
+        compiler = backend if isinstance(backend, str) else type(backend).__name__
+        self.name, self.arithmetic = f"compiled by {compiler}", f" {compiler}"
+        self.num_graphs = 0
+        self.plain_attention = plain_attention
+        self._backend = lookup_backend(backend)
+        self._options = options or {}
+
+    def make(self, run: Run) -> Run:
+        """See `Maker`."""
+        # All passes are one code object: without caches of their own the ninth would exceed the limit of recompiling.
+        return torch.compile(run, backend=self._counted, fullgraph=True, dynamic=False, isolate_recompiles=True)
+
+    def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.num_graphs += 1
+        compiled: Callable[..., Any] = self._backend(graph, inputs, **self._options)
+        return compiled

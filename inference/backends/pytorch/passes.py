@@ -1,0 +1,76 @@
+"""Passes over spans that have been checked: what every rank of a model does, and nothing else.
+
+`TorchBackend` hands each pass, each copy of a slot and the warm-up to one object of `Passes`. A wrapper of that object
+sees all that a model on several devices must do in step. Knows nothing of the contract that callers are held to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from inference.backends.pytorch.attention import SlotPass
+from inference.backends.pytorch.runner import ModelRunner
+from inference.backends.pytorch.slot_cache import SlotCache
+from inference.backends.spans import wanted_rows
+from inference.model.slots import GraphCounts, Span
+
+
+class Passes(Protocol):
+    """The operations of a model over its slots.
+
+    Attributes:
+        widest: most tokens of one span that one pass runs with all their logits.
+        widest_part: most tokens of a part of a prompt that one pass runs; 0 is any number.
+    """
+
+    widest: int
+    widest_part: int
+
+    @property
+    def graphs(self) -> GraphCounts:
+        """Return how many graphs were made for passes."""
+
+    def warm_up(self) -> None:
+        """Make every pass that there will be, if they are made ahead; overwrites slots."""
+
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """Return logits as `inference.model.slots.Backend.forward` does, in the model's dtype."""
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """See `inference.model.slots.ForkingBackend`."""
+
+
+class EagerPasses:
+    """Passes of any shape, operator by operator; the tokens of all spans run as one row without padding."""
+
+    graphs = GraphCounts(0, 0)
+    widest_part = 0
+
+    def __init__(self, runner: ModelRunner, cache: SlotCache) -> None:
+        self._runner = runner
+        self._cache = cache
+        self.widest = cache.max_length
+
+    def warm_up(self) -> None:
+        """See `Passes`; there is nothing to make."""
+
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """See `Passes`."""
+        dtype, device = self._cache.keys[0].dtype, self._cache.keys[0].device
+        token_ids = [token_id for span in spans for token_id in span.token_ids]
+        positions = [position for span in spans for position in range(span.start, span.start + len(span.token_ids))]
+        inputs = torch.tensor([token_ids, positions]).to(device, non_blocking=True)  # [2, num_tokens]
+        slot_pass = SlotPass(self._cache, spans, dtype=dtype, device=device)
+        rows = wanted_rows(spans)
+        if rows:
+            return self._runner.logits(inputs, slot_pass, 0 if len(rows) == len(token_ids) else rows)
+        self._runner.read(inputs, slot_pass)
+        return torch.empty(0, self._runner.vocab_size, dtype=dtype, device=device)
+
+    def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
+        """See `Passes`."""
+        self._cache.fork(source_slot, destination_slot, start, end)
