@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from inference.backends.neuron.environment import DEVICE, take_cores
 from inference.config import ModelConfig
 from inference.errors import ConfigError, RoomError
 from inference.model.decoder import CompiledDecoder, Decide
@@ -119,11 +120,11 @@ def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
 
 def _load_fastest(config: ModelConfig) -> Backend:
     if config.device == "auto" and any(DEVICES.glob("neuron[0-9]*")):
-        unused = "model %s: this machine has Neuron devices, and they stay idle: only --backend neuron uses them"
+        unused = "model %s: this machine has Neuron devices, and they stay idle without --backend or --device neuron"
         logger.warning(unused, config.name)
     if config.dtype == "int8":
         return _load("onnx", config)
-    if config.device == "auto" and _has_cuda():
+    if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
         return _load("torch", config)
     try:
         return _load("onnx", config)
@@ -146,6 +147,8 @@ def _has_cuda() -> bool:
 def _load(name: str, config: ModelConfig) -> Backend:
     if name not in LOADERS:
         raise ConfigError(f"backend {name} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
+    if config.device == DEVICE:  # importing torch starts the device's runtime, which then has its cores
+        take_cores(config.neuron.cores, tp_degree=1)
     try:
         load = _function(LOADERS[name])
     except ModuleNotFoundError as error:

@@ -22,7 +22,7 @@ from inference.backends.pytorch.attention import Options, changes_scores, scored
 from inference.backends.pytorch.graphs import Maker, Run
 from inference.backends.pytorch.runner import ModelRunner
 from inference.backends.pytorch.shapes import Buckets, Shape, Shapes
-from inference.backends.pytorch.slot_cache import SlotCache
+from inference.backends.pytorch.slot_cache import SlotCache, SlotCopy
 from inference.backends.spans import wanted_rows
 from inference.model.slots import GraphCounts, Span
 
@@ -51,8 +51,8 @@ class StaticPass:
         self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
         # Of each token its id, its position, and the place where keys and values are written; then the spans' slots.
-        self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long, device=device)
-        self._all_positions = torch.arange(shape.length, device=device)
+        self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long).to(device)
+        self._all_positions = torch.arange(shape.length).to(device)
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
 
     def fill(self, spans: Sequence[Span]) -> None:
@@ -158,6 +158,10 @@ class StaticPasses:
         self.widest = self.shapes.widths[-1]
         self.widest_part = self.shapes.prompts[-1] if self.shapes.prompts else 0
         self._made: dict[Shape, tuple[StaticPass, Run]] = {}
+        self._copy: tuple[SlotCopy, Run] | None = None  # where the device runs nothing but graphs
+        if self._maker.graphs_only:
+            copy = SlotCopy(cache)
+            self._copy = copy, self._maker.make(copy.run)
         self._num_early = 0  # graphs, once all are made
 
     @property
@@ -175,6 +179,7 @@ class StaticPasses:
                 reported = time.monotonic()
                 logger.info("%d of %d passes %s, %.0f s", num_made, len(shapes), self._maker.name, reported - started)
             self._run(shape, [Span(slot, 0, (0,) * shape.width, 0) for slot in range(shape.batch)])
+        self.fork(0, 0, 0, 0)
         seconds = time.monotonic() - started
         logger.info("%d passes %s: %d graphs, %.1f s", len(shapes), self._maker.name, self._maker.num_graphs, seconds)
         self._num_early = self._maker.num_graphs
@@ -193,19 +198,29 @@ class StaticPasses:
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """See `Passes`."""
-        self._cache.fork(source_slot, destination_slot, start, end)
+        if self._copy is None:
+            self._cache.fork(source_slot, destination_slot, start, end)
+            return
+        copy, run = self._copy
+        copy.where.copy_(torch.tensor([source_slot, destination_slot, start, end]))
+        run()
+
+    def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
+        """Start one pass; return it and the logits of all its rows, for which a device may have to be waited."""
+        static, run = self._made.get(shape) or self._make(shape)
+        static.fill(spans)
+        return static, run()
 
     def _run(self, shape: Shape, spans: Sequence[Span]) -> Tensor:
         """Run one pass; return the rows that its spans want, a copy."""
-        static, run = self._made.get(shape) or self._make(shape)
-        static.fill(spans)
-        logits, rows = run(), torch.tensor(static.rows(spans), dtype=torch.long)
+        static, logits = self.launch(shape, spans)
+        rows = torch.tensor(static.rows(spans), dtype=torch.long)
         if logits.device.type != "cuda":  # elsewhere a selection is one more thing to compile, per number of rows
             return logits.cpu().index_select(0, rows)
         return logits.index_select(0, rows.to(logits.device, non_blocking=True))
 
     def _make(self, shape: Shape) -> tuple[StaticPass, Run]:
-        static = StaticPass(self._cache, shape, plain_attention=self._maker.plain_attention)
+        static = StaticPass(self._cache, shape, plain_attention=self._maker.graphs_only)
         static.fill([])
         self._made[shape] = static, self._maker.make(lambda: static.logits(self._runner))
         return self._made[shape]
