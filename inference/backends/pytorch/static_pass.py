@@ -146,28 +146,32 @@ class StaticPasses:
     """The `Passes` of fixed shapes: no pass has another shape, prompts neither.
 
     Args:
-        cache: slots with a spare position after each.
         fixed: sizes of the shapes, and what makes their graphs.
+
+    Attributes:
+        cache: slots with a spare position after each.
+        maker: maker of the graphs.
+        shapes: all shapes that a pass may have.
     """
 
     def __init__(self, runner: ModelRunner, cache: SlotCache, fixed: FixedShapes) -> None:
         self._runner = runner
-        self._cache = cache
-        self._maker = fixed.maker
+        self.cache = cache
+        self.maker = fixed.maker
         self.shapes = Shapes(fixed.buckets, num_slots=cache.num_slots, max_length=cache.max_length)
         self.widest = self.shapes.widths[-1]
         self.widest_part = self.shapes.prompts[-1] if self.shapes.prompts else 0
         self._made: dict[Shape, tuple[StaticPass, Run]] = {}
         self._copy: tuple[SlotCopy, Run] | None = None  # where the device runs nothing but graphs
-        if self._maker.graphs_only:
+        if self.maker.graphs_only:
             copy = SlotCopy(cache)
-            self._copy = copy, self._maker.make(copy.run)
+            self._copy = copy, self.maker.make(copy.run)
         self._num_early = 0  # graphs, once all are made
 
     @property
     def graphs(self) -> GraphCounts:
         """See `Passes`."""
-        num_graphs = self._maker.num_graphs
+        num_graphs = self.maker.num_graphs
         return GraphCounts(num_graphs, num_graphs - (self._num_early or num_graphs))
 
     def warm_up(self) -> None:
@@ -177,12 +181,12 @@ class StaticPasses:
         for num_made, shape in enumerate(shapes):
             if time.monotonic() - reported >= REPORT_EVERY_S:
                 reported = time.monotonic()
-                logger.info("%d of %d passes %s, %.0f s", num_made, len(shapes), self._maker.name, reported - started)
+                logger.info("%d of %d passes %s, %.0f s", num_made, len(shapes), self.maker.name, reported - started)
             self._run(shape, [Span(slot, 0, (0,) * shape.width, 0) for slot in range(shape.batch)])
         self.fork(0, 0, 0, 0)
         seconds = time.monotonic() - started
-        logger.info("%d passes %s: %d graphs, %.1f s", len(shapes), self._maker.name, self._maker.num_graphs, seconds)
-        self._num_early = self._maker.num_graphs
+        logger.info("%d passes %s: %d graphs, %.1f s", len(shapes), self.maker.name, self.maker.num_graphs, seconds)
+        self._num_early = self.maker.num_graphs
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """See `Passes`; rows of a span that took several passes are joined."""
@@ -199,7 +203,7 @@ class StaticPasses:
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """See `Passes`."""
         if self._copy is None:
-            self._cache.fork(source_slot, destination_slot, start, end)
+            self.cache.fork(source_slot, destination_slot, start, end)
             return
         copy, run = self._copy
         copy.where.copy_(torch.tensor([source_slot, destination_slot, start, end]))
@@ -220,7 +224,7 @@ class StaticPasses:
         return logits.index_select(0, rows.to(logits.device, non_blocking=True))
 
     def _make(self, shape: Shape) -> tuple[StaticPass, Run]:
-        static = StaticPass(self._cache, shape, plain_attention=self._maker.graphs_only)
+        static = StaticPass(self.cache, shape, plain_attention=self.maker.graphs_only)
         static.fill([])
-        self._made[shape] = static, self._maker.make(lambda: static.logits(self._runner))
+        self._made[shape] = static, self.maker.make(lambda: static.logits(self._runner))
         return self._made[shape]
