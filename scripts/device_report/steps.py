@@ -32,7 +32,9 @@ class Step:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         text = done.stdout + done.stderr
         (output / f"{self.title.lower().replace(' ', '_')}.log").write_text(text, encoding="utf-8")
-        return Done(self, done.returncode == 0, done.stdout.rstrip() if done.returncode == 0 else text.rstrip())
+        shown = done.stdout if done.returncode == 0 else text
+        lines = [line for line in shown.rstrip().splitlines() if not line.startswith('{"benchmark"')]  # is for programs
+        return Done(self, done.returncode == 0, "\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

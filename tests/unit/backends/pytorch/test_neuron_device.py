@@ -129,7 +129,7 @@ def test_weights_that_do_not_fit_are_named(
         raise torch.OutOfMemoryError("24 GiB are taken")
 
     monkeypatch.setattr("transformers.PreTrainedModel.to", fail)
-    with pytest.raises(ConfigError, match="weights do not go into the memory of device .*: 24 GiB are taken"):
+    with pytest.raises(ConfigError, match=r"weights do not go into the memory of device .*: 24 GiB are taken"):
         load_backend(config_of(models.target))
 
 
