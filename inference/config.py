@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -234,6 +234,11 @@ class ProposerConfig:
     def __post_init__(self) -> None:
         _require_model(self.tokenizer_path)
         check(self)
+
+    @property
+    def model_with_branches(self) -> ModelConfig | None:
+        """Return the configuration of the draft model with slots for branches too."""
+        return self.model and replace(self.model, num_slots=self.num_slots * (1 + self.branches))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ COMPILERS = {
 DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 """Backends that never copy a slot: their drafts have no branches, and need no slots for them."""
+COMPILED_SLOTS = ("always", "only")
+"""Policies of `--compile` under which a model's slots are as many as were compiled for."""
 TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (12M) as long"
 AUTO = "auto"
 """Name of the fastest backend: onnx for int8, and on a CPU where it runs the model; torch elsewhere."""
@@ -89,6 +91,11 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
         return None
     decoder: CompiledDecoder | None = _function(DECODER_LOADERS[target.backend])(target, draft, decide)
     return decoder
+
+
+def has_fixed_slots(config: ModelConfig) -> bool:
+    """Return whether a model has as many slots as it was compiled for, and no spare one."""
+    return config.backend in CANNOT_FORK or config.compile_policy in COMPILED_SLOTS
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:

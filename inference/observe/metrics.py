@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from inference import VERSION
 from inference.commit import Answer, Commit, Counts, Event, FinishReason, Opened, Started, Timings
+from inference.model.slots import GraphMaker
 from inference.observe.stats import SOURCES, by_source
 from inference.request import MAX_GAMMA
 
@@ -249,6 +250,16 @@ class Metrics:
         """Add a gauge of the share of the target's token ids that the draft can propose."""
         text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
+
+    def watch_graphs(self, models: Iterable[object]) -> None:
+        """Add gauges of the graphs that the models of this process run as, if they make any."""
+        makers = [model for model in models if isinstance(model, GraphMaker)]
+        if not makers:
+            return
+        num = self._gauge("specdec_graphs", "Graphs made for passes of fixed shapes, compiled or captured.")
+        num.set_function(lambda: sum(maker.graphs.num for maker in makers))
+        late = self._gauge("specdec_late_graphs", "Those made after the server was ready; requests waited for them.")
+        late.set_function(lambda: sum(maker.graphs.num_late for maker in makers))
 
     def take_loop(self, *, lag_s: float, num_tasks: int) -> None:
         """Record how late the event loop ran a timer, in seconds, and its number of tasks."""

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from inference.backends.identity import model_id_of
-from inference.backends.registry import CANNOT_FORK, load_backend, load_decoder
+from inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.draft import DraftEngine
@@ -21,7 +21,7 @@ from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from inference.model.decoder import CompiledDecoder, Decoder
 from inference.model.proposer import Proposer
-from inference.model.slots import Backend, Span, max_pass_draft_tokens
+from inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
@@ -48,6 +48,11 @@ class LoadedDraft:
     vocabulary: Vocabulary
     prefix_caching: bool = True
 
+    @property
+    def model(self) -> object:
+        """Return the slot model that drafts, if one does."""
+        return self.proposer.slots if isinstance(self.proposer, PrefixKeeper) else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
@@ -55,12 +60,14 @@ class RunningTarget:
 
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
+        models: the slot models, target and draft.
     """
 
     engine: TargetEngine
     tokenizer: Tokenizer
     arithmetic: str = ""
     vocabulary_share: float | None = None
+    models: tuple[object, ...] = ()
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""
@@ -84,7 +91,7 @@ async def target_engine(
         IncompatibleDraftError: target and draft do not share a vocabulary.
     """
     model = target_of(config)
-    num_spare *= model.backend not in CANNOT_FORK  # its graphs have as many slots as they were compiled with
+    num_spare *= not has_fixed_slots(model)
     loaded = await (
         _load_pair(config, num_spare) if isinstance(config, FusedConfig) else _load_alone(config, num_spare)
     )
@@ -92,7 +99,7 @@ async def target_engine(
     limits = EngineLimits(max_waiting, loaded.gamma, eos, pass_timeout_s, caching, lookup, prompt_share, num_spare)
     grammars = Grammars(GrammarCompiler(loaded.tokenizer, loaded.decoder.vocab_size))
     async with running(TargetEngine(loaded.decoder, limits, grammars)) as engine:
-        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share)
+        yield RunningTarget(engine, loaded.tokenizer, loaded.arithmetic, loaded.vocabulary_share, loaded.models)
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
@@ -109,6 +116,7 @@ class _LoadedTarget:
     arithmetic: str
     gamma: int
     vocabulary_share: float | None = None
+    models: tuple[object, ...] = ()
 
 
 async def _load_alone(config: ModelConfig, num_spare: int) -> _LoadedTarget:
@@ -116,7 +124,7 @@ async def _load_alone(config: ModelConfig, num_spare: int) -> _LoadedTarget:
         return compiled
     backend, tokenizer = await _load(_with_more_slots(config, num_spare))
     gamma = max_pass_draft_tokens(backend, MAX_PASS_DRAFT_TOKENS)
-    return _LoadedTarget(SlotDecoder(backend), tokenizer, _arithmetic(config, backend), gamma)
+    return _LoadedTarget(SlotDecoder(backend), tokenizer, _arithmetic(config, backend), gamma, models=(backend,))
 
 
 async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
@@ -129,7 +137,8 @@ async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     length = DraftLength() if config.adaptive_gamma else None
     decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
     share = drafting.vocabulary.share_of(backend.vocab_size)
-    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share)
+    models = backend, drafting.model
+    return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share, models)
 
 
 ConfigT = TypeVar("ConfigT", ModelConfig, ProposerConfig)
@@ -164,21 +173,21 @@ def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
     """Load a draft model, or prepare prompt lookup."""
-    if config.model is None:
+    model = config.model_with_branches
+    if model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
         words = Vocabulary(tokenizer.fingerprint, model_vocab_size(config.tokenizer_path))
         return LoadedDraft(lookup, tokenizer, words)
-    num_slots = config.num_slots * (1 + config.branches)
-    backend, tokenizer = await _load(replace(config.model, num_slots=num_slots))
+    backend, tokenizer = await _load(model)
     proposer = ModelProposer(backend, num_branches=config.branches)
     if proposer.num_branches:
-        num_shared = num_slots - config.num_slots
+        num_shared = model.num_slots - config.num_slots
         logger.info("%d of the slots are for branches, %d per sequence", num_shared, proposer.num_branches)
     elif config.branches:
         logger.warning("no branches: this backend cannot fork a slot")
     words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
-    return LoadedDraft(proposer, tokenizer, words, config.model.prefix_caching)
+    return LoadedDraft(proposer, tokenizer, words, model.prefix_caching)
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)

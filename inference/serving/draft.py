@@ -67,6 +67,7 @@ async def serve_draft(
                 card = upstream.card or of_draft
                 metrics = Metrics(card.name, role="draft")
                 metrics.watch(engine)
+                metrics.watch_graphs([loaded.model])
                 metrics.watch_vocabulary(lambda: worker.vocabulary_share)
                 local = LocalCompleter(worker, loaded.tokenizer)
                 operation = Operation(engine, may_drain=server.ends_by_call)
@@ -192,6 +193,7 @@ async def help_targets(
     with observed(observe) as observers:
         async with running(draft_engine(loaded, max_waiting=0)) as engine:
             metrics.watch(engine)
+            metrics.watch_graphs([loaded.model])
             offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
             worker = PoolWorker(engine, targets, offer, metrics)
             metrics.watch_vocabulary(lambda: worker.vocabulary_share)

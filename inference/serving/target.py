@@ -49,6 +49,7 @@ def _host(running: RunningTarget, model: ModelConfig, topology: str, ports: Port
     metrics.watch(engine)
     if (share := running.vocabulary_share) is not None:
         metrics.watch_vocabulary(lambda: share)
+    metrics.watch_graphs(running.models)
     generator: Generator = engine
     card = model_card(model.name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []

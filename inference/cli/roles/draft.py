@@ -63,7 +63,7 @@ class DraftSettings:
 async def run(settings: DraftSettings) -> int:
     proposer = proposer_config(settings)
     if settings.model.loading.only_compiles:
-        return await compile_ahead(None, proposer.model)
+        return await compile_ahead(None, proposer.model_with_branches)
     if settings.server is None:
         return await _complete(settings, proposer)
     server = replace(settings.server, port=settings.serve or 0)

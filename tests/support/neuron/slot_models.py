@@ -23,13 +23,14 @@ def checkpoint(family: str, **fields: Any) -> Path:
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
     """float32 and three slots, each with room for `length` tokens."""
-    num_slots = options.pop("num_slots", NUM_SLOTS)
+    num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(
         path,
         backend="neuron",
         dtype="float32",
         sequence_length=length + (gamma + 1 if gamma else 0),
         num_slots=num_slots,
+        compile_policy=policy,
         neuron=NeuronOptions(gamma=gamma, **options),
     )
 

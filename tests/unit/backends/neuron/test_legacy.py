@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,6 +105,6 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="speculation_method fused needs backend neuron"):
         load_backend(config(checkpoint("llama"), method="fused"))
     with pytest.raises(ConfigError, match="compile never: transformers-neuronx keeps a cache of its own"):
-        load_backend(config(checkpoint("llama"), compile_policy="never"))
+        load_backend(replace(config(checkpoint("llama")), compile_policy="never"))
     with pytest.raises(ConfigError, match="neuron_config is NxDI's"):
         load_backend(config(checkpoint("llama"), overrides={"fused_qkv": True}))

@@ -1,118 +1,156 @@
-"""Passes of fixed shapes give the same logits as others; here without CUDA, so nothing is captured."""
+"""Passes of fixed shapes give the same logits as others; here without a compiler, or with one that generates no code."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 
-from inference.backends.pytorch import static_pass
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.pytorch.static_pass import StaticPass, StaticPasses
-from inference.model.slots import Span
-from tests.support.backend_contract import (
-    HISTORY,
-    MAX_LENGTH,
-    NUM_SLOTS,
-    TOKENS,
-    Move,
-    assert_matches,
-    histories,
-    reference,
-)
-from tests.support.models import tiny_model
+from inference.backends.pytorch.backend import CAPTURED, TorchBackend
+from inference.backends.pytorch.graphs import Captured, Compiled, Maker, Uncompiled
+from inference.backends.pytorch.shapes import Buckets
+from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from inference.model.slots import Backend, GraphCounts, Span
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract, Reference, reference
+from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
+
+BUCKETS = Buckets(widths=(1, 3), prompts=(6,), batches=(1,), shortest=10)
+LONG, LONG_BUCKETS = 100, Buckets(widths=(1, 5), prompts=(16, 32), batches=(1,), shortest=LONG)
+COMPILED = ("llama", "gpt_oss")
 
 
-def static_backend(family: str = "llama") -> TorchBackend:
-    return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed_shapes=True)
+def static_backend(maker: Maker, family: str = "llama", buckets: Buckets = BUCKETS) -> TorchBackend:
+    fixed = FixedShapes(maker, buckets)
+    backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
+    backend.warm_up()
+    return backend
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "gemma3_text", "gpt_oss", "mistral, windows"])
-def test_any_history_gives_the_logits_of_a_fresh_forward(family: str) -> None:
-    backend, plain = static_backend(family), reference(family)
-
-    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(history=histories)
-    def check(history: list[list[Move]]) -> None:
-        assert_matches(backend, plain, history)
-
-    check()
-    assert backend._static is not None
+@lru_cache(maxsize=1)
+def backend_of(family: str) -> TorchBackend:
+    return static_backend(Uncompiled(), family)
 
 
-def test_wider_passes_run_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_pass, "WIDTHS", (1, 3))
-    backend = static_backend()
-    assert_matches(backend, reference("llama"), HISTORY)
-    assert backend._static is not None
-    assert {width for _, width, _ in backend._static._replays} <= {1, 3}
+class TestContract(BackendContract):
+    @pytest.fixture(params=["llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows"])
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    def backend_of(self, family: str) -> Backend:
+        return backend_of(family)
+
+    def fresh(self) -> Backend:
+        return static_backend(Uncompiled())
 
 
-def test_longer_passes_read_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_pass, "SHORTEST_LENGTH", 4)
-    backend = static_backend()
-    for start in range(MAX_LENGTH):
-        logits = backend.forward([Span(1, start, TOKENS[start : start + 1], 1)])
-        np.testing.assert_allclose(logits[0], reference("llama").logits(TOKENS)[start], rtol=0, atol=1e-4)
-    assert backend._static is not None
-    assert [length for *_, length in backend._static._replays] == [4, 8, 16, MAX_LENGTH]
+def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int = 0) -> None:
+    """Play prompts of up to 70 tokens, verification, rollback and forks; compare every logit with a fresh forward."""
+    rng = np.random.default_rng(seed)
+    held: list[tuple[int, ...]] = [()] * NUM_SLOTS
+    for _ in range(num_passes):
+        if rng.random() < 0.2:
+            source, destination = rng.permutation(NUM_SLOTS)[:2].tolist()
+            backend.fork(source, destination, 0, len(held[source]))
+            held[destination] = held[source]
+        spans = []
+        for slot in rng.permutation(NUM_SLOTS)[: rng.integers(1, NUM_SLOTS + 1)].tolist():
+            width = int(rng.choice([1, 1, rng.integers(1, 6), rng.integers(1, 71)]))
+            start = min(int(len(held[slot]) * rng.choice([1, 1, rng.random()])), LONG - width)
+            tokens = tuple(rng.integers(DEFAULT_VOCAB_SIZE, size=width).tolist())
+            held[slot] = (*held[slot][:start], *tokens)
+            spans.append(Span(slot, start, tokens, int(rng.choice([0, 1, width]))))
+        expected = [plain.logits(held[span.slot])[len(held[span.slot]) - span.num_logits :] for span in spans]
+        np.testing.assert_allclose(backend.forward(spans), np.concatenate(expected), rtol=0, atol=1e-4)
+
+
+def play_compiled(family: str, maker: Compiled, *, num_passes: int = 25) -> None:
+    """Play a history over compiled passes; none is compiled after the warm-up."""
+    fixed = FixedShapes(maker, LONG_BUCKETS)
+    backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
+    backend.warm_up()
+    assert isinstance(backend.passes, StaticPasses)
+    assert backend.graphs == GraphCounts(len(backend.passes.shapes.all()), 0)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    play(backend, reference(family), num_passes=num_passes)
+    assert backend.graphs.num_late == 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("family", COMPILED)
+def test_compiled_passes_are_as_many_as_shapes(family: str) -> None:
+    play_compiled(family, Compiled("aot_eager"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in COMPILED])
+def test_every_family_compiles_whole(family: str) -> None:
+    play_compiled(family, Compiled("aot_eager", plain_attention=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", COMPILED)
+def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
+    play_compiled(family, Compiled("inductor"))
+
+
+def test_a_break_in_a_graph_is_an_error() -> None:
+    def run() -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="graph_break"):
+        Compiled("eager").make(run)()
+
+
+def test_graphs_made_after_the_warm_up_are_counted() -> None:
+    class Forgetful(Uncompiled):
+        """A maker whose graphs fit the first run alone, as a compiler's guards may have it."""
+
+        def make(self, run: Any) -> Any:
+            def again() -> torch.Tensor:
+                made: torch.Tensor = super(Forgetful, self).make(run)()
+                return made
+
+            return again
+
+    backend = static_backend(Forgetful())
+    num_shapes = backend.graphs.num
+    assert backend.graphs == GraphCounts(num_shapes, 0)
+    backend.forward([Span(0, 0, (1,), 1)])
+    assert backend.graphs == GraphCounts(num_shapes + 1, 1)
 
 
 def test_what_fills_up_leaves_the_slots_alone() -> None:
-    backend = static_backend()
+    fixed = FixedShapes(Uncompiled(), BUCKETS)
+    backend = TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
     backend.forward([Span(0, 0, TOKENS[:3], 0), Span(1, 0, TOKENS[:8], 0), Span(2, 0, TOKENS[:1], 0)])
+    assert isinstance(backend.passes, StaticPasses)
+    cache = backend.passes._cache
     for slot, end in ((0, 3), (1, 8), (2, 1)):
-        for room in (*backend._cache.keys, *backend._cache.values):
+        for room in (*cache.keys, *cache.values):
             assert room[slot, :, :end].any()
             assert not room[slot, :, end:MAX_LENGTH].any()
 
 
-def test_the_result_outlives_the_next_pass() -> None:
-    backend = static_backend()
-    logits = backend.forward([Span(0, 0, TOKENS[:3], 3)])
-    kept = logits.copy()
-    backend.forward([Span(0, 0, TOKENS[5:8], 3)])
-    np.testing.assert_array_equal(logits, kept)
-
-
-def test_a_shape_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    init = StaticPass.__init__
-
-    def counting(self: StaticPass, *args: object, **fields: int) -> None:
-        made.append((fields["batch"], fields["width"]))
-        init(self, *args, **fields)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(StaticPass, "__init__", counting)
-    backend = static_backend()
-    for start in range(4):
-        backend.forward([Span(0, start, TOKENS[start : start + 1], 1)])
-    backend.forward([Span(0, 4, TOKENS[4:8], 1), Span(1, 0, TOKENS[:2], 1)])
-    assert made == [(1, 1), (2, 5)]
-
-
-def test_a_pass_that_fails_goes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As capturing does where a layer needs the device's answer in the middle of a pass."""
-
-    def fail(self: StaticPasses, spans: Sequence[Span]) -> torch.Tensor:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(StaticPasses, "forward", fail)
-    backend = static_backend()
-    assert_matches(backend, reference("llama"), HISTORY)
-    assert backend._static is None
+def test_the_engine_asks_for_widths_that_there_are() -> None:
+    backend = backend_of("llama")
+    assert (backend.max_pass_tokens, backend.prompt_chunk_tokens) == (3, 6)
+    eager = TorchBackend(tiny_model("llama"), num_slots=1, max_length=MAX_LENGTH)
+    assert (eager.max_pass_tokens, eager.prompt_chunk_tokens) == (MAX_LENGTH, 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_graphs_replay_what_was_captured() -> None:
     model = tiny_model("llama").to("cuda")
-    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+    fixed = FixedShapes(Captured(), CAPTURED)
+    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
+    backend.warm_up()
     for start in range(0, MAX_LENGTH, 4):
-        for _ in range(2):  # captured, or replayed
-            logits = backend.forward([Span(1, start, TOKENS[start : start + 4], 4)])
-            expected = reference("llama").logits(TOKENS)[start : start + 4]
-            np.testing.assert_allclose(logits.cpu().numpy(), expected, rtol=0, atol=1e-2)
-    assert backend._static is not None
+        logits = backend.forward([Span(1, start, TOKENS[start : start + 4], 4)])
+        expected = reference("llama").logits(TOKENS)[start : start + 4]
+        np.testing.assert_allclose(logits.cpu().numpy(), expected, rtol=0, atol=1e-2)
+    assert backend.graphs.num_late == 0
