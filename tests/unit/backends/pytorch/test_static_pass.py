@@ -16,6 +16,7 @@ from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
 from inference.model.slots import Backend, GraphCounts, Span
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract, Reference, reference
 from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
+from tests.support.neuron_compiler import NeuronCompiler
 
 BUCKETS = Buckets(widths=(1, 3), prompts=(6,), batches=(1,), shortest=10)
 LONG, LONG_BUCKETS = 100, Buckets(widths=(1, 5), prompts=(16, 32), batches=(1,), shortest=LONG)
@@ -72,7 +73,8 @@ def play_compiled(family: str, maker: Compiled, *, num_passes: int = 25) -> None
     backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
     backend.warm_up()
     assert isinstance(backend.passes, StaticPasses)
-    assert backend.graphs == GraphCounts(len(backend.passes.shapes.all()), 0)
+    num_copies = int(maker.graphs_only)
+    assert backend.graphs == GraphCounts(len(backend.passes.shapes.all()) + num_copies, 0)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     play(backend, reference(family), num_passes=num_passes)
     assert backend.graphs.num_late == 0
@@ -88,7 +90,7 @@ def test_compiled_passes_are_as_many_as_shapes(family: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in COMPILED])
 def test_every_family_compiles_whole(family: str) -> None:
-    play_compiled(family, Compiled("aot_eager", plain_attention=True))
+    play_compiled(family, Compiled(NeuronCompiler(), graphs_only=True))
 
 
 @pytest.mark.long
