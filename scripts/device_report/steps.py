@@ -54,10 +54,9 @@ class Done:
 
 def cuda_steps(model: str) -> list[Step]:
     """Return what says whether the torch backend is right on a GPU, and how fast its passes are."""
-    tests = ("tests/unit/backends/pytorch/test_backend.py", "tests/unit/backends/pytorch/test_static_pass.py")
     flips = ("--device=cuda", "--engines=torch/float32,torch/bfloat16", f"--model={model}")
     return [
-        Step("Contract suite", ("pytest", "-q", "--device=cuda", *tests)),
+        Step("Contract suite", ("pytest", "-q", "tests/unit/backends/pytorch/test_cuda.py")),
         Step("Flips in bfloat16", ("benchmarks.flips", *flips)),
         Step("Passes", ("benchmarks.device", "--device=cuda", f"--model={model}")),
     ]
