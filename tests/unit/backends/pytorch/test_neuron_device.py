@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch._dynamo.backends import registry as compilers
 
+from benchmarks import device as judge
 from inference.backends.neuron import environment
 from inference.backends.pytorch import backend as pytorch
 from inference.backends.pytorch.backend import TorchBackend
@@ -149,6 +151,33 @@ def test_a_broken_torchneuron_is_named(models: ModelDirectories, monkeypatch: py
     monkeypatch.setattr(environment, "version_of", lambda package: "2.13.3.0")
     with pytest.raises(ConfigError, match="torch_neuronx cannot be imported"):
         load_backend(config_of(models.target))
+
+
+@pytest.mark.long
+def test_a_device_is_judged_by_its_passes(
+    models: ModelDirectories,
+    device: NeuronCompiler,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "text").write_text("the rain and the sea " * 20)
+    flags = {
+        "model": models.target,
+        "dtype": "float32",
+        "batch": 2,
+        "length": 100,
+        "rounds": 1,
+        "text": tmp_path / "text",
+    }
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.device", "--device=neuron", *given])
+    judge.main()
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert results["choices"] == {"same": judge.NUM_COMPARED, "tokens": judge.NUM_COMPARED}
+    assert results["graphs"]["num"] == len(device.graphs) - len(results["writes"])
+    assert [(each["batch"], each["width"]) for each in results["passes"]] == [(2, 1), (2, 5), (1, 100)]
+    assert all(each["host"] > 0 for each in results["passes"])
 
 
 TORCH = """
