@@ -15,6 +15,7 @@ from torch._dynamo.backends.registry import lookup_backend
 
 Run: TypeAlias = Callable[[], Tensor]
 
+_compile: Callable[..., Run] = torch.compile  # its declared overloads lack an argument that it takes
 NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspace in their first runs, which a graph must not hold
 
 
@@ -103,7 +104,7 @@ class Compiled:
     def make(self, run: Run) -> Run:
         """See `Maker`."""
         # All passes are one code object: without caches of their own the ninth would exceed the limit of recompiling.
-        return torch.compile(run, backend=self._counted, fullgraph=True, dynamic=False, isolate_recompiles=True)
+        return _compile(run, backend=self._counted, fullgraph=True, dynamic=False, isolate_recompiles=True)
 
     def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         self.num_graphs += 1

@@ -19,7 +19,8 @@ from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
 
 BUCKETS = Buckets(widths=(1, 3), prompts=(6,), batches=(1,), shortest=10)
-LONG, LONG_BUCKETS = 100, Buckets(widths=(1, 5), prompts=(16, 32), batches=(1,), shortest=LONG)
+LONG = 100
+LONG_BUCKETS = Buckets(widths=(1, 5), prompts=(16,), shortest=LONG)
 COMPILED = ("llama", "gpt_oss")
 
 
