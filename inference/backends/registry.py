@@ -95,7 +95,8 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
 
 def has_fixed_slots(config: ModelConfig) -> bool:
     """Return whether a model has as many slots as it was compiled for, and no spare one."""
-    return config.backend in CANNOT_FORK or config.compile_policy in COMPILED_SLOTS
+    is_compiled = config.device == DEVICE or config.compile_policy in COMPILED_SLOTS
+    return config.backend in CANNOT_FORK or is_compiled
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
