@@ -108,7 +108,7 @@ class SlotCopy:
         is_copied = ((positions >= where[2:3]) & (positions < where[3:4]))[:, None]  # [num_positions, 1]
         for room in self._rooms:
             new = torch.where(is_copied, room.index_select(0, source), room.index_select(0, destination))
-            room.index_copy_(0, destination, new)
+            room.scatter_(0, destination[:, None, None, None].expand_as(new), new)
         return destination + 0
 
 

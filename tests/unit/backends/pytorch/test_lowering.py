@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from tests.support.models import tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
 
 pytestmark = pytest.mark.long
+
+SCALARS = {"tensor<f64>", "tensor<1xf64>"}
+"""Constants such as a norm's epsilon, which TorchNeuron narrows."""
 
 
 def with_changes_returned(graph: GraphModule) -> GraphModule:
@@ -53,6 +57,6 @@ def test_decode_and_prompt_graphs_lower_completely(family: str) -> None:
     passes = [text for text in texts if "stablehlo.dot" in text]
     assert (len(texts), len(passes)) == (3, 2)  # the third copies slots
     for text in passes:
-        assert text.count("stablehlo.scatter") == 2 * len(backend.passes.cache.keys)
+        assert text.count('"stablehlo.scatter"') == 2 * len(backend.passes.cache.keys)
         assert "torch." not in text
-        assert "f64" not in text
+        assert set(re.findall(r"tensor<[^>]*f64>", text)) <= SCALARS
