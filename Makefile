@@ -7,7 +7,8 @@ RUNTIME := $(VENV)/.runtime
 OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
-OTHER := build/$(notdir $(PYTHON))
+OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
+WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
 .PHONY: install demo test test-oldest test-python test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
         trainium-report gpu-report bench bench-llama proto format clean
@@ -50,12 +51,12 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OLDEST)/requirements.txt
 	touch $@
 
-# With another Python (make test-python PYTHON=python3.13), in an environment of its own: all that needs no torch, which for
-# some Pythons comes only with gigabytes of CUDA. TORCH=1 installs it too, and then all of `make test` runs.
+# With another Python (make test-python PYTHON=python3.13), in an environment of its own: what a server is made of and needs no
+# torch, which for some Pythons comes only with gigabytes of CUDA. TORCH=1 installs it too, and then all of `make test` runs.
 test-python:
 	@if ! $(PYTHON) -c 0 2> /dev/null; then echo "SKIPPED: there is no $(PYTHON) here"; exit 0; fi; \
 	$(MAKE) PYTHON=$(PYTHON) TORCH=$(TORCH) $(OTHER)/.installed \
-	    && OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(if $(TORCH),,tests/unit tests/test_layering.py)
+	    && OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(if $(TORCH),,$(WITHOUT_TORCH) tests/test_layering.py)
 
 $(OTHER)/.installed: requirements.txt requirements-dev.txt requirements-tracing.txt requirements-endpoints.txt
 	$(PYTHON) -m venv $(OTHER)

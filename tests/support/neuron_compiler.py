@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import GraphModule, Node
 
 _aten = torch.ops.aten

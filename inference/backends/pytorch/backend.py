@@ -144,10 +144,9 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     fixed = _fixed_shapes(config, device)
     first = torch.device("cpu") if fixed is not None and fixed.maker.graphs_only else device
     model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=first)
-    room = {"num_slots": config.num_slots, "max_length": max_length}
     if fixed is not None:
         try:
-            backend = TorchBackend(model, **room, fixed=fixed, device=device)
+            backend = TorchBackend(model, num_slots=config.num_slots, max_length=max_length, fixed=fixed, device=device)
             backend.warm_up()
             return backend
         except ConfigError:
@@ -159,7 +158,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
             if config.compile_policy != COMPILE_POLICIES[0]:
                 raise ConfigError(f"{message}; --compile never does without") from error
             logger.warning("%s; they run operator by operator", message)
-    return TorchBackend(model, **room)
+    return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:

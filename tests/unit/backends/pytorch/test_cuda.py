@@ -33,8 +33,7 @@ class OnHost(TorchBackend):
 @cache
 def backend_of(family: str, is_captured: bool) -> Backend:
     fixed = FixedShapes(Captured(), CAPTURED) if is_captured else None
-    room = {"num_slots": NUM_SLOTS, "max_length": MAX_LENGTH}
-    backend = OnHost(tiny_model(family), **room, fixed=fixed, device=DEVICE)  # type: ignore[arg-type]
+    backend = OnHost(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed, device=DEVICE)
     backend.warm_up()
     return backend
 

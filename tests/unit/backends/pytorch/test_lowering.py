@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.pytorch.graphs import Compiled
 from inference.backends.pytorch.shapes import Buckets
-from inference.backends.pytorch.static_pass import FixedShapes
+from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS
 from tests.support.models import tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
@@ -32,7 +32,8 @@ def with_changes_returned(graph: GraphModule) -> GraphModule:
     pure = copy.deepcopy(graph)
     output = pure.graph.output_node()
     writes = [node for node in pure.graph.nodes if node.target is torch.ops.aten.copy_.default]
-    output.args = ((*(node.args[1] for node in writes), *output.args[0]),)
+    results: Any = output.args[0]
+    output.args = ([*(node.args[1] for node in writes), *results],)
     for node in writes:
         node.replace_all_uses_with(node.args[1], delete_user_cb=lambda user: user is not output)
         pure.graph.erase_node(node)
@@ -54,6 +55,7 @@ def test_decode_and_prompt_graphs_lower_completely(family: str) -> None:
     )
     backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
     backend.warm_up()
+    assert isinstance(backend.passes, StaticPasses)
     passes = [text for text in texts if "stablehlo.dot" in text]
     assert (len(texts), len(passes)) == (3, 2)  # the third copies slots
     for text in passes:

@@ -132,7 +132,7 @@ def test_what_fills_up_leaves_the_slots_alone() -> None:
     backend = TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
     backend.forward([Span(0, 0, TOKENS[:3], 0), Span(1, 0, TOKENS[:8], 0), Span(2, 0, TOKENS[:1], 0)])
     assert isinstance(backend.passes, StaticPasses)
-    cache = backend.passes._cache
+    cache = backend.passes.cache
     for slot, end in ((0, 3), (1, 8), (2, 1)):
         for room in (*cache.keys, *cache.values):
             assert room[slot, :, :end].any()
