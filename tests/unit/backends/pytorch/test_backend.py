@@ -11,6 +11,8 @@ from transformers import DynamicCache
 
 from inference.backends.pytorch import attention
 from inference.backends.pytorch.backend import TorchBackend
+from inference.backends.pytorch.passes import EagerPasses
+from inference.backends.pytorch.slot_cache import SlotCache
 from inference.model.slots import Backend, Span
 from tests.support.backend_contract import (
     HISTORY,
@@ -28,6 +30,11 @@ from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, tiny_model
 def backend_of(family: str) -> TorchBackend:
     """One backend per family for all examples: what earlier ones left in its slots must not matter."""
     return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+
+
+def cache_of(backend: TorchBackend) -> SlotCache:
+    assert isinstance(backend.passes, EagerPasses)
+    return backend.passes._cache
 
 
 @pytest.fixture
@@ -56,8 +63,8 @@ def test_a_mask_off_by_one_is_noticed(backend: TorchBackend, monkeypatch: pytest
 
 def test_slots_that_leak_are_noticed(backend: TorchBackend) -> None:
     for layer in range(2):
-        slots = backend._cache._slot_keys[layer]
-        backend._cache._slot_keys[layer] = (slots[0], slots[1], slots[0])
+        slots = cache_of(backend)._slot_keys[layer]
+        cache_of(backend)._slot_keys[layer] = (slots[0], slots[1], slots[0])
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_matches(backend, reference("llama"), HISTORY)
 
@@ -83,15 +90,15 @@ def test_heads_without_groups() -> None:
 
 def test_stale_positions_are_never_seen(backend: TorchBackend) -> None:
     with torch.inference_mode():
-        for room in (*backend._cache.keys, *backend._cache.values):
+        for room in (*cache_of(backend).keys, *cache_of(backend).values):
             room.fill_(1e4)
     assert_matches(backend, reference("llama"), HISTORY)
 
 
 def test_other_slots_are_left_alone(backend: TorchBackend) -> None:
-    before = [room.clone() for room in (*backend._cache.keys, *backend._cache.values)]
+    before = [room.clone() for room in (*cache_of(backend).keys, *cache_of(backend).values)]
     backend.forward([Span(1, 0, TOKENS[:5], 0)])
-    for room, old in zip((*backend._cache.keys, *backend._cache.values), before, strict=True):
+    for room, old in zip((*cache_of(backend).keys, *cache_of(backend).values), before, strict=True):
         assert torch.equal(room[0], old[0])
         assert torch.equal(room[2], old[2])
         assert not torch.equal(room[1, :, :5], old[1, :, :5])
@@ -102,7 +109,8 @@ def test_a_pass_that_wants_no_logits_skips_the_head(backend: TorchBackend) -> No
     def no_head(*_: object) -> None:
         raise AssertionError("the head ran")
 
-    head = backend._model.get_output_embeddings()
+    assert isinstance(backend.passes, EagerPasses)
+    head = backend.passes._runner.model.get_output_embeddings()
     hook = head.register_forward_pre_hook(no_head)
     logits = backend.forward([Span(0, 0, TOKENS[:5], 0), Span(1, 0, TOKENS[:2], 0)])
     hook.remove()

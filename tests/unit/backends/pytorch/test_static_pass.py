@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the same logits as others; here without a compiler, or with one that generates no code."""
+"""Passes of fixed shapes give the same logits as others, left as they are or compiled without generated code."""
 
 from __future__ import annotations
 
