@@ -1,4 +1,4 @@
-"""Models to measure: the bundled pair, and random weights in Llama shapes, for which only the time means anything."""
+"""Models to measure: the bundled pair, and random weights in given shapes, for which only the time means anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 
@@ -19,7 +19,7 @@ MAX_LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Llama."""
+    """Sizes of a decoder."""
 
     hidden_size: int
     num_layers: int
@@ -36,6 +36,8 @@ SHAPES = {
     "110M": Shape(768, 12, 12, 12, 2048, 32000),
     "1B": Shape(2048, 22, 32, 4, 5632, 32000),
 }
+NUM_EXPERTS = 8
+"""Experts of a mixture, of which a token has two; together they have the weights of a Llama's MLP."""
 BUNDLED = {"target": BUNDLED_TARGET, "draft": BUNDLED_DRAFT}
 
 
@@ -50,26 +52,45 @@ def workspace(folder: Path | None) -> Iterator[Path]:
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Return a directory with this model: the bundled one if it exists, else random weights in `folder`."""
+    """Return a directory with this model: the bundled one if it exists, else random weights in `folder`.
+
+    Args:
+        name: a size of `SHAPES` for a Llama, or FAMILY-SIZE for a model of about as many weights.
+    """
     if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
         return BUNDLED[name]
     path = folder / name
     if not path.exists():
-        _random_llama(SHAPES[name]).save_pretrained(path)
+        family, _, size = name.rpartition("-")
+        _random_model(family or "llama", SHAPES[size]).save_pretrained(path)
     return path
 
 
-def _random_llama(shape: Shape) -> PreTrainedModel:
-    config = LlamaConfig(
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.num_layers,
+def _random_model(family: str, shape: Shape) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(_config(family, shape), dtype=torch.float32)
+    return model
+
+
+def _config(family: str, shape: Shape) -> PreTrainedConfig:
+    """Return the configuration of a family; one that does not know a field ignores it."""
+    experts = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
+    names = {"gpt2": {"n_embd": shape.hidden_size, "n_layer": shape.num_layers, "n_head": shape.num_heads}}
+    config: PreTrainedConfig = AutoConfig.for_model(
+        family,
+        **names.get(family, {"hidden_size": shape.hidden_size, "num_hidden_layers": shape.num_layers}),
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_kv_heads,
-        intermediate_size=shape.intermediate_size,
+        head_dim=shape.hidden_size // shape.num_heads,
+        intermediate_size=shape.intermediate_size // (NUM_EXPERTS if family == "gpt_oss" else 1),
+        moe_intermediate_size=shape.intermediate_size // NUM_EXPERTS,
+        n_inner=shape.intermediate_size,
+        **(experts if family in ("qwen3_moe", "gpt_oss") else {}),
         vocab_size=shape.vocab_size,
         max_position_embeddings=32768,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model
+    return config

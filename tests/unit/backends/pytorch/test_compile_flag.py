@@ -38,7 +38,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the compilers that were asked for, in whose places passes stay as they are."""
     asked: list[str] = []
 
-    def compiler(name: str) -> Uncompiled:
+    def compiler(name: str, **_: object) -> Uncompiled:
         asked.append(name)
         return Uncompiled()
 

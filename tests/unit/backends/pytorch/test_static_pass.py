@@ -59,7 +59,7 @@ def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int 
             held[destination] = held[source]
         spans = []
         for slot in rng.permutation(NUM_SLOTS)[: rng.integers(1, NUM_SLOTS + 1)].tolist():
-            width = int(rng.choice([1, 1, rng.integers(1, 6), rng.integers(1, 71)]))
+            width = int(rng.integers(1, (2, 2, 6, 71)[rng.integers(4)]))
             start = min(int(len(held[slot]) * rng.choice([1, 1, rng.random()])), LONG - width)
             tokens = tuple(rng.integers(DEFAULT_VOCAB_SIZE, size=width).tolist())
             held[slot] = (*held[slot][:start], *tokens)
