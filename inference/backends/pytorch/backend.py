@@ -146,13 +146,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=first)
     if fixed is not None:
         try:
-<<<<<<< HEAD
-            backend = TorchBackend(model, num_slots=config.num_slots, max_length=max_length, fixed=fixed, device=device)
-            backend.warm_up()
-            return backend
-=======
-            return _warm(model, config.num_slots, max_length, fixed)
->>>>>>> compiled
+            return _warm(model, config.num_slots, max_length, fixed, device)
         except ConfigError:
             raise
         except Exception as error:  # compilers raise errors of all kinds, such as for a layer that asks for sizes
@@ -165,9 +159,11 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
 
 
-def _warm(model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes) -> TorchBackend:
+def _warm(
+    model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes, device: torch.device
+) -> TorchBackend:
     """Return a backend whose passes are made; if one cannot be, its slots' memory is free again."""
-    backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed)
+    backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed, device=device)
     backend.warm_up()
     return backend
 
@@ -201,17 +197,12 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
         return None if device.type == "cpu" else FixedShapes(Captured(), CAPTURED)
     folder = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
     logger.info("compiled code is kept in %s", folder)
-<<<<<<< HEAD
-    return FixedShapes(Compiled("inductor"), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
-=======
-    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round whose draft tokens all stayed
     return FixedShapes(inductor(), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
 
 
 def inductor() -> Compiled:
     """Return torch's own compiler, which rearranges weights for the widths that they are multiplied with."""
     return Compiled("inductor", options={"config_patches": {"freezing": True}})
->>>>>>> compiled
 
 
 def _resolve_device(name: str) -> torch.device:
