@@ -117,6 +117,7 @@ def test_metrics_count_graphs(tmp_path: Path, uncompiled: list[str]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     checkpoint = save_tiny_model(tmp_path / "model", "gpt2")
