@@ -7,9 +7,12 @@ RUNTIME := $(VENV)/.runtime
 OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
+OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
+WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
-.PHONY: install demo test test-oldest test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak schemas suites-short \
-        trainium-report bench bench-capacity bench-load bench-llama proto format clean
+.PHONY: install demo test test-oldest test-python test-long test-release manifests ray-demo ray-test images lock audit sbom \
+        test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench bench-capacity bench-load bench-llama \
+        proto format clean
 
 install: $(STAMP)
 
@@ -47,6 +50,19 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 	mv $(OLDEST)/newest.pth $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	$(BIN)/python -m scripts.requirements --oldest > $(OLDEST)/requirements.txt
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OLDEST)/requirements.txt
+	touch $@
+
+# With another Python (make test-python PYTHON=python3.13), in an environment of its own: what a server is made of and needs no
+# torch, which for some Pythons comes only with gigabytes of CUDA. TORCH=1 installs it too, and then all of `make test` runs.
+test-python:
+	@if ! $(PYTHON) -c 0 2> /dev/null; then echo "SKIPPED: there is no $(PYTHON) here"; exit 0; fi; \
+	$(MAKE) PYTHON=$(PYTHON) TORCH=$(TORCH) $(OTHER)/.installed \
+	    && OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(if $(TORCH),,$(WITHOUT_TORCH) tests/test_layering.py)
+
+$(OTHER)/.installed: requirements.txt requirements-dev.txt requirements-tracing.txt requirements-endpoints.txt
+	$(PYTHON) -m venv $(OTHER)
+	cat $^ | grep -v "^-r$(if $(TORCH),,\|^torch==)" > $(OTHER)/requirements.txt
+	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
 	touch $@
 
 # From end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
@@ -119,7 +135,11 @@ suites-short: install
 
 # On a Trainium instance, in its own Python environment (docs/tutorials): a target without and with its draft, in figures.
 trainium-report:
-	$(PYTHON) -m scripts.trainium_report $(ARGS)
+	$(PYTHON) -m scripts.device_report $(ARGS)
+
+# The same on a GPU, where the contract suite, flips in bfloat16 and pass times come first: one page of the torch backend.
+gpu-report: install
+	$(BIN)/python -m scripts.device_report --device cuda --target_model models/target --draft_model models/draft $(ARGS)
 
 # The project's own benchmark set, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
 bench: install

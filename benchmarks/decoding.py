@@ -16,12 +16,14 @@ GREEDY = SamplingParams()
 MAX_LENGTH = 512
 
 
-def load_model(path: Path, *, backend: str, threads: int, dtype: str = "auto", max_length: int = MAX_LENGTH) -> Backend:
-    """Load a model with one slot, on CPU."""
+def load_model(
+    path: Path, *, backend: str, threads: int, dtype: str = "auto", max_length: int = MAX_LENGTH, device: str = "cpu"
+) -> Backend:
+    """Load a model with one slot."""
     config = ModelConfig(
         path,
         backend=backend,
-        device="cpu",
+        device=device,
         dtype=dtype,
         num_slots=1,
         sequence_length=max_length,

@@ -66,13 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=2048, help="of the text at most (%(default)s)")
     parser.add_argument("--width", type=int, default=8, help="of the wide passes (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
+    parser.add_argument("--device", default="cpu", help="of the torch backend (%(default)s)")
     return parser
 
 
 def _read_both(name: str, args: argparse.Namespace, sequences: Sequence[list[int]]) -> tuple[Reading, Reading]:
     """Return the readings in passes over one token, and in passes over several."""
     backend, dtype = name.split("/")
-    model = load_model(args.model, backend=backend, dtype=dtype, threads=args.threads, max_length=SEQUENCE_LENGTH)
+    device = args.device if backend == "torch" else "cpu"
+    where = {"device": device, "threads": args.threads, "max_length": SEQUENCE_LENGTH}
+    model = load_model(args.model, backend=backend, dtype=dtype, **where)
     return _read(model, sequences, 1), _read(model, sequences, args.width)
 
 
@@ -92,7 +95,8 @@ def _read(model: Backend, sequences: Sequence[list[int]], width: int) -> Reading
 
 
 def _pass(model: Backend, start: int, token_ids: list[int]) -> Array:
-    return model.forward([Span(0, start, token_ids, len(token_ids))])
+    logits = model.forward([Span(0, start, token_ids, len(token_ids))])
+    return logits.cpu().numpy() if isinstance(logits, torch.Tensor) else logits
 
 
 def _losses(logits: Array, next_ids: Sequence[int]) -> list[float]:

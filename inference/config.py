@@ -191,7 +191,8 @@ class Loading(Checked):
 
     Attributes:
         backend: inference engine: torch, onnx, neuron, ... (%(default)s: the fastest exact one).
-        device: auto, cpu, cuda, cuda:N (%(default)s: CUDA where there is one).
+        device: auto, cpu, cuda, cuda:N, neuron (%(default)s: CUDA where there is one; neuron: experimental, by backend
+            torch on TorchNeuron).
         dtype: arithmetic (%(default)s: float32 on CPU, bfloat16 elsewhere; int8: linear layers, backend onnx).
         sequence_length: limit of prompt and output together (default: the model's limit, at most 2048).
         beyond_positions: allow a --sequence_length above the positions that the model was trained for; its text may

@@ -6,20 +6,22 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
-from inference.backends.onnx.packed import packed_decoder
-from tests.support.models import CHAT_TEMPLATE, disturbed, save_tiny_model, tiny_model, tiny_tokenizer
 from tests.support.nxdi import nxdi, on_double, on_real, pytest_addoption, pytest_configure  # noqa: F401
 
 # Packed weights of models that live as long as a test belong neither into the user's cache nor into the next run's.
 _CACHE = tempfile.mkdtemp(prefix="specdec-tests-")
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["XDG_CACHE_HOME"] = _CACHE
+
+HAS_TORCH = find_spec("torch") is not None
+"""Whether everything can be tested; `make test-python` has environments without torch."""
 
 NEVER = 100_000
 """An end-of-sequence id outside the vocabulary: the model goes on to the end of its context."""
@@ -46,8 +48,24 @@ class ModelDirectories:
     endless: Path
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip files that need torch in an environment without it."""
+    report = yield
+    if not HAS_TORCH and report.failed and "No module named 'torch'" in report.longreprtext:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "Skipped: it needs torch")
+    return report
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
+    torch = pytest.importorskip("torch", exc_type=ModuleNotFoundError)
+
+    from inference.backends.onnx.packed import packed_decoder
+    from tests.support.models import CHAT_TEMPLATE, save_tiny_model
+
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("models")
     directories = ModelDirectories(
@@ -66,6 +84,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
 
 
 def _save_related(directory: Path) -> Path:
+    from tests.support.models import disturbed, tiny_model, tiny_tokenizer
+
     disturbed(tiny_model("llama", seed=1)).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory

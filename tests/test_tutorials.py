@@ -27,7 +27,7 @@ from inference.cli.roles.registry import ROLES, parser_of, settings_of
 from inference.config import BUNDLED_TARGET, ROOT, model_name
 from inference.errors import ConfigError
 from inference.gateway.schema import ChatBody, CompletionBody
-from scripts.trainium_report import __main__ as trainium_report
+from scripts.device_report import __main__ as device_report
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FOREIGN = {
@@ -116,7 +116,7 @@ def check_make(words: list[str]) -> None:
     assert words[0] == "trainium-report"
     assert "trainium-report:" in (ROOT / "Makefile").read_text()
     arguments = shlex.split(words[1].removeprefix("ARGS=")) if len(words) > 1 else []
-    for variant in trainium_report._variants(trainium_report._parse(arguments)):
+    for variant in device_report._variants(device_report._parse(arguments)):
         check_role(variant.arguments)
 
 
@@ -193,8 +193,8 @@ def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monk
 
 
 def test_the_report_compares_like_with_like_without_a_configuration() -> None:
-    args = trainium_report._parse(["--target_model", "a", "--draft_model", "b", "--", "--batch", "2"])
-    assert [regime(variant.arguments)[0] for variant in trainium_report._variants(args)] == [False, False]
+    args = device_report._parse(["--target_model", "a", "--draft_model", "b", "--", "--batch", "2"])
+    assert [regime(variant.arguments)[0] for variant in device_report._variants(args)] == [False, False]
 
 
 def test_every_configuration_file_has_a_page() -> None:

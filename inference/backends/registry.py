@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from inference.backends.neuron.environment import DEVICE, take_cores
 from inference.config import NO_TIME, ModelConfig
 from inference.errors import ConfigError, RoomError
 from inference.model.decoder import CompiledDecoder, Decide
@@ -94,7 +95,8 @@ def load_decoder(target: ModelConfig, draft: ModelConfig | None, decide: Decide)
 
 def has_fixed_slots(config: ModelConfig) -> bool:
     """Return whether a model has as many slots as it was compiled for, and no spare one."""
-    return config.backend in CANNOT_FORK or config.compile_policy in COMPILED_SLOTS
+    is_compiled = config.device == DEVICE or config.compile_policy in COMPILED_SLOTS
+    return config.backend in CANNOT_FORK or is_compiled
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
@@ -126,11 +128,11 @@ def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
 
 def _load_fastest(config: ModelConfig) -> Backend:
     if config.device == "auto" and any(DEVICES.glob("neuron[0-9]*")):
-        unused = "model %s: this machine has Neuron devices, and they stay idle: only --backend neuron uses them"
+        unused = "model %s: this machine has Neuron devices, and they stay idle without --backend or --device neuron"
         logger.warning(unused, config.name)
     if config.dtype == "int8":
         return _load("onnx", config)
-    if config.device == "auto" and _has_cuda():
+    if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
         return _load("torch", config)
     try:
         return _load("onnx", config)
@@ -153,6 +155,8 @@ def _has_cuda() -> bool:
 def _load(name: str, config: ModelConfig) -> Backend:
     if name not in LOADERS:
         raise ConfigError(f"backend {name} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
+    if config.device == DEVICE:  # importing torch starts the device's runtime, which then has its cores
+        take_cores(config.neuron.cores, tp_degree=1)
     try:
         load = _function(LOADERS[name])
     except ModuleNotFoundError as error:

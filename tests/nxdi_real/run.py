@@ -23,7 +23,7 @@ TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hyp
 TEST_FILES = ("requirements-dev.txt", "requirements-endpoints.txt")
 TESTS = (
     *("tests/unit/backends/neuron", "tests/nxdi_real"),
-    *("tests/integration/test_neuron_servers.py", "tests/integration/test_trainium_report.py"),
+    *("tests/integration/test_neuron_servers.py", "tests/integration/test_device_report.py"),
 )
 NUM_PROCESSES = 2
 

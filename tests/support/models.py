@@ -79,7 +79,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {**_GROUPED, "num_key_value_heads": 1, "head_dim": 16},
     "gemma2": {**_GEMMA, **_CAPPED},
     "gemma3_text": _GEMMA,
-    "gemma3": {"text_config": _GEMMA, "vision_config": _VISION},
+    "gemma3": {"text_config": _GEMMA, "vision_config": _VISION, "image_token_id": DEFAULT_VOCAB_SIZE - 1},
     "gpt_oss": {**_GROUPED, **_MIXED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granite": {
         **_GROUPED,

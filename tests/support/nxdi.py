@@ -15,8 +15,6 @@ import pytest
 
 from inference.config import ROOT
 from tests import nxdi_real
-from tests.support import nxdi_double
-from tests.support.nxdi_double.application import NeuronApplication
 
 OPTION = "--nxdi"
 
@@ -44,6 +42,8 @@ class Nxdi:
     def application_class(self) -> Any:
         """The class whose `compile` and `save_quantized_state_dict` every model's class inherits."""
         if not self.is_real:
+            from tests.support.nxdi_double.application import NeuronApplication
+
             return NeuronApplication
         from neuronx_distributed_inference.models import application_base
 
@@ -51,6 +51,9 @@ class Nxdi:
 
 
 def _double() -> Nxdi:
+    from tests.support import nxdi_double  # imports torch
+    from tests.support.nxdi_double.application import NeuronApplication
+
     def python_path(folder: Path) -> str:
         return f"{nxdi_double.write_packages(folder)}{os.pathsep}{ROOT}"
 

@@ -32,6 +32,8 @@ FORMAT = 2
 OLDEST_NXDI = (0, 7)
 """Release of SDK 2.27; the interfaces that this backend uses were checked from it on."""
 TORCH_NEURONX = "torch-neuronx"
+DEVICE = "neuron"
+"""Name of the device, and of the compiler, that TorchNeuron adds to PyTorch."""
 OLDEST_TORCH_NEURON = (2, 10)
 """First release that is TorchNeuron, with none of the old modules; NxDI runs on PyTorch/XLA, torch-neuronx to 2.9."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
@@ -57,6 +59,16 @@ def require_nxdi() -> None:
             f"backend neuron needs NxD Inference {oldest} or newer, this Python has {version_of(NXDI)}, of Neuron SDK "
             f"2.26 or older: take an image of a later SDK, such as {IMAGE}"
         )
+
+
+def require_torch_neuron() -> None:
+    """Raise ConfigError unless TorchNeuron is installed, which adds its device to PyTorch."""
+    if _release_of(TORCH_NEURONX) < OLDEST_TORCH_NEURON:
+        raise ConfigError(
+            f"device {DEVICE} needs TorchNeuron, which is {TORCH_NEURONX} 2.13 or newer, of Neuron SDK 2.33 or later; "
+            f"the version in this Python is {version_of(TORCH_NEURONX)} (docs/torchneuron.md)"
+        )
+    load_module("torch_neuronx")
 
 
 def toolchain() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from inference.backends.architectures import require_supported_config, require_supported_model, resolve_length
 from inference.backends.checkpoint import load_config, load_weights
 from inference.backends.digests import user_cache
+from inference.backends.neuron.environment import DEVICE, require_torch_neuron
 from inference.backends.pytorch.attention import SlotPass
 from inference.backends.pytorch.graphs import Captured, Compiled
 from inference.backends.pytorch.packed_linear import pack_linears
@@ -43,20 +44,29 @@ class TorchBackend:
 
     Args:
         fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.
+        device: where to compute, once the model was asked what it stores where it is now; None is there.
 
     Attributes:
         passes: what runs the model, on spans that have been checked.
 
     Raises:
         UnsupportedModelError: slots of keys and values cannot carry this architecture.
+        ConfigError: the device has not enough memory.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, num_slots: int, max_length: int, fixed: FixedShapes | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        max_length: int,
+        fixed: FixedShapes | None = None,
+        device: torch.device | None = None,
     ) -> None:
         require_supported_config(model.config, max_length, windows=True)
         require_supported_model(model)
         runner = ModelRunner(model, max_length)
+        _move(model, device or model.device)
         self.vocab_size, self.num_slots, self.max_length = runner.vocab_size, num_slots, max_length
         self.arithmetic = f"torch {model.dtype} {model.device.type}{'' if fixed is None else fixed.maker.arithmetic}"
         kind = {"dtype": model.dtype, "device": model.device}
@@ -113,6 +123,13 @@ def _pack_linears(runner: ModelRunner, cache: SlotCache) -> None:
     pack_linears(runner.model, lambda: runner.logits(inputs, slot_pass))
 
 
+def _move(model: PreTrainedModel, device: torch.device) -> None:
+    try:
+        model.to(device)
+    except RuntimeError as error:  # of which a lack of memory is one
+        raise ConfigError(f"the model's weights do not go into the memory of device {device}: {error}") from error
+
+
 def load_torch_backend(config: ModelConfig) -> TorchBackend:
     """Load a checkpoint from its directory; never from the network.
 
@@ -124,24 +141,29 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     require_supported_config(model_config, max_length, windows=True)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     device = _resolve_device(config.device)
-    model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=device)
     fixed = _fixed_shapes(config, device)
+    first = torch.device("cpu") if fixed is not None and fixed.maker.graphs_only else device
+    model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=first)
     if fixed is not None:
         try:
-            return _warm(model, config.num_slots, max_length, fixed)
+            return _warm(model, config.num_slots, max_length, fixed, device)
         except ConfigError:
             raise
         except Exception as error:  # compilers raise errors of all kinds, such as for a layer that asks for sizes
             message = f"model {config.name}: its passes cannot be {fixed.maker.name}: {error}"
+            if fixed.maker.graphs_only:
+                raise ConfigError(f"{message}; this device runs nothing else") from error
             if config.compile_policy != COMPILE_POLICIES[0]:
                 raise ConfigError(f"{message}; --compile never does without") from error
             logger.warning("%s; they run operator by operator", message)
     return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
 
 
-def _warm(model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes) -> TorchBackend:
+def _warm(
+    model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes, device: torch.device
+) -> TorchBackend:
     """Return a backend whose passes are made; if one cannot be, its slots' memory is free again."""
-    backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed)
+    backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed, device=device)
     backend.warm_up()
     return backend
 
@@ -158,14 +180,23 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | None:
-    """Return how passes of fixed shapes are made on a device; None where they run as they come."""
+    """Return how passes of fixed shapes are made on a device; None where they run as they come.
+
+    Raises:
+        ConfigError: the device runs nothing but compiled passes, and `--compile never` asks for others.
+    """
+    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round whose draft tokens all stayed
+    if config.device == DEVICE:
+        if config.compile_policy == "never":
+            raise ConfigError(f"compile never: device {DEVICE} runs nothing but compiled passes")
+        buckets = Buckets(widths=(1, widest), prompts=(128, 512), shortest=1024)
+        return FixedShapes(Compiled(DEVICE, graphs_only=True), buckets)
     if config.compile_policy == "never":
         return None
     if config.compile_policy == "auto":
         return None if device.type == "cpu" else FixedShapes(Captured(), CAPTURED)
     folder = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
     logger.info("compiled code is kept in %s", folder)
-    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round whose draft tokens all stayed
     return FixedShapes(inductor(), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
 
 
@@ -177,12 +208,14 @@ def inductor() -> Compiled:
 def _resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == DEVICE:
+        require_torch_neuron()
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device {name} is not a torch device") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name} is neither cpu nor cuda")
+    if name != DEVICE and device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name} is none of cpu, cuda, cuda:N and {DEVICE}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name} is not among the {torch.cuda.device_count()} CUDA devices here")
     return device

@@ -26,14 +26,14 @@ class Maker(Protocol):
         name: how its graphs came to be, for logs.
         num_graphs: number of graphs made so far.
         arithmetic: what the compiler adds to the backend's `arithmetic`: other compilers round differently.
-        plain_attention: whether attention must be plain operations, because the compiler would take torch's fused one
-            apart.
+        graphs_only: whether the device runs nothing but graphs. Then copies of slots are graphs too, and attention is
+            plain operations, because such a compiler would take torch's fused one apart.
     """
 
     name: str
     num_graphs: int
     arithmetic: str
-    plain_attention: bool
+    graphs_only: bool
 
     def make(self, run: Run) -> Run:
         """Return what runs the pass from now on; it may be made at its first run."""
@@ -42,7 +42,7 @@ class Maker(Protocol):
 class Uncompiled:
     """Maker that leaves passes as they are: fixed shapes without a compiler, for tests."""
 
-    name, arithmetic, plain_attention = "left as they are", "", False
+    name, arithmetic, graphs_only = "left as they are", "", False
 
     def __init__(self) -> None:
         self.num_graphs = 0
@@ -56,7 +56,7 @@ class Uncompiled:
 class Captured:
     """Maker of CUDA graphs. On a GPU decoding is bound by launching kernels from Python; a graph is one launch."""
 
-    name, arithmetic, plain_attention = "captured as CUDA graphs", "", False
+    name, arithmetic, graphs_only = "captured as CUDA graphs", "", False
 
     def __init__(self) -> None:
         self.num_graphs = 0
@@ -87,16 +87,17 @@ class Compiled:
 
     Args:
         backend: a compiler as `torch.compile` takes it: its name, or a function.
+        graphs_only: see `Maker`.
         options: further arguments of the compiler.
     """
 
     def __init__(
-        self, backend: str | Callable[..., Any], *, plain_attention: bool = False, options: dict[str, Any] | None = None
+        self, backend: str | Callable[..., Any], *, graphs_only: bool = False, options: dict[str, Any] | None = None
     ) -> None:
         compiler = backend if isinstance(backend, str) else type(backend).__name__
         self.name, self.arithmetic = f"compiled by {compiler}", f" {compiler}"
         self.num_graphs = 0
-        self.plain_attention = plain_attention
+        self.graphs_only = graphs_only
         self._backend = lookup_backend(backend)
         self._options = options or {}
 

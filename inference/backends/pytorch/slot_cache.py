@@ -88,6 +88,30 @@ class SlotCache:
             rooms[destination_slot].narrow(2, start, end - start).copy_(source)
 
 
+class SlotCopy:
+    """The copying of positions from one slot to another in fixed shapes, for devices that run nothing but graphs.
+
+    Attributes:
+        where: source slot, destination slot, first position, and the position after the last; [4].
+    """
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._rooms = [*cache.keys, *cache.values]
+        device = self._rooms[0].device
+        self._all_positions = torch.arange(self._rooms[0].shape[2]).to(device)
+        self.where = torch.zeros(4, dtype=torch.long).to(device)
+
+    def run(self) -> torch.Tensor:
+        """Copy as `where` says, which is what a graph is made of; return the slots that were written, [1]."""
+        where, positions = self.where, self._all_positions
+        source, destination = where[0:1], where[1:2]
+        is_copied = ((positions >= where[2:3]) & (positions < where[3:4]))[:, None]  # [num_positions, 1]
+        for room in self._rooms:
+            new = torch.where(is_copied, room.index_select(0, source), room.index_select(0, destination))
+            room.scatter_(0, destination[:, None, None, None].expand_as(new), new)
+        return destination + 0
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros that take memory of a CPU only as they are written."""
     if device.type != "cpu":

@@ -22,7 +22,7 @@ from inference.backends.pytorch.attention import Options, changes_scores, scored
 from inference.backends.pytorch.graphs import Maker, Run
 from inference.backends.pytorch.runner import ModelRunner
 from inference.backends.pytorch.shapes import Buckets, Shape, Shapes
-from inference.backends.pytorch.slot_cache import SlotCache
+from inference.backends.pytorch.slot_cache import SlotCache, SlotCopy
 from inference.backends.spans import wanted_rows
 from inference.model.slots import GraphCounts, Span
 
@@ -51,8 +51,8 @@ class StaticPass:
         self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
         # Of each token its id, its position, and the place where keys and values are written; then the spans' slots.
-        self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long, device=device)
-        self._all_positions = torch.arange(shape.length, device=device)
+        self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long).to(device)
+        self._all_positions = torch.arange(shape.length).to(device)
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
 
     def fill(self, spans: Sequence[Span]) -> None:
@@ -146,24 +146,33 @@ class StaticPasses:
     """The `Passes` of fixed shapes: no pass has another shape, prompts neither.
 
     Args:
-        cache: slots with a spare position after each.
         fixed: sizes of the shapes, and what makes their graphs.
+
+    Attributes:
+        cache: slots with a spare position after each.
+        maker: maker of the graphs.
+        shapes: all shapes that a pass may have.
     """
 
     def __init__(self, runner: ModelRunner, cache: SlotCache, fixed: FixedShapes) -> None:
         self._runner = runner
-        self._cache = cache
-        self._maker = fixed.maker
+        self.cache = cache
+        self.maker = fixed.maker
         self.shapes = Shapes(fixed.buckets, num_slots=cache.num_slots, max_length=cache.max_length)
         self.widest = self.shapes.widths[-1]
         self.widest_part = self.shapes.prompts[-1] if self.shapes.prompts else 0
         self._made: dict[Shape, tuple[StaticPass, Run]] = {}
+        self._copy: tuple[SlotCopy, Run] | None = None  # where the device runs nothing but graphs
+        if self.maker.graphs_only:
+            copy = SlotCopy(cache)
+            self._copy = copy, self.maker.make(copy.run)
         self._num_early = 0  # graphs, once all are made
+        self._num_threads = torch.get_num_threads()
 
     @property
     def graphs(self) -> GraphCounts:
         """See `Passes`."""
-        num_graphs = self._maker.num_graphs
+        num_graphs = self.maker.num_graphs
         return GraphCounts(num_graphs, num_graphs - (self._num_early or num_graphs))
 
     def warm_up(self) -> None:
@@ -173,11 +182,12 @@ class StaticPasses:
         for num_made, shape in enumerate(shapes):
             if time.monotonic() - reported >= REPORT_EVERY_S:
                 reported = time.monotonic()
-                logger.info("%d of %d passes %s, %.0f s", num_made, len(shapes), self._maker.name, reported - started)
+                logger.info("%d of %d passes %s, %.0f s", num_made, len(shapes), self.maker.name, reported - started)
             self._run(shape, [Span(slot, 0, (0,) * shape.width, 0) for slot in range(shape.batch)])
+        self.fork(0, 0, 0, 0)
         seconds = time.monotonic() - started
-        logger.info("%d passes %s: %d graphs, %.1f s", len(shapes), self._maker.name, self._maker.num_graphs, seconds)
-        self._num_early = self._maker.num_graphs
+        logger.info("%d passes %s: %d graphs, %.1f s", len(shapes), self.maker.name, self.maker.num_graphs, seconds)
+        self._num_early = self.maker.num_graphs
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """See `Passes`; rows of a span that took several passes are joined."""
@@ -194,19 +204,36 @@ class StaticPasses:
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """See `Passes`."""
-        self._cache.fork(source_slot, destination_slot, start, end)
+        if self._copy is None:
+            self.cache.fork(source_slot, destination_slot, start, end)
+            return
+        copy, run = self._copy
+        self._keep_threads()
+        copy.where.copy_(torch.tensor([source_slot, destination_slot, start, end]))
+        run()
+
+    def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
+        """Start one pass; return it and the logits of all its rows, for which a device may have to be waited."""
+        self._keep_threads()
+        static, run = self._made.get(shape) or self._make(shape)
+        static.fill(spans)
+        return static, run()
+
+    def _keep_threads(self) -> None:
+        """Set the number of threads that graphs were made for: torch compiles them again for another."""
+        if torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
 
     def _run(self, shape: Shape, spans: Sequence[Span]) -> Tensor:
         """Run one pass; return the rows that its spans want, a copy."""
-        static, run = self._made.get(shape) or self._make(shape)
-        static.fill(spans)
-        logits, rows = run(), torch.tensor(static.rows(spans), dtype=torch.long)
+        static, logits = self.launch(shape, spans)
+        rows = torch.tensor(static.rows(spans), dtype=torch.long)
         if logits.device.type != "cuda":  # elsewhere a selection is one more thing to compile, per number of rows
             return logits.cpu().index_select(0, rows)
         return logits.index_select(0, rows.to(logits.device, non_blocking=True))
 
     def _make(self, shape: Shape) -> tuple[StaticPass, Run]:
-        static = StaticPass(self._cache, shape, plain_attention=self._maker.plain_attention)
+        static = StaticPass(self.cache, shape, plain_attention=self.maker.graphs_only)
         static.fill([])
-        self._made[shape] = static, self._maker.make(lambda: static.logits(self._runner))
+        self._made[shape] = static, self.maker.make(lambda: static.logits(self._runner))
         return self._made[shape]

@@ -121,7 +121,7 @@ def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:
             "sequence_length 129 is above the 128 positions of model .*: --beyond_positions goes beyond",
         ),
         ({"device": "abacus"}, "device abacus is not a torch device"),
-        ({"device": "meta"}, "device meta is neither cpu nor cuda"),
+        ({"device": "meta"}, "device meta is none of cpu, cuda, cuda:N and neuron"),
         ({"device": "cuda:99"}, "device cuda:99 is not among the"),
         ({"backend": "abacus"}, "backend abacus is none of .*torch"),
     ],

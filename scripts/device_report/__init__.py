@@ -1,4 +1,4 @@
-"""Report for a user with a Trainium device: figures of the target alone and of a fused pair, one after the other.
+"""Report for a user with a device: figures of the target alone and of a fused pair, one after the other.
 
 Starts main.py's own servers and lets `comparison` measure each as an endpoint. Adds the table of docs/tutorials and the
 bundle to send with a report of a fault. Start reading: `__main__.py`.

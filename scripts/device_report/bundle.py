@@ -18,12 +18,12 @@ from typing import Any
 
 from inference.backends.neuron.storage.artifacts import artifacts_root
 from inference.backends.neuron.storage.store import MANIFEST, publications
-from scripts.trainium_report.tables import by_kind
-from scripts.trainium_report.variant import Variant
+from scripts.device_report.tables import by_kind
+from scripts.device_report.variant import Variant
 
 PREFIXES = ("NEURON_", "XLA_", "UNSAFE_FP8FNCAST", "BASE_COMPILE_WORK_DIR")
 PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed", "neuronx-distributed-inference")
-COMMANDS = (["neuron-ls"], ["lscpu"], ["free", "-g"], ["uname", "-srm"])
+COMMANDS = (["neuron-ls"], ["nvidia-smi"], ["lscpu"], ["free", "-g"], ["uname", "-srm"])
 TIMEOUT_S = 60
 
 

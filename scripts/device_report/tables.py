@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from comparison.report.service import values_of
-from scripts.trainium_report.variant import Variant
+from scripts.device_report.steps import Done
+from scripts.device_report.variant import Variant
 
 SHOWN = ("p50", "p99")
 COUNTED = (
@@ -15,9 +16,10 @@ COUNTED = (
 )
 
 
-def report(variants: Sequence[Variant], failure: str | None) -> str:
-    """Return the page as Markdown."""
-    lines = ["# Without and with a draft", ""]
+def report(variants: Sequence[Variant], failure: str | None, steps: Sequence[Done] = ()) -> str:
+    """Return the page as Markdown: the device's own steps first, then the servers."""
+    lines = [line for done in steps for line in done.lines()]
+    lines += ["# Without and with a draft", ""]
     for variant in variants:
         start = "did not start" if variant.start_s is None else f"served after {variant.start_s:.0f} s"
         lines.append(f"- {variant.name}: `main.py {' '.join(variant.arguments)}` ({start})")

@@ -6,12 +6,16 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from comparison.plan.config import Contender, Topology
 from comparison.plan.grid import Cell, Sample
 from comparison.run.record import RequestRecord
-from scripts.trainium_report.bundle import write_bundle
-from scripts.trainium_report.tables import by_kind, report
-from scripts.trainium_report.variant import Variant
+from scripts.device_report.__main__ import main
+from scripts.device_report.bundle import write_bundle
+from scripts.device_report.steps import Step
+from scripts.device_report.tables import by_kind, report
+from scripts.device_report.variant import Variant
 from tests.support.samples import record
 
 TARGET, FUSED = Contender(Topology.TARGET), Contender(Topology.FUSED)
@@ -58,3 +62,25 @@ def test_all_figures_are_rows_for_a_spreadsheet(tmp_path: Path) -> None:
         alone, pair = csv.DictReader(file)
     assert (alone["variant"], alone["kind"], float(alone["ttft_s_p50"])) == (TARGET.name, "kind", 0.02)
     assert (pair["error_code_frequency_UNAVAILABLE"], alone["error_code_frequency_UNAVAILABLE"]) == ("1", "")
+
+
+def test_the_page_has_each_step_and_whether_it_passed(tmp_path: Path) -> None:
+    passed = Step("Passes of a kind", ("timeit", "-n1", "-r1", "pass")).run(tmp_path)
+    failed = Step("Contract suite", ("timeit", "-n1", "-r1", "1/0")).run(tmp_path)
+    page = report([variant(TARGET)], None, [passed, failed])
+    assert (passed.passed, failed.passed) == (True, False)
+    assert page.index("## Passes of a kind\n") < page.index("## Contract suite (failed)") < page.index("# Without and")
+    assert "ZeroDivisionError" in page
+    assert "1 loop, best of 1" in (tmp_path / "passes_of_a_kind.log").read_text()
+
+
+@pytest.mark.parametrize(("device", "reason"), [("cuda", "sees no GPU here"), ("neuron", "needs TorchNeuron")])
+def test_a_missing_device_ends_the_report(
+    device: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", exc_type=ModuleNotFoundError)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "report"
+    assert main(["--device", device, "--target_model", "A", "--draft_model", "B", f"--output={output}"]) == 2
+    assert reason in capsys.readouterr().err
+    assert not output.exists()

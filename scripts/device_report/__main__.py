@@ -1,6 +1,7 @@
-"""Command `make trainium-report`: measures a target without and with its draft, and packs what explains the figures.
+"""Command of `make trainium-report` and `make gpu-report`: measures a target without and with its draft on a device.
 
-It runs one server at a time, since on most instances each takes every core. It writes the bundle even if a server
+With --device the torch backend computes there, and its own tests and benchmarks run first. One server runs at a time,
+since on most instances each takes every core. The bundle of what explains the figures is written even if a server
 failed, because then the bundle is needed most.
 """
 
@@ -15,29 +16,51 @@ from pathlib import Path
 
 from comparison.plan.flags import BUNDLED_PROMPT_FILES
 from inference.cli.roles.registry import parser_of
-from inference.errors import SpecDecError
-from scripts.trainium_report.bundle import write_bundle
-from scripts.trainium_report.tables import report
-from scripts.trainium_report.variant import Variant
+from inference.errors import ConfigError, SpecDecError
+from scripts.device_report.bundle import write_bundle
+from scripts.device_report.steps import STEPS, Done, require_device
+from scripts.device_report.tables import report
+from scripts.device_report.variant import Variant
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the report; return 0, or 1 if a server or a request failed. Wrong flags exit with code 2."""
     args = _parse(arguments)
     output: Path = args.output
-    output.mkdir(parents=True, exist_ok=True)
     failure = None
     variants = _variants(args)
+    try:
+        steps = _steps_done(args)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     try:
         asyncio.run(_measure_all(args, variants))
     except SpecDecError as error:
         failure = str(error)
         print(f"error: {failure}", file=sys.stderr)
-    text = report(variants, failure)
+    text = report(variants, failure, steps)
     (output / "report.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"send this file with a report of a fault: {write_bundle(output, variants, _files(args))}")
-    return 1 if failure or any(variant.failures for variant in variants) else 0
+    failed = any(variant.failures for variant in variants) or not all(done.passed for done in steps)
+    return 1 if failure or failed else 0
+
+
+def _steps_done(args: argparse.Namespace) -> list[Done]:
+    """Run the steps of the device; without --device there are none.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if args.device is not None:
+        require_device(args.device)
+    args.output.mkdir(parents=True, exist_ok=True)
+    done = []
+    for step in STEPS[args.device](args.target_model) if args.device else ():
+        print(f"{step.title}: python -m {' '.join(step.arguments)}", file=sys.stderr, flush=True)
+        done.append(step.run(args.output))
+    return done
 
 
 async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
@@ -82,7 +105,8 @@ def _files(args: argparse.Namespace) -> list[Path]:
 
 
 def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[str]:
-    return [*(f"--config={file}" for file in files or []), "--no-prefix_caching", *args.server_flags]
+    device = [] if args.device is None else ["--backend=torch", f"--device={args.device}"]
+    return [*(f"--config={file}" for file in files or []), "--no-prefix_caching", *device, *args.server_flags]
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -90,21 +114,24 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     where = [*arguments, "--"].index("--")
     args = parser().parse_args(arguments[:where])
     args.server_flags = list(arguments[where + 1 :])
+    args.output = args.output or Path("reports") / f"{args.device or 'trainium'}_{time.strftime('%Y%m%d_%H%M%S')}"
     return args
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's own flags."""
     built = argparse.ArgumentParser(
-        prog="make trainium-report ARGS=...", description=__doc__, epilog="After --: flags of both servers (main.py)."
+        prog="python -m scripts.device_report", description=__doc__, epilog="After --: flags of both servers (main.py)."
     )
+    text = "compute with backend torch on this device, after its steps; without it the servers' flags decide"
+    built.add_argument("--device", choices=sorted(STEPS), help=text)
     built.add_argument("--target_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--draft_model", required=True, metavar="DIR", help="directory or hub id")
     built.add_argument("--config", type=Path, action="append", metavar="FILE", help="for both servers, in configs/")
     text = "another target to run without a draft, such as one in bfloat16; its tokenizer must be the same"
     built.add_argument("--baseline_model", metavar="DIR", help=text)
     built.add_argument("--baseline_config", type=Path, action="append", metavar="FILE", help="instead of --config")
-    built.add_argument("--output", type=Path, default=Path("reports") / time.strftime("trainium_%Y%m%d_%H%M%S"))
+    built.add_argument("--output", type=Path, metavar="DIR", help="default: reports/DEVICE_TIME")
     built.add_argument("--prompt_file", type=Path, action="append", metavar="FILE", help="one kind of prompts each")
     built.add_argument("--prompt_tokens", type=int, default=128, metavar="N", help="length of prompts (%(default)s)")
     built.add_argument("--output_tokens", type=int, default=512, metavar="N", help="length of answers (%(default)s)")

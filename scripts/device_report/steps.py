@@ -1,0 +1,84 @@
+"""Steps of a report before its servers: tests and benchmarks of this project, run on the device one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.config import ROOT
+from inference.errors import ConfigError
+
+TIMEOUT_S = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Command of the project, and what came of it.
+
+    Attributes:
+        title: heading in the report.
+        arguments: arguments of `python -m`.
+    """
+
+    title: str
+    arguments: tuple[str, ...]
+
+    def run(self, output: Path) -> Done:
+        """Run the command in the project's folder; its output is kept in a file of `output`, too."""
+        command = [sys.executable, "-m", *self.arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        text = done.stdout + done.stderr
+        (output / f"{self.title.lower().replace(' ', '_')}.log").write_text(text, encoding="utf-8")
+        shown = done.stdout if done.returncode == 0 else text
+        lines = [line for line in shown.rstrip().splitlines() if not line.startswith('{"benchmark"')]  # is for programs
+        return Done(self, done.returncode == 0, "\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Step that has ended: whether it passed, and its output, with its errors if it failed."""
+
+    step: Step
+    passed: bool
+    text: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield the step's section of the page."""
+        verdict = "" if self.passed else " (failed)"
+        yield from (f"## {self.step.title}{verdict}", "", f"`python -m {' '.join(self.step.arguments)}`", "")
+        yield from ("```", self.text, "```", "")
+
+
+def cuda_steps(model: str) -> list[Step]:
+    """Return what says whether the torch backend is right on a GPU, and how fast its passes are."""
+    flips = ("--device=cuda", "--engines=torch/float32,torch/bfloat16", f"--model={model}")
+    return [
+        Step("Contract suite", ("pytest", "-q", "tests/unit/backends/pytorch/test_cuda.py")),
+        Step("Flips in bfloat16", ("benchmarks.flips", *flips)),
+        Step("Passes", ("benchmarks.device", "--device=cuda", f"--model={model}")),
+    ]
+
+
+def neuron_steps(model: str) -> list[Step]:
+    """Return what is to be measured first on a device that TorchNeuron drives (docs/torchneuron.md)."""
+    return [Step("Passes", ("benchmarks.device", "--device=neuron", f"--model={model}"))]
+
+
+STEPS: dict[str, Callable[[str], Sequence[Step]]] = {"cuda": cuda_steps, "neuron": neuron_steps}
+"""Device -> its steps for the directory of a target."""
+
+
+def require_device(name: str) -> None:
+    """Raise ConfigError unless this Python's torch can compute on the device."""
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        built = "a build with CUDA" if torch.version.cuda else "a build without CUDA"
+        raise ConfigError(f"device cuda: torch {torch.__version__} ({built}) sees no GPU here, so nothing was measured")
+    if name == "neuron":
+        from inference.backends.neuron.environment import require_torch_neuron
+
+        require_torch_neuron()

@@ -1,0 +1,136 @@
+"""The stand-in for TorchNeuron's compiler refuses what that compiler refuses, so that suites over it mean something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+
+from tests.support.neuron_compiler import NeuronCompiler
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _whole_graphs() -> Iterator[None]:
+    """Let Dynamo hand over what it would refuse by itself, so that the compiler under test must."""
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+    torch.compiler.reset()
+
+
+def compiled(function: Function, compiler: NeuronCompiler, **options: bool) -> Function:
+    given = {"fullgraph": True, "dynamic": False, **options}
+    return torch.compile(function, backend=compiler, **given)  # type: ignore[call-overload, no-any-return]
+
+
+def slots() -> tuple[Tensor, Tensor]:
+    return torch.arange(24.0).reshape(4, 6), torch.tensor([0, 2])
+
+
+def write_rows(room: Tensor, rows: Tensor) -> Tensor:
+    flat = room.view(2, 2, 6).flatten(0, 1)
+    flat.scatter_(0, rows[:, None].expand(2, 6), torch.ones(2, 6))
+    room[:, :2] = 3.0
+    room.narrow(1, 4, 2).copy_(torch.zeros(4, 2))
+    return (room[:, :4].index_select(0, rows) @ room[:, :4].T).softmax(1)
+
+
+def write_by_out(room: Tensor, rows: Tensor) -> Tensor:
+    torch.mul(room, 2.0, out=room)
+    return room.sum() + rows
+
+
+def write_an_unseen_view(room: Tensor, rows: Tensor) -> Tensor:
+    room.diagonal().fill_(1.0)
+    return room.sum() + rows
+
+
+def write_by_mask(room: Tensor, rows: Tensor) -> Tensor:
+    room[room > 5] = 0.0
+    return room.sum() + rows
+
+
+def select_by_mask(room: Tensor, rows: Tensor) -> Tensor:
+    return room[room > 5] * 2
+
+
+def look_for_ones(room: Tensor, rows: Tensor) -> Tensor:
+    return (room > 5).nonzero()
+
+
+def look_at_a_value(room: Tensor, rows: Tensor) -> Tensor:
+    return room * rows[0].item()
+
+
+def count_to_a_value(room: Tensor, rows: Tensor) -> Tensor:
+    return torch.arange(int(rows[1].item()))
+
+
+def repeat_by_data(room: Tensor, rows: Tensor) -> Tensor:
+    return room[:2].repeat_interleave(rows, dim=0)
+
+
+def compute_in_64_bits(room: Tensor, rows: Tensor) -> Tensor:
+    return (room.double() / 3).float()
+
+
+def rotate_by_complex_numbers(room: Tensor, rows: Tensor) -> Tensor:
+    return torch.view_as_real(torch.view_as_complex(room.view(4, 3, 2)) * 1j)
+
+
+REFUSED: dict[Function, str] = {
+    write_by_out: "1 inputs are changed, but the alias analysis finds 0",
+    write_an_unseen_view: "1 inputs are changed, but the alias analysis finds 0",
+    write_by_mask: "has a boolean index",
+    select_by_mask: "dynamic shape .* of index",
+    look_for_ones: "dynamic shape .* of nonzero",
+    look_at_a_value: "a number that depends on data",
+    count_to_a_value: "a number that depends on data",
+    repeat_by_data: "dynamic shape .* of repeat_interleave",
+    compute_in_64_bits: "torch.float64 of",
+    rotate_by_complex_numbers: "torch.complex64 of",
+}
+
+
+def test_a_pass_over_slots_is_compiled_once() -> None:
+    compiler = NeuronCompiler()
+    function = compiled(write_rows, compiler)
+    for _ in range(3):
+        (room, rows), (expected_room, _) = slots(), slots()
+        assert torch.equal(function(room, rows), write_rows(expected_room, rows))
+        assert torch.equal(room, expected_room)
+    [graph] = compiler.graphs
+    assert graph.num_changed == 1
+    assert graph.operators["scatter"] == 1
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
+def test_what_the_device_cannot_do_is_refused(function: Function) -> None:
+    compiler = NeuronCompiler()
+    with pytest.raises(BackendCompilerFailed, match=REFUSED[function]):
+        compiled(function, compiler)(*slots())
+    assert not compiler.graphs
+
+
+def test_a_dynamic_shape_is_refused() -> None:
+    with pytest.raises(BackendCompilerFailed, match="the size of an input"):
+        compiled(lambda room, rows: room * 2, NeuronCompiler(), dynamic=True)(*slots())
+
+
+def test_each_shape_is_a_graph() -> None:
+    compiler = NeuronCompiler()
+    function = compiled(lambda room, rows: room * 2, compiler)
+    for size in (2, 3, 2, 3):
+        function(torch.ones(size), torch.ones(1))
+    assert len(compiler.graphs) == 2
+
+
+def test_graphs_are_handed_on_to_a_real_compiler() -> None:
+    seen: list[int] = []
+    compiled(write_rows, NeuronCompiler(lambda graph: seen.append(len(graph.graph.nodes))))(*slots())
+    assert len(seen) == 1

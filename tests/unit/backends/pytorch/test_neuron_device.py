@@ -1,0 +1,214 @@
+"""Device neuron without one: the backend's contract over the stand-in compiler, and what loading asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.backends import registry as compilers
+
+from benchmarks import device as judge
+from inference.backends.neuron import environment
+from inference.backends.pytorch import backend as pytorch
+from inference.backends.pytorch.backend import TorchBackend
+from inference.backends.pytorch.graphs import Compiled
+from inference.backends.pytorch.shapes import Buckets
+from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from inference.backends.registry import load_backend
+from inference.config import ROOT, ModelConfig, NeuronOptions
+from inference.errors import ConfigError
+from inference.model.slots import Backend, Span
+from tests.conftest import ModelDirectories
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract
+from tests.support.models import CONTRACTS, tiny_model
+from tests.support.neuron_compiler import NeuronCompiler
+
+QUICK = ("llama", "gpt2", "qwen3", "gemma3")
+REST = [family for family in CONTRACTS["torch", "float32"] if family not in QUICK]
+BUCKETS = Buckets(widths=(4,), prompts=(8,))
+ONE_SHAPE = Buckets(widths=(MAX_LENGTH,), prompts=())
+"""Less to compile, for `make test`."""
+
+
+@cache
+def backend_of(family: str) -> TorchBackend:
+    buckets = ONE_SHAPE if family in QUICK[1:] else BUCKETS
+    fixed = FixedShapes(Compiled(NeuronCompiler(), graphs_only=True), buckets)
+    backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
+    backend.warm_up()
+    return backend
+
+
+class OverTheStandIn(BackendContract):
+    def backend_of(self, family: str) -> Backend:
+        return backend_of(family)
+
+    def fresh(self) -> Backend:
+        return backend_of("llama")  # compiling takes longer than a test; no example may depend on earlier ones anyway
+
+    def test_there_are_as_many_graphs_as_shapes(self, family: str) -> None:
+        backend = backend_of(family)
+        for width in range(1, MAX_LENGTH):
+            backend.forward([Span(0, 0, TOKENS[:width], width // 2), Span(2, 0, TOKENS[:1], 1)])
+        backend.fork(0, 1, 2, 5)
+        assert isinstance(backend.passes, StaticPasses)
+        num_copies = 1
+        assert backend.graphs.num == len(backend.passes.shapes.all()) + num_copies
+        assert backend.graphs.num_late == 0
+
+
+class TestQuickFamilies(OverTheStandIn):
+    @pytest.fixture(params=QUICK)
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+
+@pytest.mark.long
+class TestOtherFamilies(OverTheStandIn):
+    @pytest.fixture(params=REST)
+    def family(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+
+def test_another_models_threads_compile_nothing_again() -> None:
+    """A draft that was loaded after its target set its own number of threads. Torch then compiled every pass of the
+    target again, while clients waited."""
+    backend, num_threads = backend_of("llama"), torch.get_num_threads()
+    torch.set_num_threads(num_threads + 1)
+    backend.forward([Span(0, 0, TOKENS[:3], 1)])
+    backend.fork(0, 1, 0, 3)
+    assert (backend.graphs.num_late, torch.get_num_threads()) == (0, num_threads)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
+    """A Python with TorchNeuron, as far as loading can tell; its device is the CPU."""
+    compiler = NeuronCompiler()
+    monkeypatch.setitem(compilers._BACKENDS, environment.DEVICE, None)
+    monkeypatch.setitem(compilers._COMPILER_FNS, environment.DEVICE, compiler)
+    monkeypatch.setattr(pytorch, "_resolve_device", lambda name: torch.device("cpu"))
+    monkeypatch.setenv(environment.VISIBLE_CORES, "0-31")
+    return compiler
+
+
+def config_of(path: Path, **fields: object) -> ModelConfig:
+    given = {"backend": "auto", "device": "neuron", "sequence_length": 16, "num_slots": 2, **fields}
+    return ModelConfig(path, **given)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_runs_in_graphs_alone(models: ModelDirectories, device: NeuronCompiler) -> None:
+    options = NeuronOptions(cores="2-3", gamma=3)
+    backend = load_backend(config_of(models.target, dtype="float32", neuron=options))
+    assert os.environ[environment.VISIBLE_CORES] == "2-3"
+    logits = backend.forward([Span(1, 0, TOKENS[:6], 2), Span(0, 0, TOKENS[:3], 1)])
+    plain = load_backend(config_of(models.target, backend="torch", device="cpu"))
+    expected = plain.forward([Span(1, 0, TOKENS[:6], 2), Span(0, 0, TOKENS[:3], 1)])
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+    assert isinstance(backend, TorchBackend)
+    assert (backend.graphs.num, backend.graphs.num_late) == (len(device.graphs), 0)
+    assert backend.max_pass_tokens == 4
+
+
+def test_a_pass_in_bfloat16_chooses_on_the_host(models: ModelDirectories, device: NeuronCompiler) -> None:
+    backend = load_backend(config_of(models.target, dtype="bfloat16"))
+    logits = backend.forward([Span(0, 0, TOKENS[:3], 1)])
+    assert (type(logits), logits.dtype) == (np.ndarray, np.float32)
+
+
+def test_a_pass_that_cannot_be_compiled_is_named(
+    models: ModelDirectories, device: NeuronCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(graph: object) -> None:
+        raise RuntimeError("NCC_E42: no such operator")
+
+    monkeypatch.setattr(device, "_lower", refuse)
+    with pytest.raises(ConfigError, match=r"(?s)cannot be compiled by .*NCC_E42.*this device runs nothing else"):
+        load_backend(config_of(models.target))
+
+
+def test_passes_are_never_left_uncompiled(models: ModelDirectories, device: NeuronCompiler) -> None:
+    with pytest.raises(ConfigError, match="compile never: device neuron runs nothing but compiled passes"):
+        load_backend(config_of(models.target, compile_policy="never"))
+
+
+def test_weights_that_do_not_fit_are_named(
+    models: ModelDirectories, device: NeuronCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, device: object) -> None:
+        raise torch.OutOfMemoryError("24 GiB are taken")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.to", fail)
+    with pytest.raises(ConfigError, match=r"weights do not go into the memory of device .*: 24 GiB are taken"):
+        load_backend(config_of(models.target))
+
+
+@pytest.mark.parametrize("version", ["unknown", "2.9.0.2.13", "1.0.0.1"])
+def test_a_missing_torchneuron_is_named(
+    version: str, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.VISIBLE_CORES, "0")
+    monkeypatch.setattr(environment, "version_of", lambda package: version)
+    message = rf"torch-neuronx 2\.13 or newer, of Neuron SDK 2\.33 or later; the version in this Python is {version} "
+    with pytest.raises(ConfigError, match=message):
+        load_backend(config_of(models.target))
+
+
+def test_a_broken_torchneuron_is_named(models: ModelDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.VISIBLE_CORES, "0")
+    monkeypatch.setattr(environment, "version_of", lambda package: "2.13.3.0")
+    with pytest.raises(ConfigError, match="torch_neuronx cannot be imported"):
+        load_backend(config_of(models.target))
+
+
+@pytest.mark.long
+def test_a_device_is_judged_by_its_passes(
+    models: ModelDirectories,
+    device: NeuronCompiler,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "text").write_text("the rain and the sea " * 20)
+    flags = {
+        "model": models.target,
+        "dtype": "float32",
+        "batch": 2,
+        "length": 100,
+        "rounds": 1,
+        "text": tmp_path / "text",
+    }
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.device", "--device=neuron", *given])
+    judge.main()
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert results["choices"] == {"same": judge.NUM_COMPARED, "tokens": judge.NUM_COMPARED}
+    assert results["graphs"]["num"] == len(device.graphs) - len(results["writes"])
+    assert [(each["batch"], each["width"]) for each in results["passes"]] == [(2, 1), (2, 5), (1, 100)]
+    assert all(each["host"] > 0 for each in results["passes"])
+
+
+TORCH = """
+import os
+print("cores when torch is imported:", os.environ.get("NEURON_RT_VISIBLE_CORES"))
+raise ModuleNotFoundError("No module named 'torch'", name="torch")
+"""
+
+
+def test_cores_are_taken_before_torch_is_imported(models: ModelDirectories, tmp_path: Path) -> None:
+    """PyTorch loads TorchNeuron while it is imported, and the runtime then takes the cores that it finds."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH)
+    flags = ["--role", "verify_target", "--device", "neuron", "--neuron_cores", "4-5", "--prompt", "x"]
+    run = subprocess.run(
+        [sys.executable, "main.py", *flags, "--model", str(models.target)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert set(run.stdout.splitlines()) == {"cores when torch is imported: 4-5"}
