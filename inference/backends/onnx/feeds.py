@@ -17,7 +17,7 @@ MAX_KEPT_BYTES = 1 << 18
 """Largest logits that are kept: beyond, writing them takes longer than finding memory for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flattened:
     """Tokens of the places of a pass, one place after the other.
 
@@ -35,6 +35,8 @@ class Flattened:
 
 def flattened(spans: Sequence[Span], places: Sequence[Place]) -> Flattened:
     """Return the tokens of the spans that these places name."""
+    if len(spans) == 1:  # a fifth of the time, which counts in a draft's pass of 0.2 ms
+        return _flattened_span(spans[0], places[0].width)
     token_ids: list[int] = []
     lasts: list[int] = []
     lengths: list[int] = []
@@ -51,6 +53,12 @@ def flattened(spans: Sequence[Span], places: Sequence[Place]) -> Flattened:
             length = max(length, end)
         lengths.append(length)
     return Flattened(token_ids, lasts, lengths, [row for index in sorted(wanted) for row in wanted[index]])
+
+
+def _flattened_span(span: Span, width: int) -> Flattened:
+    num_tokens, end = len(span.token_ids), span.start + width
+    token_ids = [*span.token_ids, *[0] * (width - num_tokens)]
+    return Flattened(token_ids, [end - 1], [end], list(range(num_tokens - span.num_logits, num_tokens)))
 
 
 def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> dict[str, Sequence[int]]:
