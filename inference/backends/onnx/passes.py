@@ -51,10 +51,7 @@ class OnnxPass:
         """
         places = self._arranged(places)
         flat = flattened(spans, places)
-        if self._is_int8:
-            inputs = spare_inputs(flat, places)
-        else:
-            inputs = run_inputs(flat, places, self._num_elements)
+        inputs = spare_inputs(flat, places) if self._is_int8 else run_inputs(flat, places, self._num_elements)
         feeds = self._feeds(inputs, len(flat.lasts))
         feeds.write(inputs)
         self._session.run_with_iobinding(self._binding)
