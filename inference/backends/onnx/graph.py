@@ -230,14 +230,14 @@ class DecoderGraph:
         """Split what describes the places."""
         if len(self._places) == 1:
             return
-        even = {"num_outputs": len(self._places)}
-        self._add("Split", ["lengths"], [f"length_{place}" for place in self._places], **even)
+        num_places = len(self._places)
+        self._add("Split", ["lengths"], [f"length_{place}" for place in self._places], num_outputs=num_places)
         lasts = [f"lasts_{place}" for place in self._places]
         if self._is_int8:
-            self._add("Split", ["lasts"], lasts, **even)
+            self._add("Split", ["lasts"], lasts, num_outputs=num_places)
             return
         self._add("Split", ["lasts", "counts"], lasts)
-        self._add("Split", ["shapes"], [f"shape_{place}" for place in self._places], **even)
+        self._add("Split", ["shapes"], [f"shape_{place}" for place in self._places], num_outputs=num_places)
 
     def _constants(self) -> list[onnx.TensorProto]:
         shape = self._shape
@@ -260,8 +260,8 @@ class DecoderGraph:
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         num_places = len(self._places)
-        token_ids = [1, "T"] if self._is_int8 or num_places > 1 else ["B", "W"]
-        whole = {"rows": ["R"]}
+        token_ids: list[str | int] = [1, "T"] if self._is_int8 or num_places > 1 else ["B", "W"]
+        whole: dict[str, list[str | int]] = {"rows": ["R"]}
         if self._is_int8:
             whole |= {"spread": ["S"], "own": ["T"]}
         if num_places > 1:
