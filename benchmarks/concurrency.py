@@ -2,12 +2,20 @@
 
 Every session decodes the same number of tokens, greedily, without a draft, through the engine that a server runs. The
 counts of sessions take turns; the best round of each counts.
+
+`--against FOLDER` compares this checkout with another one, such as a git worktree of an earlier commit: the two take
+turns, each time in a new process, and the ratio of each turn counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -31,6 +39,9 @@ PROMPT_LENGTH = 64
 def main() -> None:
     args = _parser().parse_args()
     with workspace(args.folder) as folder:
+        if args.against:
+            _compare(args, folder)
+            return
         results = {backend: _measure(backend, args, folder) for backend in args.backends.split(",")}
     header = ["backend", *(f"{count} sessions" for count in COUNTS), f"{COUNTS[-1]} / 1"]
     rows = [
@@ -41,13 +52,46 @@ def main() -> None:
     print_json("concurrency", {"model": args.model, "threads": args.threads, "tokens_per_s": results})
 
 
+def _compare(args: argparse.Namespace, folder: Path) -> None:
+    """Print the ratios of this checkout's rates to those of the other one: medians, smallest and largest."""
+    here = Path(__file__).resolve().parents[1]
+    turns = [[_rates_of(root, args, folder) for root in (args.against.resolve(), here)] for _ in range(args.repeats)]
+    rows, found = [], {}
+    for backend in args.backends.split(","):
+        ratios = [[new[backend][str(count)] / old[backend][str(count)] for old, new in turns] for count in COUNTS]
+        rows.append([backend, *(f"{statistics.median(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in ratios)])
+        found[backend] = dict(zip(COUNTS, ratios, strict=True))
+    header = ["backend", *(f"{count} sessions" for count in COUNTS)]
+    title = f"{args.model}, {args.threads} thread(s): tokens per second, as multiples of the other checkout's"
+    print_table(title, header, rows)
+    print_json("concurrency_against", {"model": args.model, "threads": args.threads, "ratios": found})
+
+
+def _rates_of(root: Path, args: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+    """Run one round of this file over a checkout's modules; return tokens per second by backend and count."""
+    own = ["--backends", args.backends, "--model", args.model, "--threads", args.threads, "--tokens", args.tokens]
+    completed = subprocess.run(
+        [sys.executable, __file__, *map(str, own), "--rounds", "1", "--folder", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    rates: dict[str, dict[str, float]] = json.loads(completed.stdout.splitlines()[-1])["results"]["tokens_per_s"]
+    return rates
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.concurrency", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of few tokens")
     parser.add_argument("--model", default="target", help=f"of {', '.join(SHAPES)} (%(default)s)")
-    parser.add_argument("--backends", default="torch,onnx", help="%(default)s")
+    parser.add_argument("--backends", default="torch,onnx,onnx-int8", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--tokens", type=int, default=64, help="per session (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout, to compare with")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of both checkouts (%(default)s)")
     parser.add_argument("--folder", type=Path, help="keep random models here between runs")
     return parser
 
@@ -55,15 +99,17 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(backend_name: str, args: argparse.Namespace, folder: Path) -> dict[int, float]:
     """Return tokens per second by number of sessions."""
     backend = _load(backend_name, args, folder, COUNTS[-1], MAX_LENGTH)
-    num_tokens, rounds = (16, 1) if args.quick else (args.tokens, 3)
+    num_tokens, rounds = (16, 1) if args.quick else (args.tokens, args.rounds)
     return asyncio.run(_rates(backend, num_tokens=num_tokens, rounds=rounds))
 
 
 def _load(backend_name: str, args: argparse.Namespace, folder: Path, num_slots: int, max_length: int) -> Backend:
     torch.set_num_threads(args.threads)
+    name, _, dtype = backend_name.partition("-")
     config = ModelConfig(
         checkpoint(args.model, folder),
-        backend=backend_name,
+        backend=name,
+        dtype=dtype or "float32",
         device="cpu",
         num_slots=num_slots,
         sequence_length=max_length,

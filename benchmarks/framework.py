@@ -21,6 +21,7 @@ from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.onnx.graph import DecoderGraph
 from inference.backends.onnx.packed import PackedDecoder, packed_decoder
 from inference.backends.onnx.passes import OnnxPass
+from inference.backends.onnx.places import single_places
 from inference.backends.onnx.slots import OnnxSlots
 from inference.model.slots import Span
 from inference.request import SamplingParams
@@ -95,7 +96,8 @@ def _session(
     slots = OnnxSlots(decoder.shape, num_slots=1, max_length=MAX_LENGTH)
     graph = graph_type(decoder.shape, decoder.dtype, 1, slots.room).build(decoder.weights)
     onnx_pass = OnnxPass(decoder, slots, graph, num_places=1, num_threads=num_threads)
-    onnx_pass.run([_span(width)])
+    spans = [_span(width)]
+    onnx_pass.run(spans, single_places(spans))
     return partial(onnx_pass._session.run_with_iobinding, onnx_pass._binding)
 
 

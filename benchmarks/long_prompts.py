@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_prompts", description=__doc__)
     parser.add_argument("--model", default="15M", help=f"of {', '.join(SHAPES)} (%(default)s)")
     parser.add_argument("--backends", default="onnx,torch", help="%(default)s")
-    parser.add_argument("--lengths", default="500,2000,6000", help="%(default)s")
+    parser.add_argument("--lengths", default="500,2000,6000,16000", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="of everything, interleaved (%(default)s)")
     parser.add_argument("--folder", type=Path, help="keep random models here between runs")

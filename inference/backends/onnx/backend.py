@@ -1,11 +1,12 @@
 """The onnx backend: decoders in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
-Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of spans, built
+Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of places, built
 when first needed; all share the weights in memory. Other families, dtypes and devices are the torch backend's.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -15,10 +16,12 @@ from itertools import pairwise
 import numpy as np
 
 from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+from inference.backends.host import instruction_sets
 from inference.backends.onnx.graph import DecoderGraph
 from inference.backends.onnx.int8 import weight_levels
 from inference.backends.onnx.packed import PackedDecoder, discard, packed_decoder
 from inference.backends.onnx.passes import OnnxPass
+from inference.backends.onnx.places import Place, shared_places, single_places
 from inference.backends.onnx.slots import OnnxSlots
 from inference.backends.spans import check_spans
 from inference.config import ModelConfig
@@ -28,7 +31,13 @@ from inference.model.slots import Array, Span
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 16
-"""Spans of one run of a graph. More are bound by arithmetic, not by reading the weights: they run in groups."""
+"""Places of one run of a graph. More are bound by arithmetic, not by reading the weights: they run in groups."""
+
+SWEEP_SIZES = (6, 12)
+"""Rows that ONNX Runtime multiplies with a float32 matrix in one sweep over it, on processors with AVX-512.
+
+7 to 11 rows take two sweeps, which cost more than one over 12: such passes are filled up.
+"""
 
 PREPARE_S = 1.0
 """Seconds that loading spends on building graphs, smallest first; the rest are built when first needed."""
@@ -44,7 +53,8 @@ class OnnxBackend:
         self._decoder = decoder
         self._num_threads = num_threads
         self._slots = OnnxSlots(decoder.shape, num_slots=num_slots, max_length=max_length)
-        self._passes: dict[int, OnnxPass] = {}
+        self._passes: dict[int, OnnxPass] = {}  # by number of places
+        self._fills_up = decoder.dtype == "float32" and "avx512f" in instruction_sets()
         self.vocab_size, self.num_slots, self.max_length = decoder.shape.vocab_size, num_slots, max_length
         self.slot_bytes = self._slots.slot_bytes
         levels = weight_levels() if decoder.dtype == "int8" else 0
@@ -57,9 +67,37 @@ class OnnxBackend:
     def forward(self, spans: Sequence[Span]) -> Array:
         """See `inference.model.slots.Backend`. A numpy array."""
         check_spans(spans, self)
-        groups = [spans[first : first + MAX_PLACES] for first in range(0, len(spans), MAX_PLACES)]
-        logits = [self._pass(len(group)).run(group) for group in groups]
-        return logits[0] if len(logits) == 1 else np.concatenate(logits)
+        for span in spans:
+            self._slots.note_length(span.slot, span.start + len(span.token_ids))
+        places = self._places(spans)
+        if len(places) <= MAX_PLACES:
+            return self._pass(len(places)).run(spans, places)
+        return self._forward_in_groups(spans, places)
+
+    def _forward_in_groups(self, spans: Sequence[Span], places: Sequence[Place]) -> Array:
+        ends = list(itertools.accumulate(span.num_logits for span in spans))
+        logits = np.empty((ends[-1], self.vocab_size), np.float32)
+        for first in range(0, len(places), MAX_PLACES):
+            group = places[first : first + MAX_PLACES]
+            indices = sorted(index for place in group for index in place.spans)
+            rows = [row for index in indices for row in range(ends[index] - spans[index].num_logits, ends[index])]
+            logits[rows] = self._pass(len(group)).run(spans, group)
+        return logits
+
+    def _places(self, spans: Sequence[Span]) -> list[Place]:
+        if self._decoder.dtype == "int8" or len(spans) == 1:
+            return single_places(spans, self._num_filling(spans))
+        return shared_places(spans, self._num_filling(spans))
+
+    def _num_filling(self, spans: Sequence[Span]) -> int:
+        """Tokens to add to a pass so that it takes one sweep, if its last span has room for them."""
+        if not self._fills_up:
+            return 0
+        shorter, longer = SWEEP_SIZES
+        num_filling = longer - sum(len(span.token_ids) for span in spans)
+        end = spans[-1].start + len(spans[-1].token_ids)
+        fits = 0 < num_filling < longer - shorter and end + num_filling <= self.max_length
+        return num_filling if fits else 0
 
     def _pass(self, num_places: int) -> OnnxPass:
         if num_places not in self._passes:
@@ -71,7 +109,7 @@ class OnnxBackend:
         return self._passes[num_places]
 
     def prepare(self) -> None:
-        """Build graphs ahead, so that the first pass over each number of spans does not wait for one."""
+        """Build graphs ahead, so that the first pass over each number of places does not wait for one."""
         ends = time.monotonic() + PREPARE_S
         for num_places in range(1, min(self.num_slots, MAX_PLACES) + 1):
             if time.monotonic() < ends:

@@ -1,20 +1,28 @@
 """The ONNX graph of a Llama-shaped decoder over slots.
 
-Linear layers run over the flattened tokens of all spans. Attention runs span by span: the graph has a number of
-places, each with its own keys and values, which the operator extends in place. (One batched attention operator will
-not do: ONNX Runtime's takes several new tokens per sequence only for one sequence at a time.)
+Linear layers run over the flattened tokens of all spans. Attention runs place by place. A place is one span, or in
+float32 a run: single tokens of sequences whose slots are neighbours. Each place has its own keys and values, which the
+operator extends in place. (ONNX Runtime's operator takes several sequences only if each has one new token.)
 
 In int8 every span attends with a spare token after its own, whose result is dropped: ONNX Runtime multiplies a matrix
 of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
 input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
-last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models.
+last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models. So places of
+int8 are spans.
 
-Inputs of a graph with N places, for T tokens of which R are to have logits:
-    token_ids  int64 [1, T]
-    widths     int64 [N]: tokens of each place's span, at least 1; their sum is T. Absent if N = 1.
-    ends       int32 [N]: position after the last token of each span
-    rows       int64 [R]
-    key_L_P, value_L_P  float32 [1, num_kv_heads, room, head_room] of layer L and place P
+Inputs of a graph with N places, for T tokens of B sequences, of which R tokens are to have logits:
+    token_ids  int64 [1, T]; [B, T / B] if N = 1
+    lasts      int32 [B]: last position that each sequence attends to
+    lengths    int32 [N]: one more than the highest of a place's `lasts`
+    rows       int64 [R]: tokens that are to have logits
+    key_L_P, value_L_P  float32 [sequences of P, num_kv_heads, room, head_room] of layer L and place P
+Only if N > 1:
+    widths     int64 [N]: tokens of each place; their sum is T, in int8 with the spare ones T + N
+    float32: shapes int64 [3 N]: sequences of each place, tokens of each sequence, elements of a token
+             counts int64 [N]: sequences of each place; their sum is B
+Only in int8:
+    spread     int64 [T + N]: tokens, each span's last one twice: its keys stand for the spare token's
+    own        int64 [T]: which of those are not spare
 Outputs: logits float32 [1, R, vocab_size]; new_key_L_P and new_value_L_P, to be bound to the memory of their inputs.
 """
 
@@ -36,7 +44,7 @@ CONTRIB = "com.microsoft"  # operators that ONNX Runtime itself brings, versione
 
 CONSTANTS = {
     *("cosines", "sines", "one", "spare_token", "first", "spare_row", "token_axis"),
-    *("qkv_sizes", "heads_shape", "flat_shape", "logit_cap"),
+    *("qkv_sizes", "heads_shape", "flat_shape", "logit_cap", "flat_hidden", "flat_attended"),
     *onnx_int8.CONSTANTS,
 }
 """Initializers that are no weights, but for a number: every graph brings its own."""
@@ -65,7 +73,7 @@ class DecoderGraph:
 
     Args:
         dtype: arithmetic of the linear layers, "float32" or "int8".
-        num_places: spans of a pass, >= 1.
+        num_places: runs and spans of a pass, >= 1.
         room: positions of a slot, one of them for the spare token.
     """
 
@@ -73,14 +81,13 @@ class DecoderGraph:
         self._shape = shape
         self._is_int8 = dtype == "int8"
         self._quantized: set[str] = set()  # activations that are quantized already
-        self._attended: dict[int, tuple[str, str]] = {}  # place -> last position, total length
         self._places = range(num_places)
         self._room = room
         self._nodes: list[onnx.NodeProto] = []
 
     def build(self, weights: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
         """Return the graph over weights named as in `weights`, or in `int8`; usually they are references to a file."""
-        self._positions()
+        self._parts()
         self._decoder()
         graph = helper.make_graph(
             self._nodes, "decoder", self._inputs(), self._outputs(), [*weights, *self._constants()]
@@ -99,6 +106,8 @@ class DecoderGraph:
             hidden = self._rms_norm(residual, "attention_norm_0", "attention_input_0", self._shape.rms_eps)
         for layer in range(self._shape.num_layers):
             hidden, residual = self._layer(layer, hidden, residual)
+        if len(self._places) == 1 and not self._is_int8:  # may be a run: [B, 1, hidden_size]
+            hidden = self._add("Reshape", [hidden, "flat_hidden"], ["hidden_of_all"])
         last = self._add("Gather", [hidden, "rows"], ["last"], axis=1)  # [1, R, hidden_size]
         if not self._shape.logit_cap:
             self._multiply(last, "head", "logits")
@@ -178,24 +187,36 @@ class DecoderGraph:
         return self._add("Concat", [*parts, value], [f"qkv_normed_{layer}"], axis=2)
 
     def _attention(self, layer: int, qkv: str) -> str:
-        """Rotary positions, extension of each place's slot, attention: [1, T, query_size]."""
-        if len(self._places) == 1:
-            return self._attend(layer, 0, qkv)
+        """Rotary positions, extension of each place's slots, attention: [1, T, query_size]; [B, T / B] if N = 1."""
+        if self._is_int8:
+            qkv = self._add("Gather", [qkv, "spread"], [f"qkv_spread_{layer}"], axis=1)
+        attended = self._attend(layer, 0, qkv) if len(self._places) == 1 else self._attend_all(layer, qkv)
+        if self._is_int8:
+            return self._add("Gather", [attended, "own"], [f"attended_own_{layer}"], axis=1)
+        return attended
+
+    def _attend_all(self, layer: int, qkv: str) -> str:
         parts = [f"qkv_{layer}_{place}" for place in self._places]
         self._add("Split", [qkv, "widths"], parts, axis=1)
-        attended = [self._attend(layer, place, parts[place]) for place in self._places]
+        attended = [self._attend(layer, place, self._as_run(layer, place, parts[place])) for place in self._places]
+        if not self._is_int8:
+            attended = [self._add("Reshape", [part, "flat_attended"], [f"{part}_flat"]) for part in attended]
         return self._add("Concat", attended, [f"attended_{layer}"], axis=1)
+
+    def _as_run(self, layer: int, place: int, part: str) -> str:
+        """Return a place's part with an axis for its sequences."""
+        if self._is_int8:
+            return part
+        return self._add("Reshape", [part, f"shape_{place}"], [f"qkv_run_{layer}_{place}"])
 
     def _attend(self, layer: int, place: int, qkv: str) -> str:
         key, value = cache_names(layer, place)
-        name = f"{layer}_{place}"
-        if self._is_int8:
-            qkv = self._add("Concat", [qkv, "spare_token"], [f"qkv_spare_{name}"], axis=1)
         rotary, window = self._shape.layer_rotaries[layer], self._shape.windows[layer]
-        attended = self._add(
+        lasts, lengths = ("lasts", "lengths") if len(self._places) == 1 else (f"lasts_{place}", f"length_{place}")
+        return self._add(
             "GroupQueryAttention",
-            [qkv, "", "", key, value, *self._attended[place], f"cosines_{rotary}", f"sines_{rotary}"],
-            [f"attended_{name}", f"new_{key}", f"new_{value}"],
+            [qkv, "", "", key, value, lasts, lengths, f"cosines_{rotary}", f"sines_{rotary}"],
+            [f"attended_{layer}_{place}", f"new_{key}", f"new_{value}"],
             CONTRIB,
             num_heads=self._shape.num_heads,
             kv_num_heads=self._shape.num_kv_heads,
@@ -204,25 +225,23 @@ class DecoderGraph:
             local_window_size=window if 0 < window < self._room else -1,
             softcap=self._shape.score_cap,
         )
-        if self._is_int8:
-            attended = self._add("Slice", [attended, "first", "spare_row", "token_axis"], [f"attended_own_{name}"])
-        return attended
 
-    def _positions(self) -> None:
-        """Per place, the last position attended to, and what the attention operator calls the total length."""
-        ends = ["ends"]
-        if len(self._places) > 1:
-            ends = [f"end_{place}" for place in self._places]
-            self._add("Split", ["ends"], ends, num_outputs=len(ends))
-        for place, end in enumerate(ends):
-            if self._is_int8:  # the spare token stands at the end
-                self._attended[place] = end, self._add("Add", [end, "one"], [f"length_{place}"])
-            else:
-                self._attended[place] = self._add("Sub", [end, "one"], [f"last_{place}"]), end
+    def _parts(self) -> None:
+        """Split what describes the places."""
+        if len(self._places) == 1:
+            return
+        num_places = len(self._places)
+        self._add("Split", ["lengths"], [f"length_{place}" for place in self._places], num_outputs=num_places)
+        lasts = [f"lasts_{place}" for place in self._places]
+        if self._is_int8:
+            self._add("Split", ["lasts"], lasts, num_outputs=num_places)
+            return
+        self._add("Split", ["lasts", "counts"], lasts)
+        self._add("Split", ["shapes"], [f"shape_{place}" for place in self._places], num_outputs=num_places)
 
     def _constants(self) -> list[onnx.TensorProto]:
         shape = self._shape
-        constants: dict[str, np.ndarray[Any, Any]] = {"one": np.array([1], np.int32)}
+        constants: dict[str, np.ndarray[Any, Any]] = {}
         for index, rotary in enumerate(shape.rotaries):
             tables = rotary_tables(rotary, self._room, shape.head_room)
             constants[f"cosines_{index}"], constants[f"sines_{index}"] = tables
@@ -230,8 +249,9 @@ class DecoderGraph:
             constants["logit_cap"] = np.array(shape.logit_cap, np.float32)
         if self._is_int8:
             constants |= onnx_int8.CONSTANTS
-            constants["spare_token"] = np.zeros((1, 1, shape.query_size + 2 * shape.kv_size), np.float32)
-            constants |= {"first": np.array([0]), "spare_row": np.array([-1]), "token_axis": np.array([1])}
+        else:
+            constants["flat_hidden"] = np.array([1, -1, shape.hidden_size])
+            constants["flat_attended"] = np.array([1, -1, shape.query_size])
         if shape.head_norms:
             constants["qkv_sizes"] = np.array([shape.query_size, shape.kv_size, shape.kv_size])
             constants["heads_shape"] = np.array([0, 0, -1, shape.head_room])  # 0 keeps a dimension, -1 is the rest
@@ -240,21 +260,27 @@ class DecoderGraph:
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         num_places = len(self._places)
-        inputs = [
-            helper.make_tensor_value_info("token_ids", TensorProto.INT64, [1, "T"]),
-            helper.make_tensor_value_info("ends", TensorProto.INT32, [num_places]),
-            helper.make_tensor_value_info("rows", TensorProto.INT64, ["R"]),
-        ]
+        token_ids: list[str | int] = [1, "T"] if self._is_int8 or num_places > 1 else ["B", "W"]
+        whole: dict[str, list[str | int]] = {"rows": ["R"]}
+        if self._is_int8:
+            whole |= {"spread": ["S"], "own": ["T"]}
         if num_places > 1:
-            inputs.append(helper.make_tensor_value_info("widths", TensorProto.INT64, [num_places]))
-        return [*inputs, *self._rooms("")]
+            whole["widths"] = [num_places]
+            whole |= {} if self._is_int8 else {"counts": [num_places], "shapes": [3 * num_places]}
+        return [
+            helper.make_tensor_value_info("token_ids", TensorProto.INT64, token_ids),
+            helper.make_tensor_value_info("lasts", TensorProto.INT32, ["B"]),
+            helper.make_tensor_value_info("lengths", TensorProto.INT32, [num_places]),
+            *(helper.make_tensor_value_info(name, TensorProto.INT64, size) for name, size in whole.items()),
+            *self._rooms(""),
+        ]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "R", self._shape.vocab_size])
         return [logits, *self._rooms("new_")]
 
     def _rooms(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        dimensions = [1, self._shape.num_kv_heads, self._room, self._shape.head_room]
+        dimensions = [1 if self._is_int8 else "B", self._shape.num_kv_heads, self._room, self._shape.head_room]
         return [
             helper.make_tensor_value_info(prefix + name, TensorProto.FLOAT, dimensions)
             for layer in range(self._shape.num_layers)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from inference.backends.host import instruction_sets
 from inference.backends.onnx.shape import Weight
@@ -31,6 +31,7 @@ CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
     "row_step": np.array(1 / ROW_LEVELS, np.float32),
     "zero_point": np.array(ZERO_POINT, np.uint8),
     "smallest_scale": np.array(SMALLEST_SCALE, np.float32),
+    "unit_scale": np.array(1, np.float32),
     "last_axis": np.array([-1], np.int64),
 }
 """Constants that the nodes below need beside weights."""
@@ -46,7 +47,7 @@ def weight_levels() -> int:
 
 
 def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Replace each matrix [in, out] of a linear layer by an int8 one, and float32 [1, 1, out] named `NAME_scale`.
+    """Replace each matrix [in, out] of a linear layer by an int8 one, and float32 [out] named `NAME_scale`.
 
     That is the scale of the products with rows as `row_nodes` makes them.
     """
@@ -56,7 +57,7 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
             continue
         matrix, scale = quantize_columns(array, levels)
         yield name, matrix
-        yield f"{name}_scale", (scale / np.float32(ROW_LEVELS))[None, None]
+        yield f"{name}_scale", scale / np.float32(ROW_LEVELS)
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
@@ -83,10 +84,8 @@ def row_nodes(hidden: str) -> list[onnx.NodeProto]:
 
 def product_nodes(hidden: str, weight: str, output: str) -> list[onnx.NodeProto]:
     """Multiply what `row_nodes` made of `hidden` with an int8 matrix: float32 [1, T, out]."""
-    inputs = [f"{hidden}_rows", weight, "zero_point"]
+    inputs = [f"{hidden}_rows", weight, "unit_scale", f"{weight}_scale", "zero_point"]
     return [
-        helper.make_node("MatMulInteger", inputs, [f"{output}_sums"]),
-        helper.make_node("Cast", [f"{output}_sums"], [f"{output}_floats"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [f"{output}_floats", f"{weight}_scale"], [f"{output}_scaled"]),
+        helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}_scaled"], domain="com.microsoft"),
         helper.make_node("Mul", [f"{output}_scaled", f"{hidden}_scale"], [output]),
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnxruntime  # type: ignore[import-untyped]
 
-LAYOUT_VERSION = 6  # of what this module writes
+LAYOUT_VERSION = 7  # of what this module writes
 GRAPH_FILE, WEIGHTS_FILE, SHAPE_FILE, PROBE_FILE = "decoder.onnx", "weights.bin", "shape.json", "probe.npz"
 CONFIG_FILE = "config.json"
 LOCK_FILE = "lock"  # held by each process that reads or makes the folder

@@ -105,7 +105,7 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
 
 
 def test_slots_that_leak_are_noticed(backend: OnnxBackend) -> None:
-    backend._slots._values[2] = backend._slots.values(0)
+    backend._slots._values[range(2, 3)] = backend._slots.values(range(1))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_matches(backend, reference("llama"), HISTORY)
 
@@ -119,9 +119,9 @@ def test_keys_and_values_are_written_in_place(backend: OnnxBackend) -> None:
     memory = backend._slots.memory
     before = memory.copy()
     backend.forward([Span(1, 0, TOKENS[:5], 0)])
-    np.testing.assert_array_equal(memory[[0, 2]], before[[0, 2]])
-    np.testing.assert_array_equal(memory[1, ..., 5:, :], before[1, ..., 5:, :])
-    assert (memory[1, ..., :5, :] != before[1, ..., :5, :]).any()
+    np.testing.assert_array_equal(memory[:, [0, 2]], before[:, [0, 2]])
+    np.testing.assert_array_equal(memory[:, 1, :, 5:], before[:, 1, :, 5:])
+    assert (memory[:, 1, :, :5] != before[:, 1, :, :5]).any()
 
 
 @pytest.mark.skipif(
@@ -133,7 +133,8 @@ def test_only_slots_that_are_half_full_get_huge_pages(tmp_path: Path) -> None:
     backend.forward([Span(slot, 0, range(100), 1) for slot in range(NUM_SLOTS)])
     assert huge_page_bytes(backend) == 0
     backend.forward([Span(1, 100, (5,) * 2000, 1)])
-    assert abs(huge_page_bytes(backend) - backend.slot_bytes) < 2 * mmap.PAGESIZE
+    num_rooms = len(backend._slots.memory)  # each begins and ends within a page
+    assert abs(huge_page_bytes(backend) - backend.slot_bytes) < num_rooms * 2 * mmap.PAGESIZE
 
 
 def huge_page_bytes(backend: OnnxBackend) -> int:
@@ -153,10 +154,36 @@ def test_more_spans_than_places_run_in_groups(
     checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_backend, "MAX_PLACES", 2)
-    spans = [Span(slot, 0, TOKENS[slot : slot + 3], slot) for slot in range(NUM_SLOTS)]
+    spans = [Span(slot, 0, TOKENS[slot : slot + 3], slot) for slot in (2, 0, 1)]
     logits = backend.forward(spans)
-    expected = [reference("llama").logits(TOKENS[slot : slot + 3])[3 - slot :] for slot in range(NUM_SLOTS)]
+    expected = [reference("llama").logits(TOKENS[slot : slot + 3])[3 - slot :] for slot in (2, 0, 1)]
     np.testing.assert_allclose(logits, np.concatenate(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("slots", [(0, 1, 2, 3, 4, 5, 6, 7), (7, 2, 0, 1, 5, 3), (6, 4, 5, 0)], ids=str)
+def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: str, tmp_path: Path) -> None:
+    """Sequences of different lengths, in any order, beside a span; other slots stay as they are."""
+    backend = load(save_tiny_model(tmp_path, family), num_slots=9)
+    for slot in range(9):
+        backend.forward([Span(slot, 0, TOKENS[slot : 2 * slot + 3], 0)])
+    before = backend._slots.memory.copy()
+    spans = [Span(slot, slot + 3, (30 + slot,), 1) for slot in slots] + [Span(8, 11, (5, 6, 7), 2)]
+    single = np.concatenate([backend.forward([span]) for span in spans])
+    written = backend._slots.memory.copy()
+    backend._slots.memory[:] = before
+    np.testing.assert_allclose(backend.forward(spans), single, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(backend._slots.memory, written, rtol=0, atol=1e-4)
+    others = [slot for slot in range(9) if slot not in (*slots, 8)]
+    np.testing.assert_array_equal(backend._slots.memory[:, others], before[:, others])
+
+
+def test_a_run_takes_memory_of_its_own_slots_only(tmp_path: Path) -> None:
+    """Slots take memory when they are first used; a run must not touch others."""
+    backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096, num_slots=8)
+    backend.forward([Span(slot, 0, TOKENS[:1], 1) for slot in (0, 3, 4, 6, 7)])  # loading tests with slot 0
+    touched = backend._slots.memory.reshape(len(backend._slots.memory), 8, -1).any(axis=(0, 2))
+    assert touched.tolist() == [slot in (0, 3, 4, 6, 7) for slot in range(8)]
 
 
 def test_what_it_says_of_itself(backend: OnnxBackend) -> None:
@@ -324,8 +351,7 @@ def test_passes_that_are_filled_up_give_what_was_asked(
     backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     """Up to the last position, behind which there is no room to fill."""
-    for one_pass in backend._passes.values():
-        monkeypatch.setattr(one_pass, "_fills_up", True)
+    monkeypatch.setattr(backend, "_fills_up", True)
     for start in (0, 3, MAX_LENGTH - width):
         backend.forward([Span(0, 0, TOKENS[:start], 0)] if start else [Span(1, 0, TOKENS[:1], 0)])
         logits = backend.forward([Span(0, start, TOKENS[start : start + width], 4)])

@@ -1,0 +1,54 @@
+"""Places of a pass: the sequences that share an attention operator of the graph. Pure; knows no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.model.slots import Span
+
+
+@dataclass(slots=True)  # not frozen: that takes three times as long to make
+class Place:
+    """One sequence, or a run: sequences in neighbouring slots with one token each.
+
+    Attributes:
+        slots: their slots.
+        spans: indices of their spans in the pass.
+        width: tokens of each; if more than its span has, the rest fills the pass up.
+    """
+
+    slots: range
+    spans: Sequence[int]
+    width: int
+
+
+def single_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
+    """Return a place for each span; the last one's has `num_filling` more tokens."""
+    places = [Place(range(span.slot, span.slot + 1), (index,), len(span.token_ids)) for index, span in enumerate(spans)]
+    if num_filling:
+        last = places[-1]
+        places[-1] = Place(last.slots, last.spans, last.width + num_filling)
+    return places
+
+
+def shared_places(spans: Sequence[Span], num_filling: int = 0) -> list[Place]:
+    """Return places in which single tokens of neighbouring slots are together, if that halves the number of places.
+
+    Else sequences that verify in some passes and decode in others would change the runs from pass to pass. Binding a
+    place to other slots takes as long as several operators.
+    """
+    singles = single_places(spans, num_filling)
+    runs: list[list[Place]] = []
+    for place in sorted(singles, key=lambda place: place.slots.start):
+        last = runs[-1][-1] if runs else place
+        if last.width == place.width == 1 and last.slots.stop == place.slots.start:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return [_joined(run) for run in runs] if 2 * len(runs) <= len(spans) else singles
+
+
+def _joined(run: Sequence[Place]) -> Place:
+    slots = range(run[0].slots.start, run[-1].slots.stop)
+    return Place(slots, [index for place in run for index in place.spans], run[0].width)
