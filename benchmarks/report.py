@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from comparison.plan.machine import cpu_model
+from inference.config import ROOT
 
 _PRINTED: list[str] = []
 
@@ -43,3 +46,19 @@ def machine() -> dict[str, Any]:
             versions[name] = version(name)
     cores = sorted(os.sched_getaffinity(0))
     return {"cpu": cpu_model(), "cores": len(cores), "system": platform.platform(terse=True), "versions": versions}
+
+
+def commit() -> str:
+    """Return the commit of this checkout; "-dirty" follows if its sources differ from it."""
+    changed = _git("status", "--porcelain", "-uno", "--", ".", ":!docs")
+    return (_git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def write(content: Mapping[str, Any], file: Path) -> None:
+    """Write the content as JSON, a line per entry."""
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

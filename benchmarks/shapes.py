@@ -55,11 +55,12 @@ def checkpoint(name: str, folder: Path) -> Path:
         return BUNDLED[name]
     path = folder / name
     if not path.exists():
-        _random_llama(SHAPES[name]).save_pretrained(path)
+        random_llama(SHAPES[name]).save_pretrained(path)
     return path
 
 
-def _random_llama(shape: Shape) -> PreTrainedModel:
+def random_llama(shape: Shape, *, tied: bool = True) -> PreTrainedModel:
+    """Return random weights in float32, equal ones at each call; if `tied`, embeddings and output layer are one."""
     config = LlamaConfig(
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.num_layers,
@@ -68,7 +69,7 @@ def _random_llama(shape: Shape) -> PreTrainedModel:
         intermediate_size=shape.intermediate_size,
         vocab_size=shape.vocab_size,
         max_position_embeddings=32768,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
