@@ -9,7 +9,7 @@ TOOLS := build/tools
 RAY := build/ray
 
 .PHONY: install demo test test-oldest test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
-        trainium-report bench bench-llama proto format clean
+        trainium-report bench bench-peers proto format clean
 
 install: $(STAMP)
 
@@ -125,10 +125,12 @@ bench: install
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
-# Our servers against llama.cpp's, which is built first (some ten minutes), as endpoints of compare_architectures.py.
-bench-llama: install
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-bench.txt
-	$(BIN)/python -m benchmarks.llama_server $(ARGS)
+# Our decoding against OpenVINO GenAI, llama.cpp and Transformers: docs/peers.json, and docs/measurements/peers.md made of it.
+# The first run installs and builds them under build/peers (some twenty minutes); a shape takes some eight minutes after
+# that. ARGS="--shapes bundled", for example.
+bench-peers: install
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+	$(BIN)/python -m benchmarks.page
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

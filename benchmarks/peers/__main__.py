@@ -1,8 +1,8 @@
 """Our decoding against other programs': `make bench-peers`, or `python -m benchmarks.peers [--shapes bundled,110M,1B]`.
 
-Each program runs in a process of its own, with one thread. All get the same prompts as token ids, all at once where there
-are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures are
-medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
+Each program runs in a process of its own, with one thread. All get the same prompts as token ids, at once where there
+are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
+are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
 OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets
 the figures, shape by shape; `python -m benchmarks.page` makes docs/measurements/peers.md of it.
@@ -24,13 +24,12 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import goals_table, rates_table
+from benchmarks.peers.tables import FILE, goals_table, rates_table
 from benchmarks.peers.walk import walking_pair
 from benchmarks.report import commit, machine, print_json, print_table, write
 from comparison.run.host_load import load_average
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET, ROOT
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 
-FILE = ROOT / "docs" / "peers.json"
 PLANS = {
     "bundled": Plan(num_tokens=96, num_rounds=2),
     "110M": Plan(num_tokens=48, num_rounds=1),

@@ -1,7 +1,7 @@
 """Process of one program that is measured: it reads prompts from standard input and times its own answers.
 
-A line is a JSON object. The first one is the `Setup`, which is answered by a list of variants and of versions. Every other
-one names a variant, the prompts as lists of token ids, and the number of tokens, and is answered by seconds and tokens.
+A line is a JSON object. The first one is the `Setup`, and its answer lists variants and versions. Every other one names
+a variant, the prompts as lists of token ids, and the number of tokens, and its answer has seconds and tokens.
 This module imports the standard library alone, since it runs in the environment of each peer.
 """
 

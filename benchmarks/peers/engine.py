@@ -70,12 +70,16 @@ class Engine:
 
     def __init__(self, peer: Peer, setup: Setup) -> None:
         self.peer = peer
-        self._errors = tempfile.TemporaryFile("w+")
         command = [peer.python(), "-m", f"benchmarks.peers.{peer.module}"]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process, in `close`
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
-        loaded = self._ask(asdict(setup), LOAD_S)
+        try:
+            loaded = self._ask(asdict(setup), LOAD_S)
+        except BaseException:
+            self.close()
+            raise
         self.variants: list[str] = loaded["variants"]
         self.versions: dict[str, str] = loaded["versions"]
 
@@ -101,6 +105,7 @@ class Engine:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._errors.close()
 
     def _ask(self, content: dict[str, Any], seconds: float) -> Any:
         """Send a line and return the line that answers it."""

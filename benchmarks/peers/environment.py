@@ -1,4 +1,4 @@
-"""Environments of Python for peers, under build/peers: packages of ours, and above them those of requirements-PEER.txt."""
+"""Environments of Python for peers, under build/peers: our packages, and above them those of requirements-PEER.txt."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from inference.config import ROOT
 FOLDER = ROOT / "build" / "peers" / "llamacpp"
 LENGTHS = (4, 8, 16)
 CONFIDENCE = 0.5
+LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
 START_S = 120.0
 ANSWER_S = 300.0
 TYPES = {"float32": "f32", "int8": "f16"}
@@ -44,8 +45,7 @@ def load(setup: Setup) -> Loaded:
         "plain": [],
         **{f"draft {length}": [*drafted, "--spec-draft-n-max", str(length)] for length in LENGTHS},
         "draft by confidence": [*drafted, "--spec-draft-n-max", "16", "--spec-draft-p-min", str(CONFIDENCE)],
-        "prompt lookup": ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
-        + ["--spec-ngram-simple-size-m", "8"],
+        "prompt lookup": LOOKUP,
     }
     ports = {name: _started([str(program), *_flags(setup, target), *flags]) for name, flags in methods.items()}
     for port in ports.values():

@@ -92,7 +92,9 @@ def race(
     for count in plan.num_streams:
         turns = [[prompt] for prompt in prompts[:num_single]] if count == 1 else [list(prompts[:count])]
         entries = _raced(engines, turns, count, plan)
-        failures.update({f"{_name(entry)} ({dtype}, {count} streams)": entry.failure for entry in entries if entry.failure})
+        failures.update(
+            {f"{_name(entry)} ({dtype}, {count} streams)": entry.failure for entry in entries if entry.failure}
+        )
         rows += list(_rows([entry for entry in entries if not entry.failure], count, plan.num_tokens, dtype))
     return rows, failures
 

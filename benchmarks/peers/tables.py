@@ -8,7 +8,9 @@ from typing import Any
 
 from benchmarks.peers.engine import OURS
 from benchmarks.peers.race import PLAIN
+from inference.config import ROOT
 
+FILE = ROOT / "docs" / "peers.json"
 GOALS = {"float32": 1.2, "int8": 1.5}
 """Ratio of our best speculative variant to a peer's best, by arithmetic."""
 NUMBERS = {"float32": "float32", "int8": "8 bits"}
@@ -39,19 +41,20 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return the header and rows of a table: our best speculation against each peer's best, and whether the goal is reached."""
+    """Return header and rows: our best speculation against each peer's best, and whether the goal is reached."""
     header = ["numbers", "streams", "peer", "its best", "tokens/s", "our best", "tokens/s", "ours / peer's", "goal"]
     body = []
     for ours, best in goals(rows):
         found, goal = ratio(ours, best), GOALS[ours["dtype"]]
         verdict = f"{goal:g}: {'reached' if found >= goal else 'missed'}"
-        names = [NUMBERS[ours["dtype"]], str(ours["num_streams"]), best["engine"], best["variant"], f"{median(best):.0f}"]
-        body.append([*names, ours["variant"], f"{median(ours):.0f}", f"{found:.2f}", verdict])
+        peer = [best["engine"], best["variant"], f"{median(best):.0f}"]
+        mine = [ours["variant"], f"{median(ours):.0f}"]
+        body.append([NUMBERS[ours["dtype"]], str(ours["num_streams"]), *peer, *mine, f"{found:.2f}", verdict])
     return header, body
 
 
 def rates_table(rows: Sequence[Row], dtype: str) -> Table:
-    """Return the header and rows of a table of all variants in one arithmetic: tokens per second by number of streams, and equal texts."""
+    """Return header and rows: tokens per second of all variants in one arithmetic, by streams, and equal texts."""
     counts = sorted({row["num_streams"] for row in rows})
     found = {(row["engine"], row["variant"], row["num_streams"]): row for row in rows if row["dtype"] == dtype}
     streams = [f"{count} streams" if count > 1 else "1 stream" for count in counts]
@@ -62,7 +65,9 @@ def rates_table(rows: Sequence[Row], dtype: str) -> Table:
         single, plain = (found.get((engine, each, counts[0])) for each in (variant, PLAIN))
         over = f"{ratio(single, plain):.2f}" if single and plain else "-"
         cells = [f"{median(row):.0f}" if row else "-" for row in mine]
-        body.append([f"{engine}, {variant}", *cells, over, *(_equal(mine, key) for key in ("same_as_plain", "same_as_ours"))])
+        body.append(
+            [f"{engine}, {variant}", *cells, over, *(_equal(mine, key) for key in ("same_as_plain", "same_as_ours"))]
+        )
     return header, body
 
 

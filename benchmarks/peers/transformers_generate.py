@@ -1,4 +1,4 @@
-"""Transformers' own generation, plain and assisted by the draft model, in float32; assisted, it takes one prompt at a time."""
+"""Transformers' own generation in float32, plain and assisted by the draft model, one prompt at a time."""
 
 from __future__ import annotations
 

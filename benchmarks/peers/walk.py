@@ -1,9 +1,9 @@
 """Pairs of random models in Llama shapes that agree as real pairs do, so that speculation has something to win.
 
-Weights drawn at random have no draft that agrees with them. Here the target's output layer is set so that the most likely
-token after any token is the next stop of a walk over the vocabulary. The draft knows the same walk, but of a share of the
-tokens it is unsure: there it gives a wrong token nearly the same chance, and half of the time a higher one. Everything else
-is random, and a pass takes the time of its shape.
+Weights drawn at random have no draft that agrees with them. Here the target's output layer is set so that each token
+leads to the next one of a walk over the vocabulary. The draft knows the same walk, but after a share of the tokens it is
+unsure: there a wrong token has nearly the same chance, and half of the time a higher one. Everything else is random, and
+a pass takes the time of its shape.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def steps(num_tokens: int, unsure: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each token the walk's next one, a wrong one, and the two logits' parts of the highest. # [num_tokens] x2, [2, num_tokens]
+    """Return for each token the walk's next one, a wrong one, and which part of the highest logit each of the two has.
 
-    The walk visits all tokens before it returns to one.
+    The walk visits all tokens before it returns to one. The shapes are [num_tokens] twice, and [2, num_tokens].
     """
     generator = torch.Generator().manual_seed(1)
     order, others = (torch.randperm(num_tokens, generator=generator) for _ in range(2))
