@@ -1,8 +1,8 @@
 """Generator of the tables of docs/measurements and the figures of README.md: `python -m benchmarks.page`.
 
 It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from docs/performance.json (see
-`benchmarks.suite`) and docs/peers.json (see `benchmarks.peers`). They are never written by hand;
-tests/unit/test_performance.py compares the pages with the files.
+`benchmarks.suite`), docs/peers.json (`benchmarks.peers`) and docs/since.json (`benchmarks.since`). They are never written
+by hand; tests/unit/test_performance.py compares the pages with the files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks import since
 from benchmarks.peers import tables
 from benchmarks.report import markdown
 from benchmarks.suite import FILE, SET
@@ -39,9 +40,10 @@ def main() -> None:
 
 
 def measured() -> Bench:
-    """Return what `make bench` measured, and under "peers" what `make bench-peers` did, by shape."""
-    performance, peers = (json.loads(file.read_text(encoding="utf-8")) for file in (FILE, tables.FILE))
-    return {**performance, "peers": peers}
+    """Return what `make bench` measured, what `make bench-peers` did, by shape, and what `benchmarks.since` did."""
+    files = (FILE, tables.FILE, since.FILE)
+    performance, peers, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    return {**performance, "peers": peers, "since": earlier}
 
 
 def generated(text: str, bench: Bench) -> str:
@@ -180,12 +182,25 @@ def _against(ours: Bench, best: Bench) -> str:
     return f"{tables.ratio(ours, best):.2f} times {best['engine']} ({best['variant']}) in {numbers}"
 
 
+def _since(bench: Bench) -> str:
+    """Return the latencies that differ from an earlier commit's."""
+    found = bench["since"]
+    changes = since.rows(found)
+    conditions = _filled(
+        f"`{found['command']}`, which runs `{found['comparison']}` at both: {_machine(found)} {len(found['changes'])} "
+        f"latencies compared, {len(found['changes']) - len(changes)} show no difference."
+    )
+    notes = "".join(f"\n- {text}" for text in (*found["differing"], *found["omissions"]))
+    return "\n\n".join([conditions, *([notes.strip()] if notes else []), markdown(since.HEADER, changes)])
+
+
 PARTS: Mapping[str, Callable[[Bench], str]] = {
     "machine": _machine,
     "headline": _headline,
     "comparison": _comparison,
     "peers": _peers,
     "peers_in_short": _peers_in_short,
+    "since": _since,
 }
 """Parts beside the tables of the set, by the name of their mark."""
 

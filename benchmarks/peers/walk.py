@@ -1,9 +1,9 @@
 """Pairs of random models in Llama shapes that agree as real pairs do, so that speculation has something to win.
 
 Weights drawn at random have no draft that agrees with them. Here the target's output layer is set so that each token
-leads to the next one of a walk over the vocabulary. The draft knows the same walk, but after a share of the tokens it is
-unsure: there a wrong token has nearly the same chance, and half of the time a higher one. Everything else is random, and
-a pass takes the time of its shape.
+leads to the next one of a walk over the vocabulary. The draft knows the same walk, but after a share of the tokens it
+is unsure: there a wrong token has nearly the same chance, and half of the time a higher one. Everything else is random,
+and a pass takes the time of its shape.
 """
 
 from __future__ import annotations
