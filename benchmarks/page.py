@@ -1,8 +1,8 @@
 """Generator of the tables of docs/measurements and the figures of README.md: `python -m benchmarks.page`.
 
 It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from docs/performance.json (see
-`benchmarks.suite`), docs/peers.json (`benchmarks.peers`) and docs/since.json (`benchmarks.since`). They are never written
-by hand; tests/unit/test_performance.py compares the pages with the files.
+`benchmarks.suite`), docs/peers.json (`benchmarks.peers`) and docs/since.json (`benchmarks.since`). They are never
+written by hand; tests/unit/test_performance.py compares the pages with the files.
 """
 
 from __future__ import annotations
