@@ -41,9 +41,11 @@ def main() -> None:
 
 def measured() -> Bench:
     """Return what `make bench` measured, what `make bench-peers` did, by shape, and what `benchmarks.since` did."""
-    files = (FILE, tables.FILE, since.FILE)
-    performance, peers, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    return {**performance, "peers": peers, "since": earlier}
+    performance = json.loads(FILE.read_text(encoding="utf-8"))
+    others = {"peers": tables.FILE, "since": since.FILE}
+    return performance | {
+        name: json.loads(file.read_text(encoding="utf-8")) for name, file in others.items() if file.exists()
+    }
 
 
 def generated(text: str, bench: Bench) -> str:
@@ -59,6 +61,8 @@ def part(name: str, bench: Bench) -> str:
     """Return the text between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
+    if name in MEASURED_APART and name.partition("_")[0] not in bench:
+        return "Not measured yet."
     return PARTS[name](bench)
 
 
@@ -203,6 +207,8 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "since": _since,
 }
 """Parts beside the tables of the set, by the name of their mark."""
+MEASURED_APART = ("peers", "peers_in_short", "since")
+"""Parts whose figures are no part of `make bench`; their files may be missing."""
 
 if __name__ == "__main__":
     main()

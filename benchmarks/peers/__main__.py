@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     content = json.loads(args.file.read_text(encoding="utf-8")) if args.file.exists() else {}
     for shape in args.shapes.split(","):
-        content[shape] = _measured(shape, args)
-        write(content, args.file)  # at once: a later shape may fail
+        _measure(shape, args, content)
     print_json("peers", content)
 
 
@@ -61,15 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS), help="%(default)s")
     parser.add_argument("--num_prompts", type=int, default=6, help="of one stream (%(default)s)")
     parser.add_argument("--tokens", type=int, help="of an answer (default: by shape)")
+    parser.add_argument("--streams", help="prompts at once, one number or several with commas (default: by shape)")
     parser.add_argument("--rounds", type=int, help="over all prompts (default: by shape)")
     return parser
 
 
-def _measured(shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return everything that the page has on one shape."""
+def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Put everything that the page has on one shape into the content, and write that after each arithmetic."""
     plan = PLANS[shape]
-    plan = replace(plan, num_tokens=args.tokens or plan.num_tokens, num_rounds=args.rounds or plan.num_rounds)
-    content = {
+    counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
+    plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
+    content[shape] = found = {
         "command": f"python -m benchmarks.peers --shapes {shape}",
         "commit": commit(),
         "load_before": load_average(),
@@ -80,10 +81,10 @@ def _measured(shape: str, args: argparse.Namespace) -> dict[str, Any]:
         "rows": [],
     }
     for dtype in args.dtypes.split(","):
-        _race_in(dtype, shape, plan, args, content)
-        print_table(f"{shape}, tokens per second", *rates_table(content["rows"], dtype))
-    print_table(f"{shape}, our best speculation against each peer's best", *goals_table(content["rows"]))
-    return content
+        _race_in(dtype, shape, plan, args, found)
+        write(content, args.file)
+        print_table(f"{shape}, tokens per second", *rates_table(found["rows"], dtype))
+    print_table(f"{shape}, our best speculation against each peer's best", *goals_table(found["rows"]))
 
 
 def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:
