@@ -21,13 +21,13 @@ Table = tuple[list[str], list[list[str]]]
 
 def median(row: Row) -> float:
     """Return tokens per second of a row."""
-    return statistics.median(row["tokens_per_s"])
+    return float(statistics.median(row["tokens_per_s"]))
 
 
 def ratio(row: Row, other: Row) -> float:
     """Return how many times as fast a row is: the median of the ratios, prompt by prompt or round by round."""
     pairs = zip(row["tokens_per_s"], other["tokens_per_s"], strict=True)
-    return statistics.median(one / another for one, another in pairs)
+    return float(statistics.median(one / another for one, another in pairs))
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
