@@ -14,6 +14,8 @@ import argparse
 import itertools
 import json
 import os
+import shlex
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -71,7 +73,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
     content[shape] = found = {
-        "command": f"python -m benchmarks.peers --shapes {shape}",
+        "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
         "commit": commit(),
         "load_before": load_average(),
         "machine": machine(),
@@ -95,7 +97,10 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
     with ExitStack() as stack:
         engines = []
         for peer in PEERS:
-            if dtype not in peer.dtypes or peer.name not in (OURS, *args.peers.split(",")):
+            if dtype not in peer.dtypes:
+                continue
+            if peer.name not in (OURS, *args.peers.split(",")):
+                skipped[f"{peer.name} ({dtype})"] = "left out by --peers"
                 continue
             folder = FOLDER / "models" / shape / peer.module
             setup = Setup(str(target), str(draft), dtype, str(folder), max(plan.num_streams), LENGTH)
