@@ -41,7 +41,7 @@ def main() -> None:
 
 def measured() -> Bench:
     """Return what `make bench` measured, what `make bench-peers` did, by shape, and what `benchmarks.since` did."""
-    performance = json.loads(FILE.read_text(encoding="utf-8"))
+    performance: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     others = {"peers": tables.FILE, "since": since.FILE}
     return performance | {
         name: json.loads(file.read_text(encoding="utf-8")) for name, file in others.items() if file.exists()

@@ -72,7 +72,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
     plan = PLANS[shape]
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
-    content[shape] = found = {
+    found: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
         "commit": commit(),
         "load_before": load_average(),
@@ -82,6 +82,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
         "skipped": {},
         "rows": [],
     }
+    content[shape] = found
     for dtype in args.dtypes.split(","):
         _race_in(dtype, shape, plan, args, found)
         write(content, args.file)

@@ -160,6 +160,6 @@ def test_a_walk_visits_every_token_and_drafts_err() -> None:
     assert len(seen) == 2000
     errs = (parts[1] > parts[0]).float().mean().item()
     assert errs == pytest.approx(UNSURE / 2, abs=0.05)
-    assert parts.unique().tolist() == pytest.approx([0.0, CLOSE, 1.0])
+    assert sorted(set(parts.flatten().tolist())) == pytest.approx([0.0, CLOSE, 1.0])
     assert torch.equal(steps(2000, 0.0)[0], right), "target and draft walk alike"
     assert not torch.equal(right, wrong)
