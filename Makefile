@@ -11,7 +11,7 @@ OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
 .PHONY: install demo test test-oldest test-python test-long test-release manifests ray-demo ray-test images lock audit sbom \
-        test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench bench-capacity bench-load bench-llama \
+        test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench bench-capacity bench-load bench-peers \
         proto format clean
 
 install: $(STAMP)
@@ -163,10 +163,12 @@ bench-load: install
 	$(BIN)/python compare_architectures.py $(LOAD) --page docs/measurements/load.md#load_own_cores
 	$(BIN)/python compare_architectures.py $(LOAD) --cores_per_machine 0 --page docs/measurements/load.md#load_one_core
 
-# Our servers against llama.cpp's, which is built first (some ten minutes), as endpoints of compare_architectures.py.
-bench-llama: install
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-bench.txt
-	$(BIN)/python -m benchmarks.llama_server $(ARGS)
+# Our decoding against OpenVINO GenAI, llama.cpp and Transformers: docs/peers.json, and docs/measurements/peers.md made of it.
+# The first run installs and builds them under build/peers (some twenty minutes); a shape takes some eight minutes after
+# that. ARGS="--shapes bundled", for example.
+bench-peers: install
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+	$(BIN)/python -m benchmarks.page
 
 proto: install
 	$(BIN)/python -m grpc_comm.generate

@@ -1,7 +1,8 @@
 """Generator of the tables of docs/measurements and the figures of README.md: `python -m benchmarks.page`.
 
 It fills the parts between `<!-- bench: NAME -->` and `<!-- /bench -->` from docs/performance.json (see
-`benchmarks.suite`). They are never written by hand; tests/unit/test_performance.py compares the pages with the file.
+`benchmarks.suite`), docs/peers.json (`benchmarks.peers`) and docs/since.json (`benchmarks.since`). They are never
+written by hand; tests/unit/test_performance.py compares the pages with the files.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks import since
+from benchmarks.peers import tables
 from benchmarks.suite import FILE, SET
 from comparison.report.markdown import PART, markdown
 from inference.config import ROOT
 
 MEASUREMENTS = ROOT / "docs" / "measurements"
-PAGES = (MEASUREMENTS / "passes.md", MEASUREMENTS / "architectures.md", ROOT / "README.md")
+PAGES = (
+    *(MEASUREMENTS / name for name in ("passes.md", "architectures.md", "peers.md")),
+    *(ROOT / "docs" / "performance.md", ROOT / "README.md"),
+)
 WIDTH = 120
 BUSY = 0.5
 """Load per core before a run, from which on its figures are in doubt."""
@@ -26,9 +32,18 @@ Bench = Mapping[str, Any]
 
 
 def main() -> None:
-    bench = json.loads(FILE.read_text(encoding="utf-8"))
+    bench = measured()
     for page in PAGES:
         page.write_text(generated(page.read_text(encoding="utf-8"), bench), encoding="utf-8")
+
+
+def measured() -> Bench:
+    """Return what `make bench` measured, what `make bench-peers` did, by shape, and what `benchmarks.since` did."""
+    performance: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    others = {"peers": tables.FILE, "since": since.FILE}
+    return performance | {
+        name: json.loads(file.read_text(encoding="utf-8")) for name, file in others.items() if file.exists()
+    }
 
 
 def generated(text: str, bench: Bench) -> str:
@@ -44,7 +59,9 @@ def part(name: str, bench: Bench) -> str:
     """Return the text between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
-    return {"machine": _machine, "headline": _headline, "comparison": _comparison}[name](bench)
+    if name in MEASURED_APART and name.partition("_")[0] not in bench:
+        return "Not measured yet."
+    return PARTS[name](bench)
 
 
 def _filled(text: str) -> str:
@@ -61,7 +78,7 @@ def _machine(bench: Bench) -> str:
 
 
 def _warning(bench: Bench) -> str:
-    quick = " Few repeats were made (`--quick`)." if bench["quick"] else ""
+    quick = " Few repeats were made (`--quick`)." if bench.get("quick") else ""
     if bench["load_before"] <= BUSY * bench["machine"]["cores"]:
         return f"The machine was quiet (load average {bench['load_before']:g} before the run).{quick}"
     return (
@@ -127,6 +144,69 @@ def _range(speedups: Sequence[float]) -> str:
     least, most = f"{min(speedups):.1f}", f"{max(speedups):.1f}"
     return least if least == most else f"{least} to {most}"
 
+
+def _peers(bench: Bench) -> str:
+    """Return the tables of every shape, each with its machine, versions and command."""
+    return "\n\n".join(_shape(name, shape) for name, shape in bench["peers"].items())
+
+
+def _shape(name: str, shape: Bench) -> str:
+    plan, rows = shape["plan"], shape["rows"]
+    versions = ", ".join(f"{package} {version}" for package, version in shape["versions"].items())
+    conditions = _filled(
+        f"`{shape['command']}`: {_machine(shape)} {versions}. {plan['num_prompts']} prompts at one stream, "
+        f"{plan['num_tokens']} tokens each, {plan['num_rounds']} rounds. {tables.plain_sentence(rows)}"
+    )
+    skipped = "".join(f"\n- Skipped: {peer}: {reason}" for peer, reason in shape["skipped"].items())
+    rates = [markdown(*tables.rates_table(rows, dtype)) for dtype in dict.fromkeys(row["dtype"] for row in rows)]
+    parts = [
+        f"## Shape {name}",
+        conditions,
+        *([skipped.strip()] if skipped else []),
+        markdown(*tables.goals_table(rows)),
+    ]
+    return "\n\n".join([*parts, *rates])
+
+
+def _peers_in_short(bench: Bench) -> str:
+    """Return a line per shape: our best speculation against the best peer, by arithmetic, at one stream."""
+    lines = []
+    for name, shape in bench["peers"].items():
+        found = [_against(ours, best) for ours, best in tables.goals(shape["rows"]) if ours["num_streams"] == 1]
+        lines.append(
+            _filled(f"- {name}, commit {shape['commit']}: {'; '.join(found)}. {tables.plain_sentence(shape['rows'])}")
+        )
+    return "\n".join(lines)
+
+
+def _against(ours: Bench, best: Bench) -> str:
+    numbers = tables.NUMBERS[ours["dtype"]]
+    return f"{tables.ratio(ours, best):.2f} times {best['engine']} ({best['variant']}) in {numbers}"
+
+
+def _since(bench: Bench) -> str:
+    """Return the latencies that differ from an earlier commit's."""
+    found = bench["since"]
+    changes = since.rows(found)
+    conditions = _filled(
+        f"`{found['command']}`, which runs `{found['comparison']}` at both: {_machine(found)} {len(found['changes'])} "
+        f"latencies compared, {len(found['changes']) - len(changes)} show no difference."
+    )
+    notes = "".join(f"\n- {text}" for text in (*found["differing"], *found["omissions"]))
+    return "\n\n".join([conditions, *([notes.strip()] if notes else []), markdown(since.HEADER, changes)])
+
+
+PARTS: Mapping[str, Callable[[Bench], str]] = {
+    "machine": _machine,
+    "headline": _headline,
+    "comparison": _comparison,
+    "peers": _peers,
+    "peers_in_short": _peers_in_short,
+    "since": _since,
+}
+"""Parts beside the tables of the set, by the name of their mark."""
+MEASURED_APART = ("peers", "peers_in_short", "since")
+"""Parts whose figures are no part of `make bench`; their files may be missing."""
 
 if __name__ == "__main__":
     main()

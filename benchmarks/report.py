@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from comparison.plan.machine import cpu_model
@@ -35,3 +36,9 @@ def machine() -> dict[str, Any]:
             versions[name] = version(name)
     cores = sorted(os.sched_getaffinity(0))
     return {"cpu": cpu_model(), "cores": len(cores), "system": platform.platform(terse=True), "versions": versions}
+
+
+def write(content: Mapping[str, Any], file: Path) -> None:
+    """Write the content as JSON, a line per entry."""
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

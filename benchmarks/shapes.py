@@ -62,17 +62,19 @@ def checkpoint(name: str, folder: Path) -> Path:
     path = folder / name
     if not path.exists():
         family, _, size = name.rpartition("-")
-        _random_model(family or "llama", SHAPES[size]).save_pretrained(path)
+        random_model(SHAPES[size], family or "llama").save_pretrained(path)
     return path
 
 
-def _random_model(family: str, shape: Shape) -> PreTrainedModel:
+def random_model(shape: Shape, family: str = "llama", *, tied: bool = True) -> PreTrainedModel:
+    """Return random weights in float32, equal ones at each call; if `tied`, embeddings and output layer are one."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(_config(family, shape), dtype=torch.float32)
+    config = _config(family, shape, tied=tied)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model
 
 
-def _config(family: str, shape: Shape) -> PreTrainedConfig:
+def _config(family: str, shape: Shape, *, tied: bool) -> PreTrainedConfig:
     """Return the configuration of a family; one that does not know a field ignores it."""
     experts = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
     names = {"gpt2": {"n_embd": shape.hidden_size, "n_layer": shape.num_layers, "n_head": shape.num_heads}}
@@ -91,6 +93,6 @@ def _config(family: str, shape: Shape) -> PreTrainedConfig:
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=None,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     return config

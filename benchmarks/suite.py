@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import machine
+from benchmarks.report import machine, write
 from comparison.report.markdown import commit
 from comparison.run.host_load import load_average
 from inference.config import ROOT
@@ -27,11 +27,10 @@ SET = {
     "passes": "-m benchmarks.passes --models draft,target --threads 1 --engines torch,onnx,onnx-int8 --seconds 4",
     "framework": "-m benchmarks.framework",
     "concurrency": "-m benchmarks.concurrency",
-    "fused_vs_peers": "-m benchmarks.fused_vs_peers",
     "host_time": "-m benchmarks.host_time --rounds 2",
 }
 COMPARISON = "compare_architectures.py"
-HAS_QUICK = ("passes", "concurrency", "fused_vs_peers")
+HAS_QUICK = ("passes", "concurrency")
 QUICK_COMPARISON = "--num_prompts 1 --num_runs 3 --rtt_ms 0,10 --max_new_tokens 32"
 
 
@@ -56,12 +55,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", nargs="?", type=Path, default=FILE, help="what is written (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works")
     return parser
-
-
-def write(content: dict[str, Any], file: Path) -> None:
-    """Write the content as JSON, a line per benchmark."""
-    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
-    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def _benchmark(name: str, command: str, *, quick: bool) -> dict[str, Any]:

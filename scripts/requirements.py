@@ -29,7 +29,7 @@ CLIENT = (
 """Beginnings of the names of what a client needs: `specdec fused_client` and `specdec.Client` ask a server."""
 OF_THE_SDK = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "numpy")
 """Packages whose oldest versions are those of the Neuron SDK, which belong together."""
-NEEDS_RUNTIME = ("dev", "bench")
+NEEDS_RUNTIME = ("dev",)
 """Extras that install the runtime too; the others are for an environment that has it."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
 _START = re.compile(r"^(?P<name>[\w-]+) = \[$")

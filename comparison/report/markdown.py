@@ -51,9 +51,9 @@ def write_part(place: str, text: str) -> None:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with "-dirty" if a tracked file differs; "unknown" outside of git."""
+    """Return the commit of this checkout, with "-dirty" if a source differs; "unknown" outside of git."""
     head = _git("rev-parse", "--short", "HEAD")
-    return head + ("-dirty" if head and _git("status", "--porcelain", "-uno") else "") or "unknown"
+    return head + ("-dirty" if head and _git("status", "--porcelain", "-uno", "--", ".", ":!docs") else "") or "unknown"
 
 
 def _git(*words: str) -> str:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page import PAGES, generated, part
-from benchmarks.suite import FILE, SET, write
+from benchmarks.page import MEASURED_APART, PAGES, generated, measured, part
+from benchmarks.report import write
+from benchmarks.suite import SET
 from comparison.report.markdown import PART
 
 
 @pytest.fixture(scope="module")
 def bench() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(FILE.read_text())
-    return content
+    return dict(measured())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -28,7 +28,7 @@ def test_generated_parts_are_what_the_file_says(page: Path, bench: dict[str, Any
 
 def test_every_benchmark_of_the_set_is_shown(bench: dict[str, Any]) -> None:
     shown = {name for page in PAGES for _, name, _ in PART.findall(page.read_text())}
-    assert shown == {*SET, "machine", "comparison", "headline"}
+    assert shown == {*SET, "machine", "comparison", "headline", *MEASURED_APART}
     assert all(bench[name]["tables"] for name in SET)
 
 
@@ -43,6 +43,11 @@ def test_a_number_changed_by_hand_is_found(bench: dict[str, Any]) -> None:
 def test_a_mark_without_a_benchmark_is_an_error(bench: dict[str, Any]) -> None:
     with pytest.raises(KeyError, match="nothing"):
         part("nothing", bench)
+
+
+def test_what_was_not_measured_is_said(bench: dict[str, Any]) -> None:
+    without = {name: value for name, value in bench.items() if name not in MEASURED_APART}
+    assert {part(name, without) for name in MEASURED_APART} == {"Not measured yet."}
 
 
 def test_a_busy_machine_is_named(bench: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """Conversion of a checkpoint of the bundled kind to a GGUF file, which llama.cpp reads.
 
 It supports Llamas with a byte-level BPE tokenizer without merging rules of its own. llama.cpp's own converter knows
-tokenizers by a hash of their output and refuses ours.
+tokenizers by a hash of their output and refuses ours. The package `gguf` is the one in llama.cpp's sources.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 PRE_TOKENIZER = "starcoder"
 """Nearest of llama.cpp's splits to the bundled tokenizer's: single digits, but contractions split otherwise."""
+
+Q8_BLOCK = 32
+"""Weights of q8_0 that share a scale."""
 
 LAYER_TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -30,24 +34,33 @@ LAYER_TENSORS = {
 }
 
 
-def write_gguf(checkpoint: Path, file: Path) -> None:
-    """Convert a checkpoint, in float32.
+def write_gguf(checkpoint: str, file: Path, *, dtype: str) -> None:
+    """Convert a checkpoint; dtype is "float32", or "int8" for q8_0.
 
     The end-of-sequence token is left out, so that llama.cpp decodes on like our benchmarks.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if dtype == "int8" else gguf.LlamaFileType.ALL_F32)
     _write_settings(writer, model.config)
-    _write_tokenizer(writer, checkpoint)
+    _write_tokenizer(writer, Path(checkpoint), model.config.vocab_size)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        writer.add_tensor(_tensor_name(name), _as_stored(name, tensor, model.config).contiguous().numpy())
+        stored = _as_stored(name, tensor, model.config).contiguous().numpy()
+        kind = stored_type(stored.shape, dtype)
+        writer.add_tensor(_tensor_name(name), gguf.quants.quantize(stored, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stored_type(shape: Sequence[int], dtype: str) -> gguf.GGMLQuantizationType:
+    """Return how a tensor is stored, as `llama-quantize` has it: rows that are no multiple of a block in float16."""
+    if dtype == "float32" or len(shape) == 1:
+        return gguf.GGMLQuantizationType.F32
+    return gguf.GGMLQuantizationType.F16 if shape[-1] % Q8_BLOCK else gguf.GGMLQuantizationType.Q8_0
 
 
 def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
@@ -65,11 +78,12 @@ def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, num_tokens: int) -> None:
     tokenizer: dict[str, Any] = json.loads((checkpoint / "tokenizer.json").read_text())
     ids: dict[str, int] = tokenizer["model"]["vocab"]
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     tokens = sorted(ids | special, key=(ids | special).__getitem__)
+    tokens += [f"<unused{index}>" for index in range(len(tokens), num_tokens)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE_TOKENIZER)
     writer.add_token_list(tokens)

@@ -1,0 +1,152 @@
+"""Our decoding against other programs': `make bench-peers`, or `python -m benchmarks.peers [--shapes bundled,110M,1B]`.
+
+Each program runs in a process of its own, with one thread. All get the same prompts as token ids, at once where there
+are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
+are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
+
+OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets
+the figures, shape by shape; `python -m benchmarks.page` makes docs/measurements/peers.md of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decoding import encode_all, read_prompts
+from benchmarks.peers.child import Setup
+from benchmarks.peers.engine import OURS, PEERS, Engine, Peer
+from benchmarks.peers.environment import FOLDER, UnavailableError
+from benchmarks.peers.race import Plan, race
+from benchmarks.peers.tables import FILE, goals_table, rates_table
+from benchmarks.peers.walk import walking_pair
+from benchmarks.report import machine, print_json, print_table, write
+from comparison.report.markdown import commit
+from comparison.run.host_load import load_average
+from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+
+PLANS = {
+    "bundled": Plan(num_tokens=96, num_rounds=2),
+    "110M": Plan(num_tokens=48, num_rounds=1),
+    "1B": Plan(num_tokens=16, num_rounds=1, num_streams=(1, 4)),
+}
+DTYPES = ("float32", "int8")
+LENGTH = 256
+"""Positions of a prompt and its answer."""
+LOOKUP = "prompt lookup"
+"""Variant that is left out of random shapes, whose walk never returns to a token."""
+BYTES = {"float32": 4, "int8": 1}
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    content = json.loads(args.file.read_text(encoding="utf-8")) if args.file.exists() else {}
+    for shape in args.shapes.split(","):
+        _measure(shape, args, content)
+    print_json("peers", content)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="what is written (%(default)s)")
+    parser.add_argument("--shapes", default="bundled,110M", help=f"of {', '.join(PLANS)} (%(default)s)")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="%(default)s")
+    parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS), help="%(default)s")
+    parser.add_argument("--num_prompts", type=int, default=6, help="of one stream (%(default)s)")
+    parser.add_argument("--tokens", type=int, help="of an answer (default: by shape)")
+    parser.add_argument("--streams", help="prompts at once, one number or several with commas (default: by shape)")
+    parser.add_argument("--rounds", type=int, help="over all prompts (default: by shape)")
+    return parser
+
+
+def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Put everything that the page has on one shape into the content, and write that after each arithmetic."""
+    plan = PLANS[shape]
+    counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
+    plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
+    found: dict[str, Any] = {
+        "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
+        "commit": commit(),
+        "load_before": load_average(),
+        "machine": machine(),
+        "versions": {},
+        "plan": asdict(plan) | {"num_prompts": args.num_prompts},
+        "skipped": {},
+        "rows": [],
+    }
+    content[shape] = found
+    for dtype in args.dtypes.split(","):
+        _race_in(dtype, shape, plan, args, found)
+        write(content, args.file)
+        print_table(f"{shape}, tokens per second", *rates_table(found["rows"], dtype))
+    print_table(f"{shape}, our best speculation against each peer's best", *goals_table(found["rows"]))
+
+
+def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Add the rows of one arithmetic to the content, the versions of what ran, and what was skipped."""
+    target, draft = (BUNDLED_TARGET, BUNDLED_DRAFT) if shape == "bundled" else walking_pair(shape, FOLDER / "models")
+    prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), BUNDLED_TARGET)
+    skipped: dict[str, str] = content["skipped"]
+    with ExitStack() as stack:
+        engines = []
+        for peer in PEERS:
+            if dtype not in peer.dtypes:
+                continue
+            if peer.name not in (OURS, *args.peers.split(",")):
+                skipped[f"{peer.name} ({dtype})"] = "left out by --peers"
+                continue
+            folder = FOLDER / "models" / shape / peer.module
+            setup = Setup(str(target), str(draft), dtype, str(folder), max(plan.num_streams), LENGTH)
+            try:
+                engines.append(_started(peer, setup, shape))
+            except UnavailableError as reason:
+                skipped[f"{peer.name} ({dtype})"] = str(reason)
+                print(f"SKIPPED: {peer.name} ({dtype}): {reason}", flush=True)
+                continue
+            stack.callback(engines[-1].close)
+        content["versions"] |= {name: each for engine in engines for name, each in engine.versions.items()}
+        rows, failures = race(engines, prompts, plan, dtype, args.num_prompts)
+    skipped.update(failures)
+    content["rows"] += [asdict(row) for row in rows]
+
+
+def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
+    """Start a program and load its models.
+
+    Raises:
+        UnavailableError: that fails, or this machine has not the memory for it.
+    """
+    weights = sum(file.stat().st_size for file in Path(setup.target).glob("*.safetensors"))
+    if shape != "bundled":  # whose files have 2 bytes a weight, and fit anywhere
+        require_memory(peer.copies * weights * BYTES[setup.dtype] // BYTES["float32"])
+    print(f"{peer.name} ({setup.dtype}, {shape}): loading", flush=True)
+    engine = Engine(peer, setup)
+    if shape != "bundled":
+        engine.variants = [variant for variant in engine.variants if variant != LOOKUP]
+    return engine
+
+
+def require_memory(num_bytes: int) -> None:
+    """Raise UnavailableError if less memory than this is free."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > free:
+        raise UnavailableError(f"its weights need {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+
+
+def _prompts(count: int) -> list[str]:
+    """Return the demo's prompts, then structured and open-ended ones in turn."""
+    kinds = [read_prompts(BUNDLED_PROMPTS.with_name(f"{kind}.txt"), count) for kind in ("structured", "open_ended")]
+    return [*read_prompts(BUNDLED_PROMPTS, count), *itertools.chain(*zip(*kinds, strict=True))][:count]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Programs that are measured, ours among them, each in a process of its own that `child.answer` runs."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from benchmarks.peers.child import Setup
+from benchmarks.peers.environment import UnavailableError, last_line, python_of
+from inference.config import ROOT
+
+LOAD_S = 3600.0
+"""A first load builds llama.cpp, and converts models."""
+ANSWER_S = 600.0
+END_S = 20.0
+OURS = "specdec"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A program to measure.
+
+    Attributes:
+        module: of this package, whose process answers.
+        dtypes: arithmetic that it has.
+        environment: end of the name of its requirements file; "" for a program that our own environment has.
+        most_streams: prompts at once that all its variants take.
+        copies: how often its process holds the target's weights at once.
+    """
+
+    name: str
+    module: str
+    dtypes: tuple[str, ...] = ("float32", "int8")
+    environment: str = ""
+    most_streams: int = 1024
+    copies: int = 1
+
+    def python(self) -> str:
+        return str(python_of(self.environment)) if self.environment else sys.executable
+
+
+PEERS = (
+    Peer(OURS, "ours"),
+    Peer("Transformers", "transformers_generate", dtypes=("float32",), most_streams=1),
+    Peer("OpenVINO GenAI", "openvino", environment="openvino", copies=3),
+    Peer("llama.cpp", "llama"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Answers of a variant to prompts that it had all at once."""
+
+    seconds: float
+    token_ids: list[list[int]]
+
+
+class Engine:
+    """Process of one program with its models loaded.
+
+    Raises:
+        UnavailableError: it cannot be installed, or its models cannot be loaded.
+    """
+
+    def __init__(self, peer: Peer, setup: Setup) -> None:
+        self.peer = peer
+        command = [peer.python(), "-m", f"benchmarks.peers.{peer.module}"]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process, in `close`
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        try:
+            loaded = self._ask(asdict(setup), LOAD_S)
+        except BaseException:
+            self.close()
+            raise
+        self.variants: list[str] = loaded["variants"]
+        self.versions: dict[str, str] = loaded["versions"]
+
+    def generate(self, variant: str, prompts: Sequence[list[int]], num_tokens: int) -> Timed:
+        """Return a variant's answers.
+
+        Raises:
+            UnavailableError: it failed, or gave another number of tokens.
+        """
+        asked = {"variant": variant, "prompts": list(prompts), "num_tokens": num_tokens}
+        found = self._ask(asked, ANSWER_S)
+        if "error" in found:
+            raise UnavailableError(found["error"])
+        lengths = {len(each) for each in found["token_ids"]}
+        if lengths != {num_tokens}:
+            raise UnavailableError(f"answers have {sorted(lengths)} tokens instead of {num_tokens}")
+        return Timed(found["seconds"], found["token_ids"])
+
+    def close(self) -> None:
+        """End the process, which ends at the end of its input; kill one that does not."""
+        try:
+            self._process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def _ask(self, content: dict[str, Any], seconds: float) -> Any:
+        """Send a line and return the line that answers it."""
+        asking, answering = self._pipes
+        try:
+            print(json.dumps(content), file=asking, flush=True)
+        except BrokenPipeError:
+            raise UnavailableError(self._complaint()) from None
+        ready, _, _ = select.select([answering], [], [], seconds)
+        if not ready:
+            self._process.kill()
+            raise UnavailableError(f"no answer within {seconds:g} s")
+        if not (line := answering.readline()):
+            raise UnavailableError(self._complaint())
+        return json.loads(line)
+
+    @property
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        asking, answering = self._process.stdin, self._process.stdout
+        if asking is None or answering is None:
+            raise RuntimeError("the process was started without pipes")
+        return asking, answering
+
+    def _complaint(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        return last_line(self._errors.read())

@@ -1,0 +1,47 @@
+"""Environments of Python for peers, under build/peers: our packages, and above them those of requirements-PEER.txt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from inference.config import ROOT
+
+FOLDER = ROOT / "build" / "peers"
+
+
+class UnavailableError(Exception):
+    """A peer that cannot be measured here; the text is the reason."""
+
+
+def python_of(name: str) -> Path:
+    """Return the interpreter of an environment that has requirements-NAME.txt; make it unless it is there.
+
+    Raises:
+        UnavailableError: pip could not install the packages.
+    """
+    requirements, folder = ROOT / f"requirements-{name}.txt", FOLDER / name
+    stamp, python = folder / ".installed", folder / "bin" / "python"
+    if stamp.exists() and stamp.read_text() == requirements.read_text():
+        return python
+    print(f"{name}: installing {requirements.name} into {folder.relative_to(ROOT)}", flush=True)
+    _run([sys.executable, "-m", "venv", str(folder)])
+    _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", str(requirements)])
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "specdec.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    stamp.write_text(requirements.read_text())
+    return python
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UnavailableError(last_line(done.stderr))
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a program's complaint, which says what went wrong; pip's ends in hints on pip itself."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
+    return lines[-1] if lines else "it ended without a word"

@@ -1,0 +1,123 @@
+"""llama.cpp's server, plain, with a draft model and with lookup of n-grams; each variant is a server of its own.
+
+Prompts go to `/completion` as token ids and answers return as such, so its tokenizer has no part in it. Answers are not
+streamed. The time of HTTP is in its figures: 1 or 2 ms of an answer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import llama_build
+from benchmarks.peers.child import Loaded, Setup, answer
+from inference.config import ROOT
+
+FOLDER = ROOT / "build" / "peers" / "llamacpp"
+LENGTHS = (4, 8, 16)
+CONFIDENCE = 0.5
+LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
+START_S = 120.0
+ANSWER_S = 300.0
+TYPES = {"float32": "f32", "int8": "f16"}
+"""Types of keys and values; float16 is its default."""
+
+
+def load(setup: Setup) -> Loaded:
+    """Return its variants, whose servers have started."""
+    sys.path.insert(0, str(llama_build.gguf_package(FOLDER)))
+    program = llama_build.built_server(FOLDER)
+    target, draft = (_gguf(setup, name) for name in ("target", "draft"))
+    drafted = ["--spec-type", "draft-simple", "-md", str(draft), "-td", "1", "-ngld", "0"]
+    kept = TYPES[setup.dtype]
+    drafted += ["--spec-draft-type-k", kept, "--spec-draft-type-v", kept]
+    methods = {
+        "plain": [],
+        **{f"draft {length}": [*drafted, "--spec-draft-n-max", str(length)] for length in LENGTHS},
+        "draft by confidence": [*drafted, "--spec-draft-n-max", "16", "--spec-draft-p-min", str(CONFIDENCE)],
+        "prompt lookup": LOOKUP,
+    }
+    ports = {name: _started([str(program), *_flags(setup, target), *flags]) for name, flags in methods.items()}
+    for port in ports.values():
+        _wait_for(port)
+    variants = {name: partial(_generate, port) for name, port in ports.items()}
+    return Loaded(variants, {"llama.cpp": llama_build.version(FOLDER)})
+
+
+def _gguf(setup: Setup, name: str) -> Path:
+    from benchmarks.peers.llama_gguf import write_gguf  # finds the package in the sources
+
+    return setup.converted(f"{name}.gguf", partial(write_gguf, dtype=setup.dtype))
+
+
+def _flags(setup: Setup, target: Path) -> list[str]:
+    positions = setup.num_streams * setup.length
+    kept = TYPES[setup.dtype]
+    return [
+        *("-m", str(target), "-t", "1", "-tb", "1", "-c", str(positions), "-np", str(setup.num_streams)),
+        *("--cache-type-k", kept, "--cache-type-v", kept, "--cache-ram", "0", "--no-webui", "-fit", "off"),
+    ]
+
+
+def _started(command: Sequence[str]) -> int:
+    """Run a server until this process ends; return its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    process = subprocess.Popen([*command, "--port", str(port)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(process.wait)
+    atexit.register(process.terminate)
+    return port
+
+
+def _wait_for(port: int) -> None:
+    """Return once the server is ready.
+
+    Raises:
+        TimeoutError: it was not within START_S seconds, or has ended.
+    """
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends:
+        try:
+            if _asked(port, "GET", "/health", None)["status"] == "ok":
+                return
+        except (OSError, KeyError):
+            pass
+        time.sleep(0.2)
+    raise TimeoutError(f"the server at port {port} was not ready within {START_S:g} s")
+
+
+def _generate(port: int, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    def one(prompt: list[int]) -> list[int]:
+        greedy = {"temperature": 0.0, "top_k": 1, "samplers": ["top_k"]}
+        asked = {"prompt": prompt, "n_predict": num_tokens, "ignore_eos": True, "cache_prompt": False}
+        found = _asked(port, "POST", "/completion", {**asked, **greedy, "return_tokens": True})
+        tokens: list[int] = found["tokens"]
+        return tokens
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(one, prompts))
+
+
+def _asked(port: int, method: str, path: str, body: Any) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    answer(load)

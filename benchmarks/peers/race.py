@@ -1,0 +1,133 @@
+"""Race of engines: each variant of each answers the same prompts, in turns that begin with another one every time."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmarks.peers.engine import OURS, Peer, Timed
+from benchmarks.peers.environment import UnavailableError
+
+PLAIN = "plain"
+WARM_UP = 8
+"""Tokens of an answer that does not count."""
+
+
+class Racer(Protocol):
+    """An engine, as far as a race needs it."""
+
+    peer: Peer
+    variants: list[str]
+
+    def generate(self, variant: str, prompts: Sequence[list[int]], num_tokens: int) -> Timed: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Size of a race: tokens of an answer, rounds over all prompts, and how many prompts are sent at once."""
+
+    num_tokens: int
+    num_rounds: int
+    num_streams: tuple[int, ...] = (1, 4, 16)
+
+
+@dataclass(slots=True)
+class Row:
+    """What one variant did.
+
+    Attributes:
+        tokens_per_s: of each prompt the median of its rounds; with several streams, of each round that of all together.
+        same_as_plain: answers that equal those of the same program's plain decoding; None if that failed.
+        same_as_ours: answers that equal those of our plain decoding in the same arithmetic.
+    """
+
+    engine: str
+    variant: str
+    dtype: str
+    num_streams: int
+    tokens_per_s: list[float]
+    num_answers: int
+    same_as_plain: int | None = None
+    same_as_ours: int | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """A variant in a race: its seconds by turn, its answers, and why it is out of the race, if it is."""
+
+    engine: Racer
+    variant: str
+    seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    answers: dict[int, list[list[int]]] = field(default_factory=dict)
+    failure: str = ""
+
+    def run(self, turn: int, prompts: Sequence[list[int]], num_tokens: int) -> None:
+        """Answer the prompts of one turn, all at once; a failure takes the variant out."""
+        if self.failure:
+            return
+        try:
+            timed = self.engine.generate(self.variant, prompts, num_tokens)
+        except UnavailableError as error:
+            self.failure = str(error)
+            return
+        self.seconds[turn].append(timed.seconds)
+        self.answers[turn] = timed.token_ids
+
+    @property
+    def texts(self) -> list[list[int]]:
+        return [answer for turn in sorted(self.answers) for answer in self.answers[turn]]
+
+
+def race(
+    engines: Sequence[Racer], prompts: Sequence[list[int]], plan: Plan, dtype: str, num_single: int
+) -> tuple[list[Row], dict[str, str]]:
+    """Return a row per variant and number of streams, and the reasons of variants that failed, by name.
+
+    One stream takes the first `num_single` prompts in turn; N streams take the first N of them at once.
+    """
+    rows, failures = [], {}
+    for count in plan.num_streams:
+        turns = [[prompt] for prompt in prompts[:num_single]] if count == 1 else [list(prompts[:count])]
+        entries = _raced(engines, turns, count, plan)
+        failures.update(
+            {f"{_name(entry)} ({dtype}, {count} streams)": entry.failure for entry in entries if entry.failure}
+        )
+        rows += list(_rows([entry for entry in entries if not entry.failure], count, plan.num_tokens, dtype))
+    return rows, failures
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.engine.peer.name}, {entry.variant}"
+
+
+def _raced(engines: Sequence[Racer], turns: Sequence[list[list[int]]], count: int, plan: Plan) -> list[Entry]:
+    able = [engine for engine in engines if engine.peer.most_streams >= count]
+    entries = [Entry(engine, variant) for engine in able for variant in engine.variants]
+    for entry in entries:
+        entry.run(0, turns[0], WARM_UP)
+        entry.seconds.clear()
+    for number in range(plan.num_rounds):
+        for turn, prompts in enumerate(turns):
+            first = (number * len(turns) + turn) % len(entries)
+            for entry in (*entries[first:], *entries[:first]):
+                entry.run(turn, prompts, plan.num_tokens)
+    return entries
+
+
+def _rows(entries: Sequence[Entry], count: int, num_tokens: int, dtype: str) -> Iterator[Row]:
+    plain = {entry.engine.peer.name: entry.texts for entry in entries if entry.variant == PLAIN}
+    for entry in entries:
+        name = entry.engine.peer.name
+        rates = [num_tokens * count / statistics.median(seconds) for seconds in entry.seconds.values()]
+        if count > 1:
+            rates = [num_tokens * count / seconds for seconds in entry.seconds[0]]
+        same = [num_equal(entry.texts, plain.get(each)) for each in (name, OURS)]
+        yield Row(name, entry.variant, dtype, count, [round(rate, 2) for rate in rates], len(entry.texts), *same)
+
+
+def num_equal(texts: Sequence[list[int]], others: Sequence[list[int]] | None) -> int | None:
+    """Return how many answers are equal, token by token; None without others."""
+    return None if others is None else sum(one == other for one, other in zip(texts, others, strict=True))

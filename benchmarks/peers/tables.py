@@ -1,0 +1,88 @@
+"""Tables of docs/measurements/peers.md, made of docs/peers.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.peers.engine import OURS
+from benchmarks.peers.race import PLAIN
+from inference.config import ROOT
+
+FILE = ROOT / "docs" / "peers.json"
+GOALS = {"float32": 1.2, "int8": 1.5}
+"""Ratio of our best speculative variant to a peer's best, by arithmetic."""
+NUMBERS = {"float32": "float32", "int8": "8 bits"}
+
+Row = Mapping[str, Any]
+Table = tuple[list[str], list[list[str]]]
+
+
+def median(row: Row) -> float:
+    """Return tokens per second of a row."""
+    return float(statistics.median(row["tokens_per_s"]))
+
+
+def ratio(row: Row, other: Row) -> float:
+    """Return how many times as fast a row is: the median of the ratios, prompt by prompt or round by round."""
+    pairs = zip(row["tokens_per_s"], other["tokens_per_s"], strict=True)
+    return float(statistics.median(one / another for one, another in pairs))
+
+
+def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Yield our best speculative row, and each peer's best one, by arithmetic and number of streams."""
+    for dtype, count in dict.fromkeys((row["dtype"], row["num_streams"]) for row in rows):
+        alike = [row for row in rows if (row["dtype"], row["num_streams"]) == (dtype, count)]
+        ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
+        for peer in dict.fromkeys(row["engine"] for row in alike if row["engine"] != OURS):
+            if ours:
+                yield max(ours, key=median), max((row for row in alike if row["engine"] == peer), key=median)
+
+
+def goals_table(rows: Sequence[Row]) -> Table:
+    """Return header and rows: our best speculation against each peer's best, and whether the goal is reached."""
+    header = ["numbers", "streams", "peer", "its best", "tokens/s", "our best", "tokens/s", "ours / peer's", "goal"]
+    body = []
+    for ours, best in goals(rows):
+        found, goal = ratio(ours, best), GOALS[ours["dtype"]]
+        verdict = f"{goal:g}: {'reached' if found >= goal else 'missed'}"
+        peer = [best["engine"], best["variant"], f"{median(best):.0f}"]
+        mine = [ours["variant"], f"{median(ours):.0f}"]
+        body.append([NUMBERS[ours["dtype"]], str(ours["num_streams"]), *peer, *mine, f"{found:.2f}", verdict])
+    return header, body
+
+
+def rates_table(rows: Sequence[Row], dtype: str) -> Table:
+    """Return header and rows: tokens per second of all variants in one arithmetic, by streams, and equal texts."""
+    counts = sorted({row["num_streams"] for row in rows})
+    found = {(row["engine"], row["variant"], row["num_streams"]): row for row in rows if row["dtype"] == dtype}
+    streams = [f"{count} streams" if count > 1 else "1 stream" for count in counts]
+    header = [NUMBERS[dtype], *streams, "1 stream / own plain", "text of own plain", "our text"]
+    body = []
+    for engine, variant in dict.fromkeys(key[:2] for key in found):
+        mine = [found.get((engine, variant, count)) for count in counts]
+        single, plain = (found.get((engine, each, counts[0])) for each in (variant, PLAIN))
+        over = f"{ratio(single, plain):.2f}" if single and plain else "-"
+        cells = [f"{median(row):.0f}" if row else "-" for row in mine]
+        body.append(
+            [f"{engine}, {variant}", *cells, over, *(_equal(mine, key) for key in ("same_as_plain", "same_as_ours"))]
+        )
+    return header, body
+
+
+def _equal(rows: Sequence[Row | None], key: str) -> str:
+    """Return how many answers are equal, over all numbers of streams."""
+    known = [row for row in rows if row and row[key] is not None]
+    return f"{sum(row[key] for row in known)} of {sum(row['num_answers'] for row in known)}" if known else "-"
+
+
+def plain_sentence(rows: Sequence[Row]) -> str:
+    """Return a sentence on plain decoding of one stream: each peer's tokens per second over ours."""
+    plain = {(row["dtype"], row["engine"]): row for row in rows if row["variant"] == PLAIN and row["num_streams"] == 1}
+    parts = [
+        f"{NUMBERS[dtype]} {engine} {ratio(row, plain[dtype, OURS]):.2f}"
+        for (dtype, engine), row in plain.items()
+        if engine != OURS and (dtype, OURS) in plain
+    ]
+    return f"Plain decoding of one stream, over ours: {', '.join(parts)}." if parts else ""

@@ -1,0 +1,93 @@
+"""Latencies of an earlier commit and of this checkout: `python -m benchmarks.since [COMMIT] [--file FILE]`.
+
+The earlier commit is checked out under build/since. Both run the same comparison, one after the other, in four to six
+minutes, and `compare_architectures.py diff` has the method. FILE (docs/since.json) gets the changes, and
+`python -m benchmarks.page` puts them on docs/measurements/architectures.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import machine, print_json, print_table, write
+from comparison.report.diff import Change, compare, differing_conditions, omissions, read_results
+from comparison.report.markdown import commit
+from comparison.run.host_load import load_average
+from inference.config import ROOT
+
+FILE = ROOT / "docs" / "since.json"
+FIRST = "41a4973"
+"""Commit before the work that docs/measurements/architectures.md compares with."""
+COMPARISON = "compare_architectures.py --num_prompts 2 --num_runs 5 --rtt_ms 0,10 --max_new_tokens 64"
+HEADER = ["measurement", "figure", "new / old, 95 %", "verdict"]
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    load = load_average()
+    old, new = (_compared(checkout) for checkout in (_checkout(args.commit), ROOT))
+    before, after = read_results(old), read_results(new)
+    content = {
+        "command": f"python -m benchmarks.since {args.commit}",
+        "comparison": f"python {COMPARISON}",
+        "old": args.commit,
+        "commit": commit(),
+        "load_before": load,
+        "machine": machine(),
+        "differing": differing_conditions(before, after),
+        "omissions": omissions(before, after),
+        "changes": [change_row(change) for change in compare(before, after)],
+    }
+    write(content, args.file)
+    print_table(f"since {args.commit}", HEADER, content["changes"])
+    print_json("since", content)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.since", description=__doc__)
+    parser.add_argument("commit", nargs="?", default=FIRST, help="the earlier one (%(default)s)")
+    parser.add_argument("--file", type=Path, default=FILE, help="what is written (%(default)s)")
+    return parser
+
+
+def change_row(change: Change) -> list[str]:
+    """Return the cells of a change's row; the verdict is "no difference" where the interval contains 1."""
+    return [change.where, change.figure, str(change.ratio), change.verdict if change.ratio.differs else "no difference"]
+
+
+def _checkout(earlier: str) -> Path:
+    """Return a folder with the earlier commit's files; make it unless it is there."""
+    folder = ROOT / "build" / "since" / earlier
+    if not folder.exists():
+        subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
+        subprocess.run(["git", "worktree", "add", "--detach", str(folder), earlier], cwd=ROOT, check=True)
+    return folder
+
+
+def _compared(checkout: Path) -> Path:
+    """Run the comparison of a checkout with this environment; return the folder of its results.
+
+    Raises:
+        SystemExit: it failed; differing answers are no failure here.
+    """
+    output = checkout / "reports" / "since"
+    command = [sys.executable, *shlex.split(COMPARISON), "--output", str(output)]
+    print(f"{checkout}: {COMPARISON}", flush=True)
+    done = subprocess.run(command, cwd=checkout, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, 1):
+        sys.exit(f"the comparison in {checkout} ended with exit code {done.returncode}")
+    return output
+
+
+def rows(content: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of the page's table, those that differ."""
+    return [row for row in content["changes"] if row[-1] != "no difference"]
+
+
+if __name__ == "__main__":
+    main()

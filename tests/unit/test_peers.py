@@ -1,0 +1,165 @@
+"""Comparison with other programs: what its race and its tables make of times and tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.page import part
+from benchmarks.peers.__main__ import require_memory
+from benchmarks.peers.child import Setup
+from benchmarks.peers.engine import OURS, Engine, Peer, Timed
+from benchmarks.peers.environment import UnavailableError, last_line
+from benchmarks.peers.race import Plan, Row, num_equal, race
+from benchmarks.peers.tables import goals, goals_table, median, rates_table, ratio
+from benchmarks.peers.walk import CLOSE, UNSURE, steps
+
+SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
+
+
+class Clockwork:
+    """Engine whose variants take known seconds and count on from a prompt; one of them fails."""
+
+    def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
+        self.peer, self.variants, self._rate, self._step = peer, list(variants), tokens_per_s, step
+
+    def generate(self, variant: str, prompts: Sequence[list[int]], num_tokens: int) -> Timed:
+        if not SPEED[variant]:
+            raise UnavailableError("it broke")
+        answers = [[prompt[-1] + self._step * (index + 1) for index in range(num_tokens)] for prompt in prompts]
+        return Timed(num_tokens * len(prompts) / (self._rate * SPEED[variant]), answers)
+
+
+def raced() -> tuple[list[Row], dict[str, str]]:
+    engines = [
+        Clockwork(Peer(OURS, "ours"), 100.0, ["plain", "draft 4"]),
+        Clockwork(Peer("slow", "slow", most_streams=1), 50.0, ["plain", "draft 4", "broken"]),
+        Clockwork(Peer("other", "other"), 90.0, ["plain"], step=2),
+    ]
+    return race(engines, [[1], [2], [3], [4]], Plan(8, 2, (1, 4)), "float32", 3)
+
+
+def rows_of(found: Sequence[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in found]
+
+
+def test_a_race_has_the_rate_of_every_variant() -> None:
+    rows, failures = raced()
+    rates = {(row.engine, row.variant, row.num_streams): row.tokens_per_s for row in rows}
+    assert rates[OURS, "plain", 1] == [100.0] * 3, "a figure for each prompt"
+    assert rates[OURS, "draft 4", 4] == [200.0] * 2, "a figure for each round"
+    assert ("slow", "plain", 4) not in rates, "it takes one prompt at a time"
+    assert failures == {"slow, broken (float32, 1 streams)": "it broke"}
+
+
+def test_texts_are_compared_with_both_plain_ones() -> None:
+    same = {(row.engine, row.num_streams): (row.same_as_plain, row.same_as_ours) for row in raced()[0]}
+    assert same["slow", 1] == (3, 3)
+    assert same["other", 1] == (3, 0)
+    assert same[OURS, 4] == (4, 4)
+
+
+def test_goals_take_the_best_of_each_side() -> None:
+    found = {(ours["num_streams"], peer["engine"]): (ours, peer) for ours, peer in goals(rows_of(raced()[0]))}
+    assert {key: (ours["variant"], peer["variant"]) for key, (ours, peer) in found.items()} == {
+        (1, "slow"): ("draft 4", "draft 4"),
+        (1, "other"): ("draft 4", "plain"),
+        (4, "other"): ("draft 4", "plain"),
+    }
+    assert ratio(*found[1, "slow"]) == pytest.approx(2.0)
+
+
+def test_tables_state_goal_and_missing_figures() -> None:
+    rows = rows_of(raced()[0])
+    assert {line[2]: line[-1] for line in goals_table(rows)[1]} == {"slow": "1.2: reached", "other": "1.2: reached"}
+    slower = [{**row, "engine": {OURS: "slow", "slow": OURS}.get(str(row["engine"]), row["engine"])} for row in rows]
+    assert goals_table(slower)[1][0][-1] == "1.2: missed"
+    header, lines = rates_table(rows, "float32")
+    assert header[:3] == ["float32", "1 stream", "4 streams"]
+    assert ["slow, draft 4", "100", "-", "2.00", "3 of 3", "3 of 3"] in lines
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e4)), min_size=1, max_size=9))
+def test_a_ratio_lies_between_those_of_prompts(pairs: list[tuple[float, float]]) -> None:
+    one, other = ({"tokens_per_s": [pair[side] for pair in pairs]} for side in (0, 1))
+    each = [mine / yours for mine, yours in pairs]
+    assert min(each) <= ratio(one, other) <= max(each)
+    assert min(one["tokens_per_s"]) <= median(one) <= max(one["tokens_per_s"])
+
+
+def test_a_page_has_every_shape_and_what_was_skipped() -> None:
+    rows, failures = raced()
+    shape = {
+        "command": "python -m benchmarks.peers --shapes tiny",
+        "commit": "abc",
+        "load_before": 0.0,
+        "machine": {"cpu": "CPU", "cores": 2, "system": "Linux", "versions": {"numpy": "2"}},
+        "versions": {"other": "1.0"},
+        "plan": asdict(Plan(8, 2)) | {"num_prompts": 3},
+        "skipped": failures,
+        "rows": json.loads(json.dumps(rows_of(rows))),
+    }
+    text = part("peers", {"peers": {"tiny": shape}})
+    assert "## Shape tiny" in text
+    assert "- Skipped: slow, broken (float32, 1 streams): it broke" in text
+    assert "other 1.0" in text
+    assert "float32 slow 0.50, float32 other 0.90" in text.replace("\n", " ")
+    assert "2.22 times other (plain) in float32" in part("peers_in_short", {"peers": {"tiny": shape}}).replace(
+        "\n", " "
+    )
+
+
+def test_without_plain_texts_none_are_equal() -> None:
+    assert num_equal([[1]], None) is None
+    assert num_equal([[1], [2]], [[1], [3]]) == 1
+
+
+def test_the_reason_is_a_programs_last_words() -> None:
+    assert last_line("ERROR: a\nERROR: no version of it\n\n[notice] a newer pip\n") == "ERROR: no version of it"
+    assert last_line("") == "it ended without a word"
+
+
+def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
+    setup = Setup("target", "draft", "float32", str(tmp_path), 1, 8)
+    with pytest.raises(UnavailableError, match=r"No module named benchmarks\.peers\.nothing"):
+        Engine(Peer("nothing", "nothing"), setup)
+
+
+def test_more_weights_than_memory_are_refused() -> None:
+    require_memory(1)
+    with pytest.raises(UnavailableError, match=r"need 1000000\.0 GB"):
+        require_memory(10**15)
+
+
+def test_models_are_converted_once(tmp_path: Path) -> None:
+    setup, made = Setup("t", "d", "int8", str(tmp_path), 1, 8), []
+
+    def convert(source: str, path: Path) -> None:
+        made.append(source)
+        path.write_text(source)
+
+    for _ in range(2):
+        assert [setup.converted(name, convert).read_text() for name in ("target.gguf", "draft.gguf")] == ["t", "d"]
+    assert made == ["t", "d"]
+
+
+def test_a_walk_visits_every_token_and_drafts_err() -> None:
+    right, wrong, parts = steps(2000, UNSURE)
+    token, seen = 0, set()
+    for _ in range(2000):
+        seen.add(token)
+        token = int(right[token])
+    assert token == 0
+    assert len(seen) == 2000
+    errs = (parts[1] > parts[0]).float().mean().item()
+    assert errs == pytest.approx(UNSURE / 2, abs=0.05)
+    assert sorted(set(parts.flatten().tolist())) == pytest.approx([0.0, CLOSE, 1.0])
+    assert torch.equal(steps(2000, 0.0)[0], right), "target and draft walk alike"
+    assert not torch.equal(right, wrong)
