@@ -204,7 +204,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._decoder.prompt_chunk_tokens:
             return sys.maxsize
-        return self._parts.room(self._times.of(num_decoding).base_s)
+        return self._parts.room(self._times.of(num_decoding).seconds(0))
 
     def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
         """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
@@ -246,8 +246,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if not unread:
             self._times.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
         else:
-            costs = self._times.of(num_decoding)
-            decoding_s = costs.base_s + costs.slope_s * num_draft_tokens if num_decoding else 0.0
+            decoding_s = self._times.of(num_decoding).seconds(num_draft_tokens) if num_decoding else 0.0
             self._parts.record(sum(unread), seconds - decoding_s)
 
     def _can_replay(self, session: TargetSession) -> bool:
