@@ -3,8 +3,8 @@
 Fused decoding of the bundled pair without a server, greedy, one thread, never stopping early. Each prompt has its own
 best fixed length. It is picked in every other round and compared in the rounds between, so that it is no lucky one.
 "As many as pay" has learned from all earlier prompts, as in a server that runs; "first answer" knows nothing when it
-begins. A ratio is how many times as many tokens per second as with the fixed length; "by CPU" counts this process's CPU time,
-which is the more reliable figure on a busy machine.
+begins. A ratio is how many times as many tokens per second as with the fixed length; "by CPU" counts this process's CPU
+time, which is the more reliable figure on a busy machine.
 """
 
 from __future__ import annotations
