@@ -8,7 +8,7 @@ OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
 
-.PHONY: install demo test test-oldest test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak suites-short \
+.PHONY: install demo test test-oldest test-long test-release manifests ray-demo ray-test images lock audit sbom test-nxdi hostile chaos soak schemas suites-short \
         trainium-report bench bench-llama proto format clean
 
 install: $(STAMP)
@@ -106,8 +106,9 @@ $(RAY)/.installed: requirements-ray.txt
 	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-ray.txt
 	touch $@
 
-# Long trials of real servers (docs/reliability.md): attacks, faults, leaks. ARGS="--seed 5 --run 17", for example.
-hostile chaos soak: install
+# Long trials of real servers (docs/reliability.md): attacks, faults, leaks; and answers to the JSON schemas of a folder
+# (docs/structured.md). ARGS="--seed 5 --run 17", for example.
+hostile chaos soak schemas: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.$@ $(ARGS)
 
 # Their short forms. A machine that others use answers late by itself: health checks have room here.

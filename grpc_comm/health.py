@@ -30,7 +30,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 async def is_serving(channel: grpc.aio.Channel) -> bool:
-    """Whether the server at the channel's other end answers, within `TIMEOUT_S`, that it is SERVING."""
+    """Return whether the server at the channel's other end answers, within `TIMEOUT_S`, that it is SERVING."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)

@@ -280,7 +280,7 @@ class ClientTls:
         return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
-        """Whether an HTTP/2 server sends anything after the handshake."""
+        """Return whether an HTTP/2 server sends anything after the handshake."""
         name = self.server_name or split_address(address)[0]
         return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 

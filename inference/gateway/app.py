@@ -137,7 +137,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], AnswerReader | None]]:
-    """Return the requests of a conversation, and what makes the reader of an answer to a prompt."""
+    """Return the requests of a conversation, and a function that makes the reader of its answer."""
     _check_model(body, gateway.card)
     dialect = Dialect.of(gateway.card, gateway.config)
     return chat_requests(body, gateway.card, dialect), partial(dialect.reader, body)

@@ -19,7 +19,7 @@ encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class JsonAnswer(JSONResponse):
-    """Answer in one piece."""
+    """HTTP answer that is one JSON document."""
 
     def render(self, content: Any) -> bytes:
         """Return a document as bytes; called by Starlette."""

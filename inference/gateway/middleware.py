@@ -91,10 +91,10 @@ _MAX_PARTS = 64 * 1024
 
 
 def _is_crowded(body: bytes, max_numbers: int) -> bool:
-    """Whether a body has too many parts to be parsed without delay for other requests.
+    """Return whether a body has too many parts to be parsed without delay for other requests.
 
-    The parser keeps the interpreter to itself, on whatever thread it runs: eight megabytes of members took 0.4 s, in
-    which no other request was served. This count lets other threads run between two parts.
+    While the parser runs, on any thread, Python runs nothing else: eight megabytes of members took 0.4 s, in which no
+    other request was served. This count lets other threads run between two parts.
     """
     num_numbers = 0
     for num_parts, part in enumerate(_PARTS.finditer(body)):
@@ -106,7 +106,7 @@ def _is_crowded(body: bytes, max_numbers: int) -> bool:
 
 
 def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
-    """Return why a body must not be parsed: it has too many parts, or a zero byte, which hides that it has."""
+    """Return why a body must not be parsed: it has too many parts, or a zero byte, which no JSON has."""
     if b"\0" in body:
         return ApiError(400, "the body is not JSON in UTF-8: it has a zero byte")
     if _is_crowded(body, max_numbers):
@@ -207,5 +207,5 @@ def http_spans(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request gets no span: health checks, scrapes, the page."""
+    """Return whether a request gets no span: health checks, scrapes, the page."""
     return scope["method"] != "POST" or not scope["path"].startswith(PREFIX)

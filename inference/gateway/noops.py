@@ -98,7 +98,7 @@ def without_no_ops(values: Mapping[str, Any], no_ops: NoOps) -> dict[str, Any]:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Whether two values are equal in JSON: 1.0 is 1, but false is not 0."""
+    """Return whether two values are equal in JSON: 1.0 is 1, but false is not 0."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -36,9 +36,9 @@ _OWN_HOSTS = (
 
 
 class Probes:
-    """ASGI application that answers /livez and /readyz: whether a restart would help, and whether requests are welcome.
+    """ASGI application that answers /livez and /readyz: whether a restart would help, and whether requests are taken.
 
-    The application inside it answers /health and /ping, but not while requests are unwelcome.
+    The application inside it answers /health and /ping, but not while no requests are taken.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:

@@ -69,7 +69,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """Return one request per choice; without a limit, to the end of the context.
+    """Return one request per choice; one without a limit may fill the context.
 
     The prompt is echoed if its end shows whether the output begins within a reasoning.
     """
@@ -84,7 +84,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """Return the client's limit of the length; else the target's default or `otherwise`, within the key's limit."""
+    """Return the client's limit, else the target's default, else `otherwise`; at most the limit of the token."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if limit is not None:
         return limit
@@ -159,7 +159,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the fault; one of a grammar names the field that the client sent, and the place in it."""
+    """Return the fault in the client's words: a grammar's names the field that was sent, and the place in it."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []

@@ -35,7 +35,7 @@ class OutputItems:
         self._last: object = None  # kind of the last item, or number of its call
 
     def add(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[Event]:
-        """Add a delta of a chat's answer; yield the events that say so."""
+        """Add a delta of a chat's answer; yield the events for the client."""
         if text := delta.get("reasoning_content"):
             yield from self._add_text("reasoning", text, [])
         if delta.get("content") or logprobs:
@@ -77,7 +77,7 @@ class OutputItems:
         yield self._event("response.output_item.added", item=_copy(self.items[-1]))
 
     def complete(self, status: str) -> Iterator[Event]:
-        """Complete the last item, if it still grows; yield the events that say so."""
+        """Complete the last item, if it still grows; yield the events for the client."""
         if self._last is None:
             return
         item, self._last = self.items[-1], None
@@ -137,7 +137,7 @@ class ResponseFormat:
         return {**self._fields, "status": "in_progress", "output": []}
 
     def add(self, part: Part, choice: Choice) -> Iterator[Event]:
-        """Add a part of the answer; yield the events that say so."""
+        """Add a part of the answer; yield the events for the client."""
         delta = self._chat.chunk(0, part, choice)["delta"]
         self._held.append(part)
         if not delta.keys() - {"role"}:  # what the reader holds back belongs to what comes next
@@ -149,7 +149,7 @@ class ResponseFormat:
         yield from self._items.add(delta, chat_logprobs(scores)["content"])
 
     def end(self, choice: Choice) -> Iterator[Event]:
-        """Complete the last item; yield the events that say so. An answer without any gets an empty message."""
+        """Complete the last item; yield the events for the client. An answer without items gets an empty message."""
         yield from self._items.require_one()
         yield from self._items.complete(_status(choice))
 

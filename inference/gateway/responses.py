@@ -143,7 +143,7 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the alternative that a value should be; with a space, so that no error shows it as a field."""
+    """Return the name of a value's alternative; it has a space, so that no error shows it as a field."""
     if not isinstance(value, dict | _Item):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"

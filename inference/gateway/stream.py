@@ -197,7 +197,7 @@ class ChunkStream(AnswerStream):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events on their way to the client. The request always ends with them: also before its first chunk,
+    """Server-sent events on their way to the client. The request ends when they do: also before its first chunk,
     and at its deadline while a write waits for a client that does not read.
 
     Args:

@@ -25,7 +25,7 @@ PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000
 MAX_MESSAGES = 500_000
 """Limit of a long-lived server's profile, some 200 MB; later requests are not profiled."""
-MAX_LABEL_CHARACTERS = 40
+MAX_LABEL_CHARACTERS = 128
 
 
 class Profile:
@@ -37,7 +37,7 @@ class Profile:
         self._requests: list[tuple[str, RequestStats]] = []
 
     def add(self, label: str, stats: RequestStats) -> None:
-        """Add a request; `stats` may still be filled."""
+        """Add a request, which the label names: its id at a server, else its prompt. `stats` may still be filled."""
         num_messages = sum(len(request.arrivals) for _, request in self._requests)
         if len(self._requests) < MAX_REQUESTS and num_messages < MAX_MESSAGES:
             self._requests.append((label[:MAX_LABEL_CHARACTERS], stats))

@@ -18,7 +18,7 @@ ELSEWHERE = ["*/*"]
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form NAMESPACE/NAME and is no path here."""
+    """Return whether a name has the form NAMESPACE/NAME and is no path here."""
     return _ID.fullmatch(name) is not None and not Path(name).exists() and name.split("/")[0] not in (".", "..")
 
 

@@ -190,7 +190,7 @@ class GrammarMatcher:
         raise self._too_complex()
 
     def _has_error(self) -> bool:
-        """Whether the library gave up; if so, a new matcher is made."""
+        """Return whether the library gave up; if so, a new matcher is made."""
         if not self._matcher.is_error():
             return False
         self._fault = self._matcher.get_error()

@@ -1,22 +1,20 @@
 """Trial compilation of grammars in another process, which can be stopped, unlike a thread.
 
-`try_out` sends it a grammar. The limits of llguidance count units of work, and one unit has no limit of time
-or memory: where a text must match several expressions at once, it grows with the product of their branches. 1 kB of
-JSON schema kept a core busy for ever, and took all memory.
+The limits of llguidance count units of work, and one unit has no limit of time or memory: where a text must match
+several expressions at once, it grows with the product of their branches. 1 kB of JSON schema kept a core busy for ever,
+and took all memory.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from functools import lru_cache
 
@@ -25,31 +23,7 @@ from inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
 _lock = threading.Lock()
-_process: TrialProcess | None = None
-
-
-class TrialProcess(subprocess.Popen[str]):
-    """Process that compiles one grammar after another, until one exceeds the limits."""
-
-    def __init__(self) -> None:
-        path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
-        super().__init__(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
-        atexit.register(self.wait_for_end)
-        if not self.answers(""):
-            raise OSError(f"its process ended at once, with status {self.wait_for_end()}")
-
-    def answers(self, line: str) -> bool:
-        """Return whether the process still runs after a line of input."""
-        with suppress(BrokenPipeError):
-            print(line, file=self.stdin, flush=True)
-        return bool(self.stdout and self.stdout.readline())
-
-    def wait_for_end(self) -> int:
-        """Close the input; return the exit status."""
-        atexit.unregister(self.wait_for_end)
-        self.communicate()
-        return self.returncode
+_process: subprocess.Popen[str] | None = None
 
 
 def try_out(source: str) -> None:
@@ -73,13 +47,39 @@ def _passes(source: str) -> bool:
     global _process
     with _lock:
         if _process is None or _process.poll() is not None:
-            _process = TrialProcess()
-        if _process.answers(json.dumps([TRIAL_CPU_S, source])):
+            _ended()
+            _process = _started()
+            if not _answers(_process, ""):
+                raise OSError(f"its process ended at once, with status {_ended()}")
+        if _answers(_process, json.dumps([TRIAL_CPU_S, source])):
             return True
-        ended, _process = _process, None
-    if ended.wait_for_end() == -signal.SIGKILL:
-        raise OSError("the process that does it was killed")
-    return False
+        if _ended() == -signal.SIGKILL:
+            raise OSError("the process that does it was killed")
+        return False
+
+
+def _started() -> subprocess.Popen[str]:
+    """Start a process that compiles one grammar after another, until one exceeds the limits."""
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=path, text=True)
+
+
+def _answers(process: subprocess.Popen[str], line: str) -> bool:
+    """Return whether the process still runs after a line of input."""
+    with suppress(BrokenPipeError):
+        print(line, file=process.stdin, flush=True)
+    return bool(process.stdout and process.stdout.readline())
+
+
+@atexit.register
+def _ended() -> int:
+    """Close the input of the process, which ends it; return its exit status, 0 if there is none."""
+    global _process
+    process, _process = _process, None
+    if process is not None:
+        process.communicate()
+    return 0 if process is None else process.returncode
 
 
 def _serve() -> None:
@@ -95,7 +95,7 @@ def _serve() -> None:
     for line in sys.stdin:
         if line.strip():
             cpu_s, source = json.loads(line)
-            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + cpu_s, resource.RLIM_INFINITY))
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # counts CPU time; its signal ends the process
             with suppress(ValueError):
                 LLMatcher(tokenizer, source, log_level=0, limits=parser_limits()).compute_bitmask()
         print(flush=True)

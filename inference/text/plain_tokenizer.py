@@ -54,7 +54,7 @@ class PlainTokenizer:
 
 
 def names_generic_class(path: Path) -> bool:
-    """Whether the directory names a tokenizer class that tokenizer.json describes completely."""
+    """Return whether the directory names a tokenizer class that tokenizer.json describes completely."""
     return _settings(path).get("tokenizer_class") in GENERIC_CLASSES
 
 

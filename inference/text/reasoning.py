@@ -8,12 +8,12 @@ BEGIN, END = "<think>", "</think>"
 
 
 def is_begun(prompt: str) -> bool:
-    """Whether the prompt has begun a reasoning, which the output then continues."""
+    """Return whether the prompt has begun a reasoning, which the output then continues."""
     return prompt.rstrip().endswith(BEGIN)
 
 
 def is_over(prompt: str) -> bool:
-    """Whether the prompt has ended a reasoning, as templates do if no thinking is wanted."""
+    """Return whether the prompt has ended a reasoning, as templates do if no thinking is wanted."""
     return prompt.rstrip().endswith(END)
 
 

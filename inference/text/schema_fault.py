@@ -12,7 +12,7 @@ from inference.text.grammar_trial import try_out
 from inference.text.json_schema import BY_NAME
 
 SEARCH_S = 0.5
-"""Seconds for the search of a place; a fault deep inside a big schema may not be found."""
+"""CPU seconds of a thread for the search of a place; a fault deep inside a big schema may not be found."""
 _SHARED = ("$defs", "definitions")  # what references point at
 
 
@@ -40,7 +40,7 @@ def _message_of(schema: Any) -> str:
 
 def _path(schema: Any, message: str) -> str:
     shared = {key: schema[key] for key in _SHARED if isinstance(schema, dict) and key in schema}
-    deadline, steps = time.monotonic() + SEARCH_S, list[str]()
+    deadline, steps = time.thread_time() + SEARCH_S, list[str]()
     while (found := _faulty_part(schema, shared, message, deadline)) is not None:
         step, schema = found
         steps.append(step)
@@ -48,7 +48,7 @@ def _path(schema: Any, message: str) -> str:
 
 
 def _faulty_part(schema: Any, shared: dict[str, Any], message: str, deadline: float) -> tuple[str, Any] | None:
-    parts = ((step, part) for step, part in _parts(schema) if time.monotonic() < deadline)
+    parts = ((step, part) for step, part in _parts(schema) if time.thread_time() < deadline)
     return next(((step, part) for step, part in parts if _message_of({**shared, **part}) == message), None)
 
 

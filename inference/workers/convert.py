@@ -126,7 +126,7 @@ def reason_from_message(number: pb.FinishReason) -> FinishReason:
 def sampling_to_message(
     sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
 ) -> pb.SamplingParams:
-    """Return a message with all fields but the unsaid, so that the receiver's defaults do not matter."""
+    """Return a message with all fields but the `unsaid`, for which the receiver has defaults."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     given = [name for name in _SAMPLING_NAMES if name not in unsaid]
     return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, given))

@@ -181,11 +181,11 @@ class Fleet:
             self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Whether another server could take a request at once."""
+        """Return whether another server could take a request at once."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:
-        """Whether a server reports that it takes requests."""
+        """Return whether a server reports that it takes requests."""
         record = self._policy.records.get(replica.address)
         return record is not None and record.ready
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from inference.caller import audit, caller
+from inference.caller import audit, caller, request_id
 from inference.commit import Answer, Event
 from inference.observe.metrics import Metrics, RequestMetrics
 from inference.observe.profile import Profile
@@ -51,9 +51,9 @@ class Observer:
 
     @contextmanager
     def request(
-        self, label: str, deadline: float | None = None, annotate: Annotate | None = None
+        self, deadline: float | None = None, annotate: Annotate | None = None
     ) -> Generator[Observation, None, None]:
-        """Observe one request, which tables call `label`.
+        """Observe the current request; the profile names it by its id.
 
         A request that leaves before it finished or failed was cancelled by its client, or reached its `deadline`.
         """
@@ -61,7 +61,7 @@ class Observer:
         stats = None if self.profile is None and annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())
         if self.profile is not None and stats is not None:
-            self.profile.add(label, stats)
+            self.profile.add(request_id(), stats)
         try:
             yield observation
         except Exception as exc:

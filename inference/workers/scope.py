@@ -158,7 +158,7 @@ class SupervisedCompleter:
     def _scope(self, request: CompletionRequest) -> Generator[RequestScope, None, None]:
         with self._span(request) as span:
             annotate = None if span is None else span.annotate
-            with self._observer.request("request", request.deadline, annotate) as observation:
+            with self._observer.request(request.deadline, annotate) as observation:
                 scope = RequestScope(request.deadline, observation, span)
                 self._scopes.add(scope)
                 try:

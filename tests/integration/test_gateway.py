@@ -128,7 +128,8 @@ async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Pat
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
-        stream = await client.completions.create(model="target", prompt=PROMPT, max_tokens=9, stream=True)
+        named: Any = {"extra_headers": {"x-request-id": "slow"}}
+        stream = await client.completions.create(model="target", prompt=PROMPT, max_tokens=9, stream=True, **named)
         num_chunks = len([chunk async for chunk in stream])
         with pytest.raises(openai.BadRequestError):
             await texts(client, max_tokens=6, logit_bias={"999": 1})
@@ -138,6 +139,8 @@ async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Pat
     assert document["role"] == "gateway"
     assert [row["num_output_tokens"] for row in document["requests"]] == [6, 6, num_chunks]
     assert all(0 < row["ttft_s"] <= row["wall_s"] for row in document["requests"])
+    first, second, named_row = (row["request"] for row in document["requests"])
+    assert (len(first), second, named_row) == (32, first, "slow"), "a row can be found by the id of its request"
     assert len(file.with_suffix(".csv").read_text().splitlines()) == 1 + 3, "a head and the rows"
 
 

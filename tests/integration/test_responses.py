@@ -13,34 +13,17 @@ import pytest
 import pytest_asyncio
 from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
 
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from inference.serving.processes import free_port
 from tests.integration.test_gateway import gateway_process
 from tests.support.servers import draft_server, fused_server, target_server, until_healthy
+from tests.support.tools import WEATHER, Forecast, response_tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-FUNCTION: Any = {
-    "type": "function",
-    "name": "weather",
-    "strict": True,
-    "parameters": {
-        "type": "object",
-        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["days"],
-        "additionalProperties": False,
-    },
-}
+FUNCTION: Any = response_tool("weather", WEATHER, strict=True)
 FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens": 40, "temperature": 0}
-
-
-class Forecast(BaseModel):
-    """Forecast of the weather for some days."""
-
-    days: int = Field(ge=1, le=9)
-    rain: bool
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

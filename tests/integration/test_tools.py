@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
@@ -33,16 +32,10 @@ from inference.workers.local import LocalCompleter
 from inference.workers.remote import RemoteCompleter
 from inference.workers.status import to_status
 from tests.support.completers import healthy
-from tests.unit.gateway.test_tools import tool
+from tests.support.tools import WEATHER, Forecast, tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Bern", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
 TOOLS: Any = [tool("weather", WEATHER, description="How the weather will be."), tool("now", None)]
 MESSAGES: Any = [{"role": "user", "content": "Will it rain?"}]
 FIELDS: Any = {"model": "target", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 48, "seed": 3}
@@ -140,13 +133,6 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
     assert kinds[:2] == ["tool_called", "tool_output"]
     assert called[0] == called[1]
     assert streaming.final_output == result.final_output
-
-
-class Forecast(BaseModel):
-    """Forecast of the weather for some days."""
-
-    days: int = Field(ge=1, le=9)
-    rain: bool
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])

@@ -72,6 +72,7 @@ class Left:
     num_fds: int
     num_threads: int
     rss_mib: float
+    own_mib: float
 
 
 class Visitor:
@@ -175,7 +176,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 async def left_in(member: Member) -> Left:
     """What it has now, without requests."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
-    return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib)
+    return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 
 
 async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
@@ -218,7 +219,7 @@ def _judge(trial: Trial, before: dict[str, Left], after: dict[str, Left], full: 
             title = what.removeprefix("num_")
             trial.promise(f"{title} of {name}", f"{then} -> {since}", f"+{more}", kept=since <= then + more)
         limit = max(was.rss_mib, full[name]) * (1 + MORE_MEMORY) + MORE_MIB
-        figures = f"{was.rss_mib:.0f} -> {now.rss_mib:.0f} MiB"
+        figures = f"{was.rss_mib:.0f} -> {now.rss_mib:.0f} MiB, {was.own_mib:.0f} -> {now.own_mib:.0f} without files"
         trial.promise(f"memory of {name}", figures, f"{limit:.0f} MiB", kept=now.rss_mib <= limit)
 
 

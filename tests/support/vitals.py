@@ -14,12 +14,14 @@ class Vitals:
     Attributes:
         rss_mib: memory it has now.
         peak_mib: the most it has had since `reset_peak`, or since it began.
+        own_mib: the part of it that is the process's own; the rest are pages of files, which the kernel can take back.
         num_fds: open descriptors.
         num_threads: threads.
     """
 
     rss_mib: float
     peak_mib: float
+    own_mib: float
     num_fds: int
     num_threads: int
 
@@ -32,9 +34,9 @@ def vitals(pid: int) -> Vitals:
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-    rss, peak = (int(status[name][0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    rss, peak, own = (int(status[name][0]) / 1024 for name in ("VmRSS", "VmHWM", "RssAnon"))
     num_fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    return Vitals(rss, peak, num_fds, int(status["Threads"][0]))
+    return Vitals(rss, peak, own, num_fds, int(status["Threads"][0]))
 
 
 def reset_peak(pid: int) -> None:

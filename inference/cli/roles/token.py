@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,20 +41,25 @@ class TokenSettings:
 
 async def run(settings: TokenSettings) -> int:
     """Print the token, and nothing else, to stdout; running servers accept it from their next request on."""
-    token = f"specdec-{secrets.token_urlsafe(32)}"
-    digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(settings.grant)))
-    entry = f'\n[[token]]\nname = "{settings.name}"\nsha256 = "{digest}"\nroles = {rights}\n'
-    _add(settings.auth_file, entry + "speaks_for_others = true\n" * settings.speaks_for_others)
-    print(token)
+    print(new_token(settings.auth_file, settings.name, settings.grant, speaks_for_others=settings.speaks_for_others))
     return 0
 
 
-def _add(file: Path, entry: str) -> None:
-    """Append to the file in one step, so that no server reads half of an entry.
+def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_others: bool = False) -> str:
+    """Return a new token, whose hash the file has from now on.
 
     Raises:
         ConfigError: the file cannot be written, or servers could not use the result.
     """
+    token = f"specdec-{secrets.token_urlsafe(32)}"
+    digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(grant)))
+    entry = f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = {rights}\n'
+    _add(auth_file, entry + "speaks_for_others = true\n" * speaks_for_others)
+    return token
+
+
+def _add(file: Path, entry: str) -> None:
+    """Append to the file in one step, so that no server reads half of an entry."""
     from grpc_comm.watched import UnusableError
     from inference.workers.auth_file import read_auth_file
 

@@ -108,7 +108,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     async def _answer(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Answer, None]:
         request = session.request
-        with self._observer.request(f"session {session.id}", deadline) as observation:
+        with self._observer.request(deadline) as observation:
             observation.take(Started(len(request.prompt_token_ids), request.sampling.seed))
             async with aclosing(self._engine.answer(session)) as events:
                 async for event in events:

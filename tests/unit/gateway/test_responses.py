@@ -16,10 +16,11 @@ from inference.gateway.app import create_app
 from inference.text.chat import Chat, ChatMessage
 from inference.workers.completion import ModelCard
 from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.support.tools import PARAMETERS, response_tool
 from tests.unit.gateway.test_app import PASSES, TEXT
-from tests.unit.gateway.test_tools import PARAMETERS, THINKING, TWO, stopping
+from tests.unit.gateway.test_tools import THINKING, TWO, stopping
 
-TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS, "strict": None}
+TOOL = response_tool(strict=None)
 
 
 async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any) -> httpx.Response:

@@ -18,16 +18,12 @@ from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.chat import Chat, ChatMessage
 from inference.workers.completion import ModelCard
 from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.support.tools import tool
 from tests.unit.gateway.test_app import HELLO, PASSES, events
 
 TEXTS = ["I look.\n", "<tool", '_call>\n{"name": "f", "argu', 'ments": {"a": ', "1}}\n</tool_call>"]
 TWO = [*TEXTS, "\n", *TEXTS[1:]]
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 THINKING = "{% if add_generation_prompt %}<think>{% endif %}"
-
-
-def tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters, **others}}
 
 
 async def ask(

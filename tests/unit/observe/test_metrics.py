@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
-from inference.caller import Caller, request_context
+from inference.caller import ANYBODY, Caller, request_context
 from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Opened, OwnDrafts, Started, Timings
 from inference.errors import CapacityError
 from inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
@@ -138,7 +138,7 @@ def test_the_process_is_measured_too() -> None:
 
 def test_a_draft_workers_session_counts_at_the_target() -> None:
     metrics, profile = Metrics("tiny"), Profile("target")
-    with Observer(metrics, profile).request("session s1") as session:
+    with request_context(ANYBODY, "id-1"), Observer(metrics, profile).request() as session:
         session.take(Started(5, 1))
         session.take(Opened(num_cached_tokens=4))
         session.take(Commit(5, (1, 2), 3, 1, TIMINGS))
@@ -148,7 +148,7 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
     assert found["vllm:request_success_total", "length"] == 1
     assert (found["vllm:prefix_cache_hits_total", ""], profile.total()["num_cached_tokens"]) == (4, 4)
     assert [(row["request"], row["num_prompt_tokens"], row["num_output_tokens"]) for row in profile.rows()] == [
-        ("session s1", 5, 3)
+        ("id-1", 5, 3)
     ]
 
 

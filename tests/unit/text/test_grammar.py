@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -324,16 +325,16 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
     assert len(started) == 2
 
 
-def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[grammar_trial.TrialProcess]:
-    """The processes that will have been started, the present one left aside."""
-    started, process = list[grammar_trial.TrialProcess](), grammar_trial.TrialProcess
+def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The processes that will have been started; the present one is ended."""
+    grammar_trial._ended()
+    started, start = list[subprocess.Popen[str]](), grammar_trial._started
 
-    def start() -> grammar_trial.TrialProcess:
-        started.append(process())
+    def note() -> subprocess.Popen[str]:
+        started.append(start())
         return started[-1]
 
-    monkeypatch.setattr(grammar_trial, "TrialProcess", start)
-    monkeypatch.setattr(grammar_trial, "_process", None)
+    monkeypatch.setattr(grammar_trial, "_started", note)
     return started
 
 
