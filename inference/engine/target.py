@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -87,15 +85,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._times = PassTimes()
         self._widths = Widths()
         self._parts = PromptParts(limits.prompt_share)
-        self._recent_pass_s: deque[float] = deque(maxlen=32)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
         self.seed_invariant = is_seed_invariant(decoder)
 
     @property
     def pass_us(self) -> int:
-        """Return the recent median of a pass in microseconds; 0 while unknown."""
-        return round(statistics.median(self._recent_pass_s) * 1e6) if self._recent_pass_s else 0
+        """Return the recent median of a pass over one session, without draft tokens if it had such, in microseconds."""
+        return round(self._times.of(1).seconds(0) * 1e6)
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None without one.
@@ -204,7 +201,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._decoder.prompt_chunk_tokens:
             return sys.maxsize
-        return self._parts.room(self._times.of(num_decoding).base_s)
+        return self._parts.room(self._times.of(num_decoding).seconds(0))
 
     def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
         """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
@@ -234,7 +231,6 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         started = time.monotonic()
         verdicts = self._decoder.step(work)
         ended = time.monotonic()
-        self._recent_pass_s.append(ended - started)
         self._learn_costs(work, verdicts, ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
 
@@ -246,8 +242,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if not unread:
             self._times.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
         else:
-            costs = self._times.of(num_decoding)
-            decoding_s = costs.base_s + costs.slope_s * num_draft_tokens if num_decoding else 0.0
+            decoding_s = self._times.of(num_decoding).seconds(num_draft_tokens) if num_decoding else 0.0
             self._parts.record(sum(unread), seconds - decoding_s)
 
     def _can_replay(self, session: TargetSession) -> bool:

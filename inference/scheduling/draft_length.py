@@ -1,9 +1,10 @@
 """Length of a draft before each pass, where draft and target take turns. Pure.
 
 Every draft token costs a step of the draft and a share of the wider pass. It gains a token if the target agrees with it
-and with all before it. Drafting continues while that raises the expected tokens per second. This is the speculation
-length of Leviathan et al. (arXiv 2211.17192), but decided token by token from the draft's confidence. Transformers and
-llama.cpp stop at a fixed probability instead.
+and with all before it. Drafting continues while that can raise the expected tokens per second, with one more token or
+with a few: a wider pass may take no longer up to the next step of a staircase. This is the speculation length of
+Leviathan et al. (arXiv 2211.17192), but decided token by token from the draft's confidence and from measured times.
+Transformers and llama.cpp stop at a fixed probability instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from inference.model.proposer import DraftToken
 from inference.scheduling.acceptance import Acceptance, Confidence
 from inference.scheduling.pass_times import PassTimes
 
+FIRST_LENGTH = 4
+"""Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""
+LOOKED_AHEAD = 4
+"""Number of further draft tokens among which one may make all before it pay."""
 _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token delays the pass
 
 
@@ -46,21 +51,32 @@ class DraftLength:
     def is_enough(self, slot: int, chain: Sequence[DraftToken], num_sessions: int) -> bool:
         """Whether one more draft token in a pass over `num_sessions` sessions would lower tokens per second.
 
-        The result is False while the times are unknown. The next token's rate is assumed to be the mean of the last
-        token's and the session's, since an easy passage is usually longer than one token.
+        While the times are unknown, FIRST_LENGTH draft tokens are. The further tokens' rate is assumed to be the mean
+        of the last token's and the session's, since an easy passage is usually longer than one token.
         """
         steps, passes = self._steps.of(num_sessions), self._passes.of(num_sessions)
-        if not steps.base_s or not passes.base_s:
-            return False
-        token_s = steps.base_s / num_sessions + passes.slope_s
+        if not steps.is_known or not passes.is_known:
+            return len(chain) >= FIRST_LENGTH
+        step_s, num_drafted = steps.seconds(0), len(chain)
+        rate, survival, tokens = self._rates(slot, chain)
+        now_s, gain = passes.seconds(num_drafted * num_sessions) + num_drafted * step_s, 0.0
+        for number in range(num_drafted + 1, num_drafted + 1 + LOOKED_AHEAD):
+            survival *= rate
+            gain += survival
+            further_s = passes.seconds(number * num_sessions) + number * step_s - now_s
+            if gain * now_s >= further_s * tokens:
+                return False
+        return True
+
+    def _rates(self, slot: int, chain: Sequence[DraftToken]) -> tuple[float, float, float]:
+        """Return the rate of further tokens, the probability that all of the chain is right, and its pass's tokens."""
         rate = last = self._of(slot).rate
         survival, tokens = 1.0, 1.0
         for token in chain:
             last = self._confidence.rate(token)
             survival *= last
             tokens += survival
-        seconds = passes.base_s / num_sessions + len(chain) * token_s
-        return survival * (rate + last) / 2 * seconds < token_s * tokens
+        return (rate + last) / 2, survival, tokens
 
     def _of(self, slot: int) -> Acceptance:
         return self._acceptance.setdefault(slot, Acceptance(_PRIOR_TESTED))

@@ -1,45 +1,115 @@
-"""Pass times of a target in seconds, by number of sessions and of draft tokens; old passes fade. Pure."""
+"""Pass times of a model in seconds, by number of sessions and of draft tokens; old passes are forgotten. Pure.
+
+Kernels multiply several rows in one sweep, and compiled graphs have few widths. So the time of a pass is a staircase
+over its width, which no line fits, and each number of draft tokens has a measured time of its own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import bisect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 DECAY = 0.98  # weight of the past at each pass: about 50 passes count
+NUM_RECENT = 5
+"""Passes over one number of draft tokens of which the median counts: another process may delay any of them."""
+MAX_AGE = 300
+"""Number of passes after which a number of draft tokens that none of them had is forgotten, and tried again."""
+_NUM_EXACT = 32  # draft tokens from which on near numbers are measured together: 16 steps per power of two
 
 
 @dataclass(slots=True)
-class PassCosts:
-    """Least-squares fit of pass time to draft tokens, for passes over one number of sessions; old passes fade."""
+class _Recent:
+    """Last passes over one number of draft tokens.
 
-    _weight: float = 0.0
-    _width: float = 0.0
-    _time: float = 0.0
-    _width_width: float = 0.0
-    _width_time: float = 0.0
+    Attributes:
+        median_s: the median of their seconds, the lower one of two.
+        latest: number of passes of all widths up to the latest of them.
+    """
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+    median_s: float = 0.0
+    latest: int = 0
+
+    def record(self, seconds: float, number: int) -> None:
+        self.seconds.append(seconds)
+        self.median_s = sorted(self.seconds)[(len(self.seconds) - 1) // 2]
+        self.latest = number
+
+
+class PassCosts:
+    """Table of seconds by number of draft tokens, for passes over one number of sessions.
+
+    It never falls: where more draft tokens seemed to take less time, both numbers of them get the mean. Between
+    measured numbers the table is interpolated, and outside it is flat. So a number that was never tried looks cheap,
+    and is measured as soon as its tokens seem worth anything.
+    """
+
+    def __init__(self) -> None:
+        self._num_passes = 0
+        self._recent: dict[int, _Recent] = {}
+        self._table: tuple[list[int], list[float]] | None = None  # rising numbers of draft tokens, and seconds
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether a pass was recorded."""
+        return self._num_passes > 0
 
     def record(self, num_draft_tokens: int, seconds: float) -> None:
         """Record one pass; `num_draft_tokens` counts those of all its sessions."""
-        width = num_draft_tokens
-        self._weight = self._weight * DECAY + 1.0
-        self._width = self._width * DECAY + width
-        self._time = self._time * DECAY + seconds
-        self._width_width = self._width_width * DECAY + width * width
-        self._width_time = self._width_time * DECAY + width * seconds
+        self._num_passes += 1
+        self._table = None
+        self._recent.setdefault(_place(num_draft_tokens), _Recent()).record(seconds, self._num_passes)
 
-    @property
-    def slope_s(self) -> float:
-        """Return the seconds per draft token; 0 while all passes had the same number of them."""
-        spread = self._weight * self._width_width - self._width**2
-        if spread <= 1e-9 * self._width_width or not self._weight:
-            return 0.0
-        return max(0.0, (self._weight * self._width_time - self._width * self._time) / spread)
+    def seconds(self, num_draft_tokens: int) -> float:
+        """Return the time of a pass; 0 while nothing is known."""
+        if self._table is None:
+            self._table = self._measured()
+        numbers, seconds = self._table
+        right = bisect.bisect_left(numbers, num_draft_tokens)
+        if right == len(numbers):
+            return seconds[-1] if seconds else 0.0
+        if not right or numbers[right] == num_draft_tokens:
+            return seconds[right]
+        before, after = numbers[right - 1], numbers[right]
+        share = (num_draft_tokens - before) / (after - before)
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
-    @property
-    def base_s(self) -> float:
-        """Return the seconds of a pass without draft tokens; 0 while unknown."""
-        if not self._weight:
-            return 0.0
-        return max(0.0, (self._time - self.slope_s * self._width) / self._weight)
+    def _measured(self) -> tuple[list[int], list[float]]:
+        """Forget old passes, and return the table of the others."""
+        oldest = self._num_passes - MAX_AGE
+        self._recent = {place: recent for place, recent in self._recent.items() if recent.latest > oldest}
+        numbers = sorted(self._recent)
+        recent = [self._recent[number] for number in numbers]
+        return numbers, rising([each.median_s for each in recent], [len(each.seconds) for each in recent])
+
+
+def _place(num_draft_tokens: int) -> int:
+    """Return the number of draft tokens under which a pass is recorded, so that a table has few of them."""
+    shift = max(0, num_draft_tokens.bit_length() - _NUM_EXACT.bit_length() + 1)
+    return num_draft_tokens >> shift << shift
+
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the nearest values that never fall: isotonic regression, by pooling adjacent violators.
+
+    Args:
+        values: any values.
+        weights: of each value's squared distance to its result; positive.
+    """
+    pools: list[tuple[float, float, int]] = []  # mean, weight and number of the values that share a result
+    for value, weight in zip(values, weights, strict=True):
+        pool = value, weight, 1
+        while pools and pools[-1][0] > pool[0]:
+            pool = _joined(pools.pop(), pool)
+        pools.append(pool)
+    return [value for value, _, number in pools for _ in range(number)]
+
+
+def _joined(one: tuple[float, float, int], other: tuple[float, float, int]) -> tuple[float, float, int]:
+    weight = one[1] + other[1]
+    return (one[0] * one[1] + other[0] * other[1]) / weight, weight, one[2] + other[2]
 
 
 class PassTimes:
@@ -57,7 +127,10 @@ class PassTimes:
 
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or else over the nearest number known; all 0 if none is."""
-        known = [number for number, costs in self._by_sessions.items() if costs.base_s]
+        own = self._by_sessions.get(num_sessions)
+        if own is not None and own.is_known:
+            return own
+        known = [number for number, costs in self._by_sessions.items() if costs.is_known]
         if not known:
             return PassCosts()
         return self._by_sessions[min(known, key=lambda number: abs(number - num_sessions))]

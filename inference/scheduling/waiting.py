@@ -100,18 +100,19 @@ def wait_s(
         ready_s: seconds for which the session could have been in a pass.
         num_own: number of tokens that a pass without a draft gives.
     """
-    longest_s = MAX_WAIT_OF_PASS * costs.base_s
+    pass_s = costs.seconds(0)
+    longest_s = MAX_WAIT_OF_PASS * pass_s
     delay_s, late_in_s = arrivals.delay_s, arrivals.late_in(now, at_most_s=longest_s)
     if delay_s is None or late_in_s is None or delay_s > longest_s:
         return 0.0
-    pays = waiting_pays(
-        delay_s, arrivals.num_tokens, acceptance_rate, pass_s=costs.base_s, slope_s=costs.slope_s, num_own=num_own
-    )
+    num_tokens = arrivals.num_tokens
+    verify_s = costs.seconds(num_tokens)
+    pays = waiting_pays(delay_s, num_tokens, acceptance_rate, pass_s=pass_s, verify_s=verify_s, num_own=num_own)
     return min(late_in_s, longest_s - ready_s) if pays else 0.0
 
 
 def waiting_pays(
-    delay_s: float, num_tokens: int, rate: float, *, pass_s: float, slope_s: float, num_own: float = 1.0
+    delay_s: float, num_tokens: int, rate: float, *, pass_s: float, verify_s: float, num_own: float = 1.0
 ) -> bool:
     """Return whether waiting after each rejection gives more tokens per second than decoding without a draft meanwhile.
 
@@ -126,13 +127,12 @@ def waiting_pays(
         num_tokens: number of draft tokens that arrive together.
         rate: probability that the target accepts a draft token, if it accepted all before it.
         pass_s: seconds of a pass without draft tokens.
-        slope_s: seconds that each draft token adds to a pass.
+        verify_s: seconds of a pass that verifies `num_tokens` draft tokens.
         num_own: mean number of tokens of a pass without a draft model's; above 1 where lookup or a grammar adds some.
     """
     if not pass_s:
         return False
     tokens = sum(rate**k for k in range(num_tokens + 1))  # expected of the pass that verifies the proposal
-    verify_s = pass_s + slope_s * num_tokens
     rejection_rate = 1.0 - rate**num_tokens
     passes_per_delay = math.ceil(delay_s / pass_s)
     agreement_rate = max(rate ** (passes_per_delay * num_own), 1e-9)  # of draft tokens with the tokens of one delay

@@ -1,16 +1,16 @@
 """Widths: how many draft tokens are worth verifying, by expected tokens and measured pass times. Pure.
 
-A target pass with W draft tokens takes about base + slope * W. A session whose draft is accepted with probability a per
-token gains a^k tokens from the k-th draft token, which costs slope seconds. Draft tokens are added, the most probable
-first, as long as this raises tokens per second. That maximises the throughput of the whole pass: a single session gets
-many draft tokens, sessions under load get few, and one with a poor draft none. The expectation is from Leviathan et al.
-(arXiv 2211.17192).
+A session whose draft is accepted with probability a per token gains a^k tokens from the k-th draft token. Draft tokens
+are added, the most probable first, and the number of them that gives the most tokens per second is taken. It may lie
+behind some that lower it, since the time of a pass is a staircase over its width. That maximises the throughput of the
+whole pass: a single session gets many draft tokens, sessions under load get few, and one with a poor draft none. The
+expectation is from Leviathan et al. (arXiv 2211.17192).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inference.scheduling.pass_times import PassCosts
 
@@ -32,7 +32,7 @@ class Widths:
         Args:
             probes: number of draft tokens per session that such a try verifies; by default all that are available.
         """
-        widths = choose_widths(available, rates, base_s=costs.base_s, slope_s=costs.slope_s)
+        widths = choose_widths(available, rates, costs.seconds)
         return self._probed(probes or available) if any(available) and not any(widths) else widths
 
     def _probed(self, probes: Sequence[int]) -> list[int]:
@@ -42,29 +42,41 @@ class Widths:
         return [number if place == probed else 0 for place, number in enumerate(probes)]
 
 
-def choose_widths(available: Sequence[int], rates: Sequence[float], *, base_s: float, slope_s: float) -> list[int]:
+def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Callable[[int], float]) -> list[int]:
     """Return how many draft tokens of each session to verify in one pass.
 
     Args:
         available: number of draft tokens that have arrived, per session of the pass.
         rates: probability that a draft token is accepted if all before it were, per session.
-        base_s, slope_s: the pass takes base_s + slope_s * draft tokens.
+        seconds: function from the number of draft tokens of a pass to its time, which never falls.
 
     Returns:
         Widths that maximise expected tokens per second, each at most what is available.
     """
-    widths = [0] * len(available)
+    order = _by_gain(available, rates)
     tokens = float(len(available))  # each session's own token
-    seconds = base_s
+    best, best_tokens, best_s = 0, tokens, seconds(0)
+    for number, (gain, _) in enumerate(order, 1):
+        tokens += gain
+        if (total_s := seconds(number)) * best_tokens <= tokens * best_s:
+            best, best_tokens, best_s = number, tokens, total_s
+    widths = [0] * len(available)
+    for _, session in order[:best]:
+        widths[session] += 1
+    return widths
+
+
+def _by_gain(available: Sequence[int], rates: Sequence[float]) -> list[tuple[float, int]]:
+    """Return the expected tokens of every draft token that has arrived, and its session, most first."""
     gains = [(-rate, i) for i, rate in enumerate(rates) if available[i]]
     heapq.heapify(gains)
+    left, order = [*available], []
     while gains:
-        negative_gain, i = heapq.heappop(gains)
-        if -negative_gain * seconds < slope_s * tokens:  # would lower tokens / seconds
-            break
-        widths[i] += 1
-        tokens -= negative_gain
-        seconds += slope_s
-        if widths[i] < available[i]:
-            heapq.heappush(gains, (negative_gain * rates[i], i))
-    return widths
+        negative_gain, i = gains[0]
+        order.append((-negative_gain, i))
+        left[i] -= 1
+        if left[i]:
+            heapq.heapreplace(gains, (negative_gain * rates[i], i))
+        else:
+            heapq.heappop(gains)
+    return order

@@ -8,7 +8,7 @@ from inference.backends.pytorch.backend import TorchBackend
 from inference.model.decoder import Decoder, Turn
 from inference.model.proposer import DraftToken, Proposer
 from inference.request import SamplingParams
-from inference.scheduling.draft_length import DraftLength
+from inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
 from inference.speculation.lookup import NgramProposer
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -24,7 +24,7 @@ def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
-        width = round_number % 8
+        width = round_number % 40 * num_sessions
         length.record_pass(num_sessions, width, PASS_S + width * SLOPE_S)
         length.record_verdict(0, [SURE] * 4, 4)
         length.record_verdict(1, [UNSURE] * 4, 0)
@@ -38,8 +38,19 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
     return len(chain)
 
 
-def test_nothing_is_enough_while_the_times_are_unknown() -> None:
-    assert not DraftLength().is_enough(0, [UNSURE] * 50, 1)
+def test_drafts_are_short_while_the_times_are_unknown() -> None:
+    """Two drafts of 16 tokens that were wrong took a tenth of a short answer's time."""
+    assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
+
+
+def test_a_chain_goes_on_across_a_step_that_pays() -> None:
+    """Passes of 6 and of 12 rows: one token more costs a whole sweep, and those behind it nothing."""
+    length = learned()
+    for _ in range(60):
+        for width in range(12):
+            length.record_pass(1, width, PASS_S if width < 6 else 1.4 * PASS_S)
+    assert length_of_chain(length, 0, SURE) >= 11
+    assert length_of_chain(length, 0, DraftToken(5, 6, margin=0.8)) <= 5
 
 
 def test_sure_drafts_go_on_and_unsure_ones_end() -> None:

@@ -2,31 +2,92 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from inference.scheduling.pass_times import PassCosts, PassTimes
+from inference.scheduling.pass_times import MAX_AGE, NUM_RECENT, PassCosts, PassTimes, rising
 from inference.scheduling.widths import choose_widths
 
+TIMES = st.floats(1e-4, 1.0)
+PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60)
 
-def test_costs_are_recovered_from_noisy_passes() -> None:
+
+def stairs(num_draft_tokens: int) -> float:
+    """Seconds of passes whose kernels take six rows at a time."""
+    return 0.004 + 0.002 * (num_draft_tokens // 6)
+
+
+def table(passes: list[tuple[int, float]]) -> PassCosts:
+    costs = PassCosts()
+    for num_draft_tokens, seconds in passes:
+        costs.record(num_draft_tokens, seconds)
+    return costs
+
+
+@given(PASSES)
+def test_the_table_never_falls_nor_leaves_what_was_measured(passes: list[tuple[int, float]]) -> None:
+    costs = table(passes)
+    seconds = [costs.seconds(number) for number in range(310)]
+    assert all(more >= fewer * (1 - 1e-9) for fewer, more in itertools.pairwise(seconds))
+    measured = [each for _, each in passes]
+    assert min(measured) * (1 - 1e-9) <= seconds[0] <= seconds[-1] <= max(measured) * (1 + 1e-9)
+
+
+@given(st.integers(0, 20), st.integers(1, 11), TIMES, TIMES)
+def test_between_two_numbers_the_table_is_a_line(first: int, apart: int, one_s: float, other_s: float) -> None:
+    low_s, high_s = sorted((one_s, other_s))
+    costs = table([(first, low_s), (first + apart, high_s)])
+    for number in range(first, first + apart + 1):
+        expected = low_s + (high_s - low_s) * (number - first) / apart
+        assert costs.seconds(number) == pytest.approx(expected)
+    assert costs.seconds(first + apart + 5) == high_s
+
+
+@given(st.lists(st.tuples(TIMES, st.integers(1, 5)), max_size=12), st.lists(TIMES, min_size=12, max_size=12))
+def test_no_rising_values_are_nearer(points: list[tuple[float, int]], others: list[float]) -> None:
+    values, weights = [value for value, _ in points], [weight for _, weight in points]
+
+    def distance(candidates: list[float]) -> float:
+        return sum(w * (v - c) ** 2 for v, w, c in zip(values, weights, candidates, strict=True))
+
+    found = rising(values, weights)
+    assert found == sorted(found)
+    assert distance(found) <= distance(sorted(others[: len(values)])) + 1e-12
+
+
+def test_a_staircase_is_recovered_from_disturbed_passes() -> None:
     rng = random.Random(0)
     costs = PassCosts()
-    for _ in range(300):
-        width = rng.choice([0, 1, 4, 8])
-        costs.record(width, 0.009 + 0.0006 * width + rng.gauss(0, 0.0002))
-    assert costs.slope_s == pytest.approx(0.0006, rel=0.25)
-    assert costs.base_s == pytest.approx(0.009, rel=0.1)
+    for _ in range(600):
+        number = rng.randrange(17)
+        delay = 5.0 if rng.random() < 0.05 else 1.0  # another process had the core
+        costs.record(number, stairs(number) * delay * (1 + abs(rng.gauss(0, 0.02))))
+    for number in range(17):
+        assert costs.seconds(number) == pytest.approx(stairs(number), rel=0.1)
 
 
-@pytest.mark.parametrize("widths", [[], [1], [5, 5, 5]])
-def test_one_width_says_nothing_about_the_slope(widths: list[int]) -> None:
-    costs = PassCosts()
-    for width in widths:
-        costs.record(width, 0.01)
-    assert costs.slope_s == 0.0
-    assert costs.base_s == pytest.approx(0.01 if widths else 0.0)
+def test_many_draft_tokens_need_few_entries() -> None:
+    costs = table([(number, stairs(number)) for number in range(256)])
+    for number in (20, 40, 100, 250):
+        assert costs.seconds(number) == pytest.approx(stairs(number), rel=0.1)
+
+
+def test_a_slower_machine_is_noticed_at_once() -> None:
+    costs = table([(4, 0.01)] * 100 + [(4, 0.03)] * (NUM_RECENT // 2 + 1))
+    assert costs.seconds(4) == pytest.approx(0.03)
+
+
+def test_what_was_slow_once_is_tried_again() -> None:
+    """One bad moment would otherwise keep a width out for good, since a width that no pass takes is not measured."""
+    costs = table([(0, 0.01), (8, 0.5)])
+    assert choose_widths([8], [0.8], costs.seconds) != [8]
+    for _ in range(MAX_AGE):
+        costs.record(0, 0.01)
+    assert choose_widths([8], [0.8], costs.seconds) == [8]
 
 
 def test_crowd_costs_do_not_count_for_one_session() -> None:
@@ -40,15 +101,16 @@ def test_crowd_costs_do_not_count_for_one_session() -> None:
     for width in (0, 4) * 5:
         times.record(1, width, 0.006 + 0.0002 * width)
     alone = times.of(1)
-    assert alone.base_s == pytest.approx(0.006)
-    assert alone.slope_s == pytest.approx(0.0002)
-    assert choose_widths([4], [0.8], base_s=alone.base_s, slope_s=alone.slope_s) == [4]
-    assert times.of(8).base_s == pytest.approx(0.045)
+    assert [alone.seconds(width) for width in (0, 2, 4)] == pytest.approx([0.006, 0.0064, 0.0068])
+    assert choose_widths([4], [0.8], alone.seconds) == [4]
+    assert times.of(8).seconds(32) == pytest.approx(0.045)
     assert times.of(7) is times.of(8)  # the nearest that is known
 
 
 def test_nothing_is_known_before_the_second_pass() -> None:
     times = PassTimes()
-    assert times.of(1).base_s == 0.0
+    assert not times.of(1).is_known
     times.record(1, 0, 0.01)
-    assert times.of(1).base_s == 0.0
+    assert times.of(1).seconds(3) == 0.0
+    times.record(1, 0, 0.01)
+    assert times.of(1).seconds(3) == 0.01

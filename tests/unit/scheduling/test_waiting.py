@@ -83,24 +83,24 @@ def test_who_would_not_wait_does_not_wait_longer(
 ) -> None:
     """Within one pass: beyond it, what comes has to agree with more tokens of the target's own."""
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
-    if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0) and shorter_s > 0:
-        assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, slope_s=0.0)
+    if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
+        assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
 
 
 def test_waiting_pays_with_good_drafts_and_short_ways() -> None:
     def pays(delay_s: float, rate: float) -> bool:
-        return waiting_pays(delay_s, 4, rate, pass_s=0.010, slope_s=0.0005)
+        return waiting_pays(delay_s, 4, rate, pass_s=0.010, verify_s=0.012)
 
     assert pays(0.003, 0.7)
     assert not pays(0.003, 0.1)  # a poor draft
     assert not pays(0.040, 0.7)  # a long way
-    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, slope_s=0.0)  # nothing is known yet
+    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, verify_s=0.0)  # nothing is known yet
 
 
 @pytest.mark.parametrize(("delay_s", "rate"), [(0.003, 0.7), (0.003, 0.1), (0.009, 0.6), (0.025, 0.9), (0.04, 0.7)])
 def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: float) -> None:
     waiting, alone = (simulated_tokens_per_s(delay_s, rate, waits) for waits in (True, False))
-    assert waiting_pays(delay_s, 4, rate, pass_s=0.01, slope_s=0.0) == (waiting > alone)
+    assert waiting_pays(delay_s, 4, rate, pass_s=0.01, verify_s=0.01) == (waiting > alone)
 
 
 def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
@@ -132,7 +132,7 @@ def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
         arrivals.proposed(now, 2)
         now += 0.01
     arrivals.committed(now, all_accepted=False)
-    longest_s = MAX_WAIT_OF_PASS * costs.base_s
+    longest_s = MAX_WAIT_OF_PASS * costs.seconds(0)
     waits = [wait_s(arrivals, 0.8, costs, now=now + ready_s, ready_s=ready_s) for ready_s in (0.0, longest_s)]
     assert waits[0] <= longest_s
     assert (waits[0] > 0) == (gap_s == 0.001)  # what comes soon is worth waiting for
@@ -147,8 +147,8 @@ def test_who_has_more_of_its_own_waits_less() -> None:
     """With tokens that are looked up or forced, a pass without the draft's is worth several."""
 
     def longest(num_own: float) -> int:
-        waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, slope_s=0.0, num_own=num_own) for ms in range(40)]
+        waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, verify_s=0.010, num_own=num_own) for ms in range(40)]
         return sum(waits)
 
     assert longest(1.0) > longest(1.5) > longest(5.0)
-    assert longest(1.0) == sum(waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, slope_s=0.0) for ms in range(40))
+    assert longest(1.0) == sum(waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, verify_s=0.010) for ms in range(40))

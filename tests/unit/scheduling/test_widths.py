@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -14,33 +15,51 @@ from inference.scheduling.widths import PROBE_EVERY, Widths, choose_widths
 SESSIONS = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 1.0)), min_size=1, max_size=3)
 
 
-def tokens_per_s(widths: tuple[int, ...], rates: list[float], base_s: float, slope_s: float) -> float:
+STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=12, max_size=12)
+
+
+def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
     """Expected throughput of one pass, written from the definition."""
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
-    return tokens / (base_s + slope_s * sum(widths))
+    return tokens / seconds(sum(widths))
+
+
+def line(base_s: float, slope_s: float) -> Callable[[int], float]:
+    return lambda number: base_s + slope_s * number
 
 
 @settings(max_examples=300, deadline=None)
-@given(SESSIONS, st.floats(1e-4, 0.1), st.floats(1e-6, 0.02))
+@given(SESSIONS, st.floats(1e-4, 0.1), STAIRS)
 def test_no_other_widths_give_more_tokens_per_second(
-    sessions: list[tuple[int, float]], base_s: float, slope_s: float
+    sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
+    """Whatever staircase the pass times are."""
+
+    def seconds(num_draft_tokens: int) -> float:
+        return base_s + sum(steps[:num_draft_tokens])
+
     available, rates = [n for n, _ in sessions], [rate for _, rate in sessions]
-    chosen = tuple(choose_widths(available, rates, base_s=base_s, slope_s=slope_s))
+    chosen = tuple(choose_widths(available, rates, seconds))
     every = itertools.product(*(range(n + 1) for n in available))
-    best = max(tokens_per_s(widths, rates, base_s, slope_s) for widths in every)
-    assert tokens_per_s(chosen, rates, base_s, slope_s) == pytest.approx(best, rel=1e-9)
+    best = max(tokens_per_s(widths, rates, seconds) for widths in every)
+    assert tokens_per_s(chosen, rates, seconds) == pytest.approx(best, rel=1e-9)
+
+
+def test_a_width_behind_a_step_is_found() -> None:
+    """One more draft token would not pay for the step, but the four that fit behind it do."""
+    assert choose_widths([8], [0.9], lambda number: 0.010 if number < 4 else 0.013) == [8]
+    assert choose_widths([4], [0.9], lambda number: 0.010 if number < 4 else 0.013) == [3]
 
 
 def test_flat_passes_take_all_poor_drafts_nothing() -> None:
-    assert choose_widths([8, 3], [0.5, 0.1], base_s=0.01, slope_s=0.0) == [8, 3]
-    assert choose_widths([8], [0.05], base_s=0.01, slope_s=0.001) == [0]
-    assert choose_widths([], [], base_s=0.01, slope_s=0.001) == []
+    assert choose_widths([8, 3], [0.5, 0.1], line(0.01, 0.0)) == [8, 3]
+    assert choose_widths([8], [0.05], line(0.01, 0.001)) == [0]
+    assert choose_widths([], [], line(0.01, 0.001)) == []
 
 
 def test_load_narrows_speculation() -> None:
     """The more sessions share a pass, the fewer draft tokens each of them gets."""
-    widths = [choose_widths([8] * n, [0.7] * n, base_s=0.01, slope_s=0.0007)[0] for n in (1, 4, 16, 64)]
+    widths = [choose_widths([8] * n, [0.7] * n, line(0.01, 0.0007))[0] for n in (1, 4, 16, 64)]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > widths[-1]
 
