@@ -73,6 +73,8 @@ test-long: install
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
 	$(MAKE) ray-test ARGS=release
+	$(MAKE) test-python PYTHON=python3.12
+	$(MAKE) test-python PYTHON=python3.13
 
 # deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.

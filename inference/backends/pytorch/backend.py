@@ -154,7 +154,7 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
             if fixed.maker.graphs_only:
                 raise ConfigError(f"{message}; this device runs nothing else") from error
             if config.compile_policy != COMPILE_POLICIES[0]:
-                raise ConfigError(f"{message}; --compile never does without") from error
+                raise ConfigError(f"{message}; --compile never runs without graphs") from error
             logger.warning("%s; they run operator by operator", message)
     return TorchBackend(model, num_slots=config.num_slots, max_length=max_length)
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._dynamo.backends.registry import lookup_backend
 
 Run: TypeAlias = Callable[[], Tensor]
 
@@ -94,6 +93,8 @@ class Compiled:
     def __init__(
         self, backend: str | Callable[..., Any], *, graphs_only: bool = False, options: dict[str, Any] | None = None
     ) -> None:
+        from torch._dynamo.backends.registry import lookup_backend  # takes a second to import
+
         compiler = backend if isinstance(backend, str) else type(backend).__name__
         self.name, self.arithmetic = f"compiled by {compiler}", f" {compiler}"
         self.num_graphs = 0
