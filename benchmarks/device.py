@@ -1,6 +1,6 @@
 """Passes of the torch backend on a device: `python -m benchmarks.device --device cuda|neuron [--model DIR]`.
 
-Measures in the order in which a compiler that nobody has run yet is to be judged: whether its passes choose the CPU's
+Measures in the order in which a new compiler is to be judged: whether its passes choose the CPU's
 tokens, what writing keys and values costs, pass times by width and length, logits to the host, graphs, and the host's
 own share of a call. Times are medians of repeated runs, which take turns.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a request goes, with a draft that runs ahead: `python -m benchmarks.run_ahead`.
+"""Shares of the causes in the time of a request whose draft runs ahead: `python -m benchmarks.run_ahead`.
 
 Engines, models, pacing and messages are the real ones, on a clock of their own (benchmarks/virtual_time.py): a pass
 takes just the given time, and a message half a round trip and --hop-ms. So the figures are the same on any machine.

@@ -36,7 +36,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """What one variant did.
+    """Record of one variant.
 
     Attributes:
         tokens_per_s: of each prompt the median of its rounds; with several streams, of each round that of all together.

@@ -18,7 +18,7 @@ MIN_SURVIVAL = 0.05
 """Lowest probability of all tokens of a chain being right at which the draft still extends it."""
 CHUNK_OF_PASS = 0.4
 """Longest part of a pass for which the draft collects tokens before it sends them."""
-MESSAGE_OF_CHUNK = 0.1
+MESSAGE_OF_CHUNK = 0.05
 """Part that a message's cost may have in the time for which its tokens are collected."""
 MIN_ROUND_TRIP_OF_PASS = 0.5
 """Shortest round trip, in passes, from which branches gain anything."""

@@ -34,7 +34,7 @@ REPORT_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FixedShapes:
-    """How a backend runs passes of fixed shapes: of which sizes, and what makes a graph of each."""
+    """Fixed shapes of a backend: the sizes, and the maker of a graph for each."""
 
     maker: Maker
     buckets: Buckets

@@ -1,4 +1,4 @@
-"""What `--compile` makes of backend torch; here with makers that compile nothing, but for one long test."""
+"""Effect of `--compile` on backend torch, tried with makers that compile nothing, but for one long test."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_backends_without_a_compiler_refuse_the_flag(tmp_path: Path, capsys: pyt
 
 
 def test_compiled_models_have_no_spare_slots(tmp_path: Path) -> None:
-    """What `--compile only` stores has the number of slots in its shapes."""
+    """The shapes that `--compile only` stores include the number of slots."""
     fixed = [policy for policy in COMPILE_POLICIES if has_fixed_slots(config(tmp_path, policy))]
     assert fixed == ["always", "only"]
 

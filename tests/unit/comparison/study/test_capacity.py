@@ -82,7 +82,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
 
 
 def test_table_says_what_was_found(tmp_path: Path) -> None:
-    """Fused is told as a lower limit, with what the paper's theory expects of a remote draft."""
+    """The report shows fused as a lower limit, with what the paper's theory expects of a remote draft."""
     page = tmp_path / "page.md"
     page.write_text(
         "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
