@@ -108,7 +108,7 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     asked = [config.backend for config in (target, draft) if config is not None]
     for backend in asked:
         if backend not in COMPILERS:
-            raise ConfigError(f"backend {backend} compiles nothing: {', '.join(sorted(COMPILERS))} does")
+            raise ConfigError(f"backend {backend} compiles nothing: {' and '.join(sorted(COMPILERS))} do")
     _function(COMPILERS[asked[0]])(target, draft)
 
 

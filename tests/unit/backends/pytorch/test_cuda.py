@@ -17,7 +17,8 @@ from inference.model.slots import Backend, Span
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract
 from tests.support.models import CONTRACTS, tiny_model
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 DEVICE = torch.device("cuda")
 

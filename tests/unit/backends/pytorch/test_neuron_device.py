@@ -8,13 +8,16 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.backends import registry as compilers
+from transformers import PreTrainedModel
 
 from benchmarks import device as judge
+from inference.backends.checkpoint import load_weights
 from inference.backends.neuron import environment
 from inference.backends.pytorch import backend as pytorch
 from inference.backends.pytorch.backend import TorchBackend
@@ -141,10 +144,15 @@ def test_passes_are_never_left_uncompiled(models: ModelDirectories, device: Neur
 def test_weights_that_do_not_fit_are_named(
     models: ModelDirectories, device: NeuronCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: object, device: object) -> None:
+    def fail(model: torch.nn.Module, place: object) -> None:
         raise torch.OutOfMemoryError("24 GiB are taken")
 
-    monkeypatch.setattr("transformers.PreTrainedModel.to", fail)
+    def loaded(*args: Any, **settings: Any) -> PreTrainedModel:
+        model = load_weights(*args, **settings)
+        monkeypatch.setattr(type(model), "to", fail)  # it is on the CPU and moves next
+        return model
+
+    monkeypatch.setattr("inference.backends.pytorch.backend.load_weights", loaded)
     with pytest.raises(ConfigError, match=r"weights do not go into the memory of device .*: 24 GiB are taken"):
         load_backend(config_of(models.target))
 
