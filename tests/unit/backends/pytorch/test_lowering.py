@@ -21,7 +21,7 @@ from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS
 from tests.support.models import tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 SCALARS = {"tensor<f64>", "tensor<1xf64>"}
 """Constants such as a norm's epsilon, which TorchNeuron narrows."""

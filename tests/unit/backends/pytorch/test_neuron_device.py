@@ -73,7 +73,7 @@ class TestQuickFamilies(OverTheStandIn):
         return str(request.param)
 
 
-@pytest.mark.long
+@pytest.mark.release
 class TestOtherFamilies(OverTheStandIn):
     @pytest.fixture(params=REST)
     def family(self, request: pytest.FixtureRequest) -> str:

@@ -88,14 +88,14 @@ def test_compiled_passes_are_as_many_as_shapes(family: str) -> None:
     play_compiled(family, Compiled("aot_eager"))
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in COMPILED])
 def test_every_family_compiles_whole(family: str) -> None:
     play_compiled(family, Compiled(NeuronCompiler(), graphs_only=True))
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", [*COMPILED, "gpt_oss"])
 def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
