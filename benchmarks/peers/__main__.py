@@ -1,4 +1,4 @@
-"""Our decoding against other programs': `make bench-peers`, or `python -m benchmarks.peers [--shapes bundled,110M,1B]`.
+"""Our decoding against other programs: `make bench-peers`, or `python -m benchmarks.peers [--shapes bundled,110M,1B]`.
 
 Each program runs in a process of its own, with one thread. All get the same prompts as token ids, at once where there
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
