@@ -34,14 +34,15 @@ NUM_COMPARED = 64
 def main() -> None:
     args = _parser().parse_args()
     backend, seconds = _loaded(args)
+    graphs = {"num": backend.graphs.num, "load_s": seconds}  # the measurements below make more
     results = {
         "choices": _compare_choices(args, backend),
         "writes": _measure_writes(args, backend),
         "passes": _measure_passes(args, backend),
-        "graphs": {"num": backend.graphs.num, "load_s": seconds},
+        "graphs": graphs,
     }
     title = "Loading, and making all graphs"
-    print_table(title, ["graphs", "s", "s per graph"], [_graph_row(backend.graphs.num, seconds)])
+    print_table(title, ["graphs", "s", "s per graph"], [_graph_row(int(graphs["num"]), seconds)])
     print_json("device", {"device": args.device, "arithmetic": backend.arithmetic, **results})
 
 
