@@ -116,7 +116,7 @@ def test_metrics_count_graphs(tmp_path: Path, uncompiled: list[str]) -> None:
     assert 'specdec_late_graphs{model_name="tiny"} 0.0' in exposition
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
