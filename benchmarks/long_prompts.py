@@ -135,8 +135,9 @@ async def _measure(engine: TargetEngine, length: int) -> Measured:
 
 async def _first_token_s(engine: TargetEngine, length: int) -> float:
     """Return the seconds to the first token after a prompt of so many tokens."""
+    request = GenerationRequest(_prompt(99, length), max_new_tokens=1)
     began = time.perf_counter()
-    async with aclosing(engine.generate(GenerationRequest(_prompt(99, length), max_new_tokens=1))) as events:
+    async with aclosing(engine.generate(request)) as events:
         async for _ in events:
             pass
     return time.perf_counter() - began
