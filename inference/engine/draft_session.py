@@ -216,14 +216,15 @@ class DraftSession:
 
         A branch that the target will have passed before it arrives would save nothing.
         """
-        covered = {branch.start for branch in self._branches}
         first = len(self.committed) + self.pacing.num_ahead - self.pacing.branching.depth
+        covered = {branch.start for branch in self._branches}
         path = self._path
         failing = [before - after for before, after in itertools.pairwise([1.0, *path.survivals])]
+        places = zip(itertools.count(path.start), path.tokens, failing, strict=False)
         return sorted(
             (-probability, position, token.runner_up)
-            for position, token, probability in zip(itertools.count(path.start), path.tokens, failing, strict=False)
-            if token.runner_up is not None and probability >= MIN_BRANCH_MASS and position not in covered and position >= first
+            for position, token, probability in places
+            if token.runner_up is not None and probability >= MIN_BRANCH_MASS and first <= position not in covered
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
