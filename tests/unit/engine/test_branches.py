@@ -193,7 +193,7 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
 
 
 def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
-    """At a round trip of 40 passes a third of all messages were of such branches, and reading them took target time."""
+    """At a round trip of 40 passes a fifth of all messages were of such branches, and cost the target time."""
     session = branching_session(1)
     session.pacing = Pacing(window=8, num_ahead=6, branching=Branching(count=1, depth=2))
     for token_id in range(10, 14):
