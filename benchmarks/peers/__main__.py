@@ -5,7 +5,8 @@ are several streams, and decode the same number of tokens, greedily, never stopp
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
 OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets
-the figures, shape by shape; `python -m benchmarks.page` makes docs/measurements/peers.md of it.
+the figures; what an earlier run measured with another shape, arithmetic or number of streams stays there.
+`python -m benchmarks.page` makes docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, goals_table, rates_table
+from benchmarks.peers.tables import FILE, goals_table, joined, rates_table
 from benchmarks.peers.walk import walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from comparison.report.markdown import commit
@@ -83,9 +84,10 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
         "skipped": {},
         "rows": [],
     }
-    content[shape] = found
+    earlier = content.get(shape, [])
     for dtype in args.dtypes.split(","):
         _race_in(dtype, shape, plan, args, found)
+        content[shape] = joined(earlier, found)
         write(content, args.file)
         print_table(f"{shape}, tokens per second", *rates_table(found["rows"], dtype))
     print_table(f"{shape}, our best speculation against each peer's best", *goals_table(found["rows"]))
