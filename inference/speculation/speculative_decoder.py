@@ -68,18 +68,12 @@ class SpeculativeDecoder:
         while growing:
             ended = set()
             for turn, tokens in zip(growing, self._extend(growing, chains), strict=True):
-                self._append(turn, chains[turn.slot], tokens or (), len(turns))
+                if tokens is not None:
+                    chains[turn.slot].extend(tokens[: turn.gamma - len(chains[turn.slot])])
                 if tokens == []:
                     ended.add(turn.slot)
             growing = self._growing([turn for turn in growing if turn.slot not in ended], chains, len(turns))
         return chains
-
-    def _append(self, turn: Turn, chain: list[DraftToken], tokens: Sequence[DraftToken], num_sessions: int) -> None:
-        """Append what one step gave to a chain: all that a grammar forces, and of what was looked up what pays."""
-        for token in tokens[: turn.gamma - len(chain)]:
-            if token is not tokens[0] and not token.is_forced and self._is_enough(turn, chain, num_sessions):
-                return
-            chain.append(token)
 
     def _growing(self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]], num_sessions: int) -> list[Turn]:
         """Return the turns with chains that have room, and are worth another token."""
@@ -87,11 +81,8 @@ class SpeculativeDecoder:
             turn
             for turn in turns
             if self._has_room(turn, len(chains[turn.slot]))
-            and not self._is_enough(turn, chains[turn.slot], num_sessions)
+            and (self._length is None or not self._length.is_enough(turn.slot, chains[turn.slot], num_sessions))
         ]
-
-    def _is_enough(self, turn: Turn, chain: Sequence[DraftToken], num_sessions: int) -> bool:
-        return self._length is not None and self._length.is_enough(turn.slot, chain, num_sessions)
 
     def _has_room(self, turn: Turn, num_drafted: int) -> bool:
         return num_drafted < turn.gamma and len(turn.token_ids) + num_drafted <= self._proposer.max_length
