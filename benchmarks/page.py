@@ -164,7 +164,7 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
     rates = [markdown(*tables.rates_table(rows, dtype)) for dtype in dict.fromkeys(row["dtype"] for row in rows)]
     parts = [
         f"## Shape {name}",
-        _filled(f"{conditions}. {tables.plain_sentence(rows)}"),
+        _filled(f"{conditions}. {tables.plain_sentence(rows)} {tables.changed_sentence(rows)}"),
         "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
         markdown(*tables.goals_table(rows)),
     ]

@@ -107,3 +107,15 @@ def plain_sentence(rows: Sequence[Row]) -> str:
         if engine != OURS and (dtype, OURS) in plain
     ]
     return f"Plain decoding of one stream, over ours: {', '.join(parts)}." if parts else ""
+
+
+def changed_sentence(rows: Sequence[Row]) -> str:
+    """Return a sentence on programs whose speculation gave other answers than their plain decoding, and how many."""
+    changed: dict[str, dict[str, int]] = {}
+    for row in rows:
+        if row["same_as_plain"] is not None:
+            variants = changed.setdefault(f"{NUMBERS[row['dtype']]} {row['engine']}", {})
+            variants[row["variant"]] = variants.get(row["variant"], 0) + row["num_answers"] - row["same_as_plain"]
+    parts = [f"{name} {max(variants.values())}" for name, variants in changed.items() if any(variants.values())]
+    found = f"{', '.join(parts)} (of its worst variant)" if parts else "none"
+    return f"Answers that speculation changed: {found}."

@@ -18,7 +18,7 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, Engine, Peer, Timed
 from benchmarks.peers.environment import UnavailableError, last_line
 from benchmarks.peers.race import Plan, Row, num_equal, race
-from benchmarks.peers.tables import goals, goals_table, joined, median, rates_table, ratio, rows_of
+from benchmarks.peers.tables import changed_sentence, goals, goals_table, joined, median, rates_table, ratio, rows_of
 from benchmarks.peers.walk import CLOSE, UNSURE, steps
 
 SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
@@ -126,6 +126,14 @@ def test_a_run_replaces_only_what_it_measured_again() -> None:
     ]
     assert len(rows_of(both)) == len(raced()[0])
     assert [run["commit"] for run in joined(both, {**first, "commit": "newest"})] == ["newest"]
+
+
+def test_programs_whose_speculation_changes_answers_are_named() -> None:
+    rows = as_stored(raced()[0])
+    assert changed_sentence(rows) == "Answers that speculation changed: none."
+    [row] = [row for row in rows if (row["engine"], row["variant"], row["num_streams"]) == ("slow", "draft 4", 1)]
+    row["same_as_plain"] = 1
+    assert changed_sentence(rows) == "Answers that speculation changed: float32 slow 2 (of its worst variant)."
 
 
 def test_without_plain_texts_none_are_equal() -> None:
