@@ -76,7 +76,9 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
     found: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", "-m", "benchmarks.peers", *(each for each in sys.argv[1:] if each != str(args.file))]
+        ),
         "commit": commit(),
         "load_before": load_average(),
         "machine": machine(),
