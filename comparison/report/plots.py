@@ -227,7 +227,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
     rows = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     what, over = f"speed-up over {findings.config.baseline_name}", "gamma (draft tokens per round)"
     names = [what] * len(rows), [over] * len(findings.kinds)
-    return panels(rows, findings.kinds, partial(_gamma_panel, findings), size=(4.2, 3.1), names=names)
+    return panels(rows, findings.kinds, partial(_gamma_panel, findings), size=(4.2, 2.5), names=names)
 
 
 def _rtts_of(findings: Findings, series: Contender) -> list[float]:
