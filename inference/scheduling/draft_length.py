@@ -18,7 +18,7 @@ from inference.scheduling.pass_times import PassTimes
 
 FIRST_LENGTH = 4
 """Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""
-LOOKED_AHEAD = 4
+LOOKED_AHEAD = 6
 """Number of further draft tokens among which one may make all before it pay."""
 _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token delays the pass
 
