@@ -17,7 +17,7 @@ NUM_RECENT = 5
 MAX_AGE = 300
 """Number of passes after which a number of draft tokens that none of them had is forgotten, and tried again.
 
-One of fewer than NUM_RECENT passes is forgotten sooner: a single pass that was delayed would keep drafts short for long.
+One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delayed would keep drafts short for long.
 """
 _NUM_EXACT = 32  # draft tokens from which on near numbers are measured together: 16 steps per power of two
 
@@ -127,7 +127,7 @@ class PassTimes:
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, the latter as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass. The first over each pair of numbers is ignored: in it a backend may prepare the later ones."""
+        """Record one pass; the first over each pair of numbers is ignored, since a backend may prepare later ones in it."""
         numbers = num_sessions, _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(num_sessions, PassCosts()).record(num_draft_tokens, seconds)
