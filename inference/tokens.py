@@ -44,6 +44,8 @@ class TokenView(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 raise ValueError(f"step {step}: a view is of tokens in a row")
+            if start == 0 and stop == len(self):
+                return self
             first, end = self._start + min(start, num_logged), self._start + min(max(start, stop), num_logged)
             return TokenView(self._log, first, end, self.tail[max(0, start - num_logged) : max(0, stop - num_logged)])
         place = index if index >= 0 else index + len(self)
@@ -61,11 +63,6 @@ class TokenView(Sequence[int]):
 def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
     """Return both sequences in a row."""
     return token_ids + others if isinstance(token_ids, TokenView) else [*token_ids, *others]
-
-
-def first_of(token_ids: Sequence[int], count: int) -> Sequence[int]:
-    """Return the first `count` tokens, or all if there are no more: a tenth of the time of a slice."""
-    return token_ids if len(token_ids) <= count else token_ids[:count]
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

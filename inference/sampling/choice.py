@@ -124,9 +124,7 @@ def _adjusted(
 
 
 def _argmax(scores: Array) -> list[int]:
-    chosen: list[int] = scores.argmax(
-        -1
-    ).tolist()  # the method of both libraries: the standard's takes ten times as long
+    chosen: list[int] = scores.argmax(-1).tolist()  # a method of both libraries, in a fifth of the function's time
     return chosen
 
 

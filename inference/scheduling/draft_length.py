@@ -25,7 +25,7 @@ _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token de
 
 @dataclass(slots=True)
 class _Outlook:
-    """Expectation of a chain, which grows by the tokens that it gets: a walk over all of it for each takes 10 us.
+    """Expectation of a growing chain, brought up to date token by token instead of by a walk over all of it.
 
     Attributes:
         chain: the list that grows.

@@ -127,7 +127,7 @@ class PassTimes:
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, the latter as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; the first over each pair of numbers is ignored, since a backend may prepare later ones in it."""
+        """Record one pass; the first over each pair of numbers is ignored: in it a backend may prepare later ones."""
         numbers = num_sessions, _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(num_sessions, PassCosts()).record(num_draft_tokens, seconds)

@@ -18,7 +18,7 @@ from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.sampling.penalties import TokensBefore, rows_before, rows_within
 from inference.speculation.grammar import draft_mask, extend_within_grammar
-from inference.tokens import common_length, first_of
+from inference.tokens import common_length
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""
@@ -76,10 +76,10 @@ class ModelProposer:
         spans = [self._span(draft) for draft in drafts]
         for draft, span in zip(drafts, spans, strict=True):
             # A pass that fails may have written anything from `start` on.
-            self._held[draft.slot] = first_of(self._held[draft.slot], span.start)
+            self._held[draft.slot] = self._held[draft.slot][: span.start]
         logits = self._backend.forward(spans)
         for draft, span in zip(drafts, spans, strict=True):
-            self._held[draft.slot] = first_of(draft.token_ids, span.start + len(span.token_ids))
+            self._held[draft.slot] = draft.token_ids[: span.start + len(span.token_ids)]
         return spans, logits
 
     def _fork(self, draft: Draft) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.tokens import TokenView, common_length, first_of, joined, logged
+from inference.tokens import TokenView, common_length, joined, logged
 
 TOKENS = st.lists(st.integers(0, 2), max_size=8)
 PLACES = st.one_of(st.none(), st.integers(-12, 12))
@@ -45,12 +45,6 @@ def test_views_are_compared_as_lists_are(
     both = [*plain], [*other]
     views = [cut(view, lists, steps) for view, lists in zip((one, other), both, strict=True)]  # type: ignore[arg-type]
     assert common_length(*views) == common_length(*both)
-
-
-@given(TOKENS, TOKENS, st.integers(0, 20))
-def test_first_tokens_are_those_of_a_slice(log: list[int], tail: list[int], count: int) -> None:
-    view = TokenView(log, tail=tail)
-    assert [*first_of(view, count)] == [*log, *tail][:count]
 
 
 @given(TOKENS, TOKENS, TOKENS)
