@@ -3,21 +3,22 @@
 Every session decodes the same number of tokens, greedily, without a draft, through the engine that a server runs. The
 counts of sessions take turns; the best round of each counts.
 
-`--against FOLDER` compares this checkout with another one, such as a git worktree of an earlier commit: the two take
-turns, each time in a new process, and the ratio of each turn counts.
+`--against FOLDER` compares this checkout with another one, such as a git worktree of an earlier commit. A process of
+each is loaded, and the two take turns of a fraction of a second; the ratio of each pair of turns counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import torch
@@ -39,6 +40,9 @@ PROMPT_LENGTH = 64
 def main() -> None:
     args = _parser().parse_args()
     with workspace(args.folder) as folder:
+        if args.answer:
+            asyncio.run(_answer(args, folder))
+            return
         if args.against:
             _compare(args, folder)
             return
@@ -53,33 +57,62 @@ def main() -> None:
 
 
 def _compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print the ratios of this checkout's rates to those of the other one: medians, smallest and largest."""
-    here = Path(__file__).resolve().parents[1]
-    turns = [[_rates_of(root, args, folder) for root in (args.against.resolve(), here)] for _ in range(args.repeats)]
+    """Print the ratios of this checkout's rates to those of the other one: medians and quartiles."""
     rows, found = [], {}
     for backend in args.backends.split(","):
-        ratios = [[new[backend][str(count)] / old[backend][str(count)] for old, new in turns] for count in COUNTS]
-        rows.append([backend, *(f"{statistics.median(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in ratios)])
-        found[backend] = dict(zip(COUNTS, ratios, strict=True))
+        found[backend] = _ratios(backend, args, folder)
+        for place, clock in enumerate(("clock", "by CPU")):
+            ratios = [[pair[place] for pair in pairs] for pairs in found[backend].values()]
+            rows.append([f"{backend}, {clock}", *map(_quartiles, ratios)])
     header = ["backend", *(f"{count} sessions" for count in COUNTS)]
     title = f"{args.model}, {args.threads} thread(s): tokens per second, as multiples of the other checkout's"
     print_table(title, header, rows)
     print_json("concurrency_against", {"model": args.model, "threads": args.threads, "ratios": found})
 
 
-def _rates_of(root: Path, args: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
-    """Run one round of this file over a checkout's modules; return tokens per second by backend and count."""
-    own = ["--backends", args.backends, "--model", args.model, "--threads", args.threads, "--tokens", args.tokens]
-    completed = subprocess.run(
-        [sys.executable, __file__, *map(str, own), "--rounds", "1", "--folder", str(folder)],
-        env={**os.environ, "PYTHONPATH": str(root)},
+def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, list[tuple[float, float]]]:
+    """Return ratios of rates by the clock and by CPU time, for each count: one for each time that both took a turn."""
+    here = Path(__file__).resolve().parents[1]
+    ratios: dict[int, list[tuple[float, float]]] = {count: [] for count in COUNTS}
+    for _ in range(args.repeats):
+        with ExitStack() as stack:
+            old, new = (stack.enter_context(_measurer(root, backend, args, folder)) for root in (args.against, here))
+            for number, count in itertools.product(range(args.rounds), COUNTS):
+                first, second = (old, new) if number % 2 else (new, old)
+                taken = {id(each): _taken(each, count) for each in (first, second)}
+                ratios[count].append((taken[id(old)][0] / taken[id(new)][0], taken[id(old)][1] / taken[id(new)][1]))
+    return ratios
+
+
+@contextmanager
+def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run this file over a checkout's modules, in a process that measures whenever it is sent a count."""
+    own = ["--model", args.model, "--threads", args.threads, "--tokens", args.tokens, "--folder", folder.resolve()]
+    command = [sys.executable, __file__, "--backends", backend, *map(str, own), "--answer"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(root.resolve())},
         cwd=root,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
-    )
-    rates: dict[str, dict[str, float]] = json.loads(completed.stdout.splitlines()[-1])["results"]["tokens_per_s"]
-    return rates
+    ) as process:
+        yield process
+        process.communicate()  # closes its input, which ends it
+
+
+def _taken(process: subprocess.Popen[str], count: int) -> tuple[float, float]:
+    """Return the seconds by the clock and of CPU time that a process needs for `count` sessions."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(count, file=process.stdin, flush=True)
+    wall_s, cpu_s = map(float, process.stdout.readline().split())
+    return wall_s, cpu_s
+
+
+def _quartiles(ratios: Sequence[float]) -> str:
+    lower, middle, upper = statistics.quantiles(ratios, n=4)
+    return f"{middle:.2f} ({lower:.2f}-{upper:.2f})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=64, help="per session (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout, to compare with")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of both checkouts (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of processes (%(default)s)")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)  # measure the counts read from stdin
     parser.add_argument("--folder", type=Path, help="keep random models here between runs")
     return parser
 
@@ -119,20 +153,36 @@ def _load(backend_name: str, args: argparse.Namespace, folder: Path, num_slots: 
 
 
 async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int, float]:
+    rates = dict.fromkeys(COUNTS, 0.0)
+    async with _warm_engine(backend, num_tokens) as engine:
+        for _, count in itertools.product(range(rounds), COUNTS):
+            started = time.perf_counter()
+            num_committed = await _run(engine, count, num_tokens=num_tokens)
+            rates[count] = max(rates[count], num_committed / (time.perf_counter() - started))
+    return rates
+
+
+async def _answer(args: argparse.Namespace, folder: Path) -> None:
+    """Read counts of sessions, and print the seconds by the clock and of CPU time that each takes."""
+    backend = _load(args.backends, args, folder, COUNTS[-1], MAX_LENGTH)
+    async with _warm_engine(backend, args.tokens) as engine:
+        for line in sys.stdin:  # blocks the event loop, on which nothing else waits
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            await _run(engine, int(line), num_tokens=args.tokens)
+            print(time.perf_counter() - wall_s, time.process_time() - cpu_s, flush=True)
+
+
+@asynccontextmanager
+async def _warm_engine(backend: Backend, num_tokens: int) -> AsyncIterator[TargetEngine]:
+    """Run an engine that has built what each number of sessions needs."""
     engine = TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))
     engine.start()
-    rates = dict.fromkeys(COUNTS, 0.0)
     try:
-        for count in COUNTS:  # builds what each number of sessions needs
-            await _run(engine, count, num_tokens=2)
-        for _ in range(rounds):
-            for count in COUNTS:
-                started = time.perf_counter()
-                num_committed = await _run(engine, count, num_tokens=num_tokens)
-                rates[count] = max(rates[count], num_committed / (time.perf_counter() - started))
+        for count in COUNTS:
+            await _run(engine, count, num_tokens=num_tokens)
+        yield engine
     finally:
         await engine.stop()
-    return rates
 
 
 async def _run(engine: TargetEngine, count: int, *, num_tokens: int) -> int:

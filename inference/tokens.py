@@ -44,7 +44,9 @@ class TokenView(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 raise ValueError(f"step {step}: a view is of tokens in a row")
-            first, end = (self._start + min(place, num_logged) for place in (start, max(start, stop)))
+            if start == 0 and stop == len(self):
+                return self
+            first, end = self._start + min(start, num_logged), self._start + min(max(start, stop), num_logged)
             return TokenView(self._log, first, end, self.tail[max(0, start - num_logged) : max(0, stop - num_logged)])
         place = index if index >= 0 else index + len(self)
         if not 0 <= place < len(self):
@@ -74,6 +76,8 @@ def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Return the length of the common prefix; the part that two views share of one log is not compared."""
     start, length = 0, min(len(ours), len(theirs))
     if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
+        if (ours._start, ours._end) == (theirs._start, theirs._end):  # a chain and its extension, at each draft token
+            return ours._end - ours._start + common_length(ours.tail, theirs.tail)
         start = min(ours._end, theirs._end) - ours._start if ours._start == theirs._start else 0
     for first in range(start, length, _PART):  # parts make a difference cheap to find, and compare at C speed
         end = min(first + _PART, length)

@@ -10,6 +10,7 @@ Transformers and llama.cpp stop at a fixed probability instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from inference.model.proposer import DraftToken
 from inference.scheduling.acceptance import Acceptance, Confidence
@@ -17,9 +18,36 @@ from inference.scheduling.pass_times import PassTimes
 
 FIRST_LENGTH = 4
 """Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""
-LOOKED_AHEAD = 4
+LOOKED_AHEAD = 6
 """Number of further draft tokens among which one may make all before it pay."""
 _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token delays the pass
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """Expectation of a growing chain, brought up to date token by token instead of by a walk over all of it.
+
+    Attributes:
+        chain: the list that grows.
+        num_seen: tokens of it that the rest is about.
+        last: probability that the last one is right if all before it are; without any, the session's rate.
+        survival: probability that all are right.
+        tokens: expected tokens of a pass that verifies them.
+    """
+
+    chain: Sequence[DraftToken]
+    last: float
+    num_seen: int = 0
+    survival: float = 1.0
+    tokens: float = 1.0
+
+    def see(self, confidence: Confidence) -> None:
+        """Take the tokens into account that the chain has got."""
+        while self.num_seen < len(self.chain):
+            self.last = confidence.rate(self.chain[self.num_seen])
+            self.survival *= self.last
+            self.tokens += self.survival
+            self.num_seen += 1
 
 
 class DraftLength:
@@ -29,6 +57,7 @@ class DraftLength:
         self._steps, self._passes = PassTimes(), PassTimes()
         self._confidence = Confidence()
         self._acceptance: dict[int, Acceptance] = {}
+        self._outlooks: dict[int, _Outlook] = {}  # by slot, until the verdict on its chain
 
     def begin(self, slot: int) -> None:
         """Forget the acceptance of a slot, which begins another request."""
@@ -44,6 +73,7 @@ class DraftLength:
 
     def record_verdict(self, slot: int, chain: Sequence[DraftToken], num_accepted_tokens: int) -> None:
         """Record the verdict on a session's proposal, which may be empty."""
+        self._outlooks.pop(slot, None)
         self._of(slot).record(len(chain), num_accepted_tokens)
         for place, token in enumerate(chain[: num_accepted_tokens + 1]):
             self._confidence.record(token, accepted=place < num_accepted_tokens)
@@ -58,7 +88,8 @@ class DraftLength:
         if not steps.is_known or not passes.is_known:
             return len(chain) >= FIRST_LENGTH
         step_s, num_drafted = steps.seconds(0), len(chain)
-        rate, survival, tokens = self._rates(slot, chain)
+        outlook, session_rate = self._outlook(slot, chain), self._of(slot).rate
+        rate, survival, tokens = (session_rate + outlook.last) / 2, outlook.survival, outlook.tokens
         now_s, gain = passes.seconds(num_drafted * num_sessions) + num_drafted * step_s, 0.0
         for number in range(num_drafted + 1, num_drafted + 1 + LOOKED_AHEAD):
             survival *= rate
@@ -86,15 +117,12 @@ class DraftLength:
                 best, best_expected, best_s = number, expected, seconds
         return best
 
-    def _rates(self, slot: int, chain: Sequence[DraftToken]) -> tuple[float, float, float]:
-        """Return the rate of further tokens, the probability that all of the chain is right, and its pass's tokens."""
-        rate = last = self._of(slot).rate
-        survival, tokens = 1.0, 1.0
-        for token in chain:
-            last = self._confidence.rate(token)
-            survival *= last
-            tokens += survival
-        return (rate + last) / 2, survival, tokens
+    def _outlook(self, slot: int, chain: Sequence[DraftToken]) -> _Outlook:
+        outlook = self._outlooks.get(slot)
+        if outlook is None or outlook.chain is not chain:
+            outlook = self._outlooks[slot] = _Outlook(chain, self._of(slot).rate)
+        outlook.see(self._confidence)
+        return outlook
 
     def _of(self, slot: int) -> Acceptance:
         return self._acceptance.setdefault(slot, Acceptance(_PRIOR_TESTED))

@@ -15,7 +15,10 @@ DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 NUM_RECENT = 5
 """Passes over one number of draft tokens of which the median counts: another process may delay any of them."""
 MAX_AGE = 300
-"""Number of passes after which a number of draft tokens that none of them had is forgotten, and tried again."""
+"""Number of passes after which a number of draft tokens that none of them had is forgotten, and tried again.
+
+One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delayed would keep drafts short for long.
+"""
 _NUM_EXACT = 32  # draft tokens from which on near numbers are measured together: 16 steps per power of two
 
 
@@ -31,6 +34,11 @@ class _Recent:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     median_s: float = 0.0
     latest: int = 0
+
+    @property
+    def ends(self) -> float:
+        """Return the number of passes of all widths after which these are forgotten."""
+        return self.latest + MAX_AGE * len(self.seconds) / NUM_RECENT
 
     def record(self, seconds: float, number: int) -> None:
         self.seconds.append(seconds)
@@ -78,8 +86,7 @@ class PassCosts:
 
     def _measured(self) -> tuple[list[int], list[float]]:
         """Forget old passes, and return the table of the others."""
-        oldest = self._num_passes - MAX_AGE
-        self._recent = {place: recent for place, recent in self._recent.items() if recent.latest > oldest}
+        self._recent = {place: recent for place, recent in self._recent.items() if recent.ends > self._num_passes}
         numbers = sorted(self._recent)
         recent = [self._recent[number] for number in numbers]
         return numbers, rising([each.median_s for each in recent], [len(each.seconds) for each in recent])
@@ -117,13 +124,14 @@ class PassTimes:
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}
+        self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, the latter as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass. The first over `num_sessions` is ignored: in it a backend may prepare the later ones."""
-        if num_sessions not in self._by_sessions:
-            self._by_sessions[num_sessions] = PassCosts()
-        else:
-            self._by_sessions[num_sessions].record(num_draft_tokens, seconds)
+        """Record one pass; the first over each pair of numbers is ignored: in it a backend may prepare later ones."""
+        numbers = num_sessions, _place(num_draft_tokens)
+        if numbers in self._tried:
+            self._by_sessions.setdefault(num_sessions, PassCosts()).record(num_draft_tokens, seconds)
+        self._tried.add(numbers)
 
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or else over the nearest number known; all 0 if none is."""

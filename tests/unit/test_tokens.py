@@ -45,3 +45,9 @@ def test_views_are_compared_as_lists_are(
     both = [*plain], [*other]
     views = [cut(view, lists, steps) for view, lists in zip((one, other), both, strict=True)]  # type: ignore[arg-type]
     assert common_length(*views) == common_length(*both)
+
+
+@given(TOKENS, TOKENS, TOKENS)
+def test_chains_after_the_same_tokens_share_them(log: list[int], one: list[int], other: list[int]) -> None:
+    views = TokenView(log, tail=one), TokenView(log, tail=other)
+    assert common_length(*views) == common_length([*log, *one], [*log, *other])

@@ -97,6 +97,16 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
     assert tokens_per_second(chosen) > 0.98 * tokens_per_second(best)
 
 
+def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
+    """Each token is looked at once while a chain grows; another chain in the slot begins anew."""
+    length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
+    for first in range(len(tokens)):
+        growing: list[DraftToken] = []
+        for token in tokens[first:]:
+            growing.append(token)
+            assert length.is_enough(0, growing, 1) == other.is_enough(0, [*growing], 1)
+
+
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
     """A pass over 16 sessions costs each of them a sixteenth: there a draft token must save more to pay."""
     alone, crowded = learned(), learned(num_sessions=16)
