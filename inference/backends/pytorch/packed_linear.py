@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 import torch
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, whose weights are [in_features, out_features]
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +27,14 @@ TOLERANCE = 1e-4
 class PackedLinear(torch.nn.Module):
     """Computes what `linear` does, in float32 on CPU, without gradients."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear | Conv1D) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight: torch.Tensor = linear.weight.detach()
+        if isinstance(linear, Conv1D):
+            weight = weight.T.contiguous()
+        self.out_features, self.in_features = weight.shape
         # No buffer: the layout has no strides that moving or saving a module could handle.
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_WIDTH)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_WIDTH)
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -49,7 +53,7 @@ def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> 
     plain = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module.weight.numel() >= MIN_WEIGHTS
+        if type(module) in (torch.nn.Linear, Conv1D) and module.weight.numel() >= MIN_WEIGHTS
     }
     if not plain:
         return
