@@ -24,6 +24,24 @@ TOLERANCE = 1e-4
 """Largest difference that packing may make, relative to the largest logit."""
 
 
+OPERATORS = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
+OPERATORS.define("packed_linear(Tensor tokens, Tensor weight, Tensor? bias) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[..., in_features] -> [..., out_features], over a weight that oneDNN has rearranged."""
+    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "none", [], "")
+    return output
+
+
+@torch.library.register_fake("specdec::packed_linear", lib=OPERATORS)  # type: ignore[untyped-decorator]
+def _shape(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
+
+
+OPERATORS.impl("packed_linear", _product, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+
 class PackedLinear(torch.nn.Module):
     """Computes what `linear` does, in float32 on CPU, without gradients."""
 
@@ -39,8 +57,10 @@ class PackedLinear(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self._bias, "none", [], "")
-        return output
+        if torch.compiler.is_compiling():  # inductor takes oneDNN's operator only over weights of its own making
+            output: torch.Tensor = torch.ops.specdec.packed_linear(tokens, self._weight, self._bias)
+            return output
+        return _product(tokens, self._weight, self._bias)
 
 
 def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> None:
