@@ -173,7 +173,6 @@ class StaticPasses:
             copy = SlotCopy(cache)
             self._copy = copy, self.maker.make(copy.run)
         self._num_early = 0  # graphs, once all are made
-        self._num_threads = torch.get_num_threads()
 
     @property
     def graphs(self) -> GraphCounts:
@@ -214,21 +213,14 @@ class StaticPasses:
             self.cache.fork(source_slot, destination_slot, start, end)
             return
         copy, run = self._copy
-        self._keep_threads()
         copy.where.copy_(torch.tensor([source_slot, destination_slot, start, end]))
         run()
 
     def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
         """Start one pass; return it and the logits of all its rows, for which a device may have to be waited."""
-        self._keep_threads()
         static, run = self._made.get(shape) or self._make(shape)
         static.fill(spans)
         return static, run()
-
-    def _keep_threads(self) -> None:
-        """Set the number of threads that graphs were made for: torch compiles them again for another."""
-        if torch.get_num_threads() != self._num_threads:
-            torch.set_num_threads(self._num_threads)
 
     def _run(self, shape: Shape, spans: Sequence[Span]) -> Tensor:
         """Run one pass; return the rows that its spans want, a copy."""
