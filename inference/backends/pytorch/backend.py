@@ -198,7 +198,7 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
         return None if device.type == "cpu" else FixedShapes(Captured(), CAPTURED)
     folder = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
     logger.info("compiled code is kept in %s", folder)
-    return FixedShapes(Compiled("inductor"), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
+    return FixedShapes(Compiled("inductor"), Buckets(widths=(1, widest), prompts=(16, 128), batches=(1,)))
 
 
 def _resolve_device(name: str) -> torch.device:
