@@ -148,9 +148,9 @@ bench: install
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
-# How many streams one target carries at a promised rate: docs/measurements/capacity.md, eight minutes a line. The emulated
+# How many streams one target carries at a promised rate: docs/measurements/capacity.md, nine minutes a line. The emulated
 # passes are those of an H100, ten times as slow, so that two cores can do the real work meanwhile.
-WAYS := --topologies target,fused,pool --workers 1,2,4 --budget 7m --output reports/capacity
+WAYS := --topologies target,fused,pool --workers 1,2,4 --budget 8m --output reports/capacity
 H100 := target:48ms+1.6ms/session+0.16ms/token,draft:7.4ms+0.4ms/session+0.025ms/token
 bench-capacity: install
 	$(BIN)/python compare_architectures.py --capacity 96 --slo itl:66ms,ttft:5s --rtt_ms 0,100,500 --max_new_tokens 40 \

@@ -7,6 +7,7 @@ written by hand; tests/unit/test_performance.py compares the pages with the file
 
 from __future__ import annotations
 
+import itertools
 import json
 import textwrap
 from collections import defaultdict
@@ -69,12 +70,17 @@ def _filled(text: str) -> str:
 
 
 def _machine(bench: Bench) -> str:
+    versions = ", ".join(_versions(bench["machine"]["versions"]))
+    return _filled(f"{_hardware(bench)}; {versions}; commit {bench['commit']}. {_warning(bench)}")
+
+
+def _hardware(bench: Bench) -> str:
     machine = bench["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return _filled(
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}; commit {bench['commit']}. "
-        f"{_warning(bench)}"
-    )
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}"
+
+
+def _versions(packages: Mapping[str, str]) -> list[str]:
+    return [f"{name} {version}" for name, version in packages.items()]
 
 
 def _warning(bench: Bench) -> str:
@@ -150,32 +156,36 @@ def _peers(bench: Bench) -> str:
     return "\n\n".join(_shape(name, shape) for name, shape in bench["peers"].items())
 
 
-def _shape(name: str, shape: Bench) -> str:
-    plan, rows = shape["plan"], shape["rows"]
-    versions = ", ".join(f"{package} {version}" for package, version in shape["versions"].items())
-    conditions = _filled(
-        f"`{shape['command']}`: {_machine(shape)} {versions}. {plan['num_prompts']} prompts at one stream, "
-        f"{plan['num_tokens']} tokens each, {plan['num_rounds']} rounds. {tables.plain_sentence(rows)}"
-    )
-    skipped = "".join(f"\n- Skipped: {peer}: {reason}" for peer, reason in shape["skipped"].items())
+def _shape(name: str, runs: Sequence[Bench]) -> str:
+    rows = tables.rows_of(runs)
+    versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
+    conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
+    skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
     rates = [markdown(*tables.rates_table(rows, dtype)) for dtype in dict.fromkeys(row["dtype"] for row in rows)]
     parts = [
         f"## Shape {name}",
-        conditions,
-        *([skipped.strip()] if skipped else []),
+        _filled(f"{conditions}. {tables.plain_sentence(rows)} {tables.changed_sentence(rows)}"),
+        "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
         markdown(*tables.goals_table(rows)),
     ]
     return "\n\n".join([*parts, *rates])
 
 
+def _run(run: Bench) -> str:
+    """Return what one run did, and how busy the machine was."""
+    plan = run["plan"]
+    size = f"{plan['num_prompts']} prompts at one stream, {plan['num_tokens']} tokens each, {plan['num_rounds']} rounds"
+    return f"`{run['command']}`: {size}, commit {run['commit']}. {_warning(run)}"
+
+
 def _peers_in_short(bench: Bench) -> str:
     """Return a line per shape: our best speculation against the best peer, by arithmetic, at one stream."""
     lines = []
-    for name, shape in bench["peers"].items():
-        found = [_against(ours, best) for ours, best in tables.goals(shape["rows"]) if ours["num_streams"] == 1]
-        lines.append(
-            _filled(f"- {name}, commit {shape['commit']}: {'; '.join(found)}. {tables.plain_sentence(shape['rows'])}")
-        )
+    for name, runs in bench["peers"].items():
+        rows = tables.rows_of(runs)
+        commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
+        found = [_against(ours, best) for ours, best in tables.goals(rows) if ours["num_streams"] == 1]
+        lines.append(_filled(f"- {name}, commit {commits}: {'; '.join(found)}. {tables.plain_sentence(rows)}"))
     return "\n".join(lines)
 
 

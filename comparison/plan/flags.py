@@ -26,13 +26,20 @@ from comparison.plan.lists import list_of, one_of, one_or_two, seconds_of, time_
 from comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.cli.config_file import ConfigFileParser, as_toml, program
 from inference.cli.flags import add_group, read
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_BRANCHES, DEFAULT_GAMMA, ROOT, DialSecurity
+from inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_PROMPTS,
+    BUNDLED_TARGET,
+    DEFAULT_BRANCHES,
+    DEFAULT_GAMMA,
+    DialSecurity,
+)
 from inference.errors import ConfigError
 from inference.request import Schedule
 from inference.serving.hub import is_hub_id, model_directory
 from inference.settings import Range, group, same, setting
 
-BUNDLED_PROMPT_FILES = (ROOT / "prompts" / "structured.txt", ROOT / "prompts" / "open_ended.txt")
+BUNDLED_PROMPT_FILES = tuple(BUNDLED_PROMPTS.with_name(f"{kind}.txt") for kind in ("structured", "open_ended"))
 NUM_BUNDLED_PROMPTS = 3
 """Prompts of each kind: few enough for a run without arguments to take under four minutes on two cores."""
 RANDOM = "random"

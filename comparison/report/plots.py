@@ -220,11 +220,14 @@ def _rates_of_many(findings: Findings) -> list[str]:
 
 
 def speedup_over_gamma(findings: Findings) -> Figure:
-    """Draw a row per prompt kind, a column per series and round trip, a line per draft; dashes are bounds."""
-    columns = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
-    what = _by_kind(findings, f"speed-up over {findings.config.baseline_name}")
-    names = what, ["gamma (draft tokens per round)"] * len(columns)
-    return panels(findings.kinds, columns, partial(_gamma_panel, findings), size=(3.5, 2.9), names=names)
+    """Draw a row per series and round trip, a column per prompt kind, a line per draft; dashes are bounds.
+
+    The rows are more than the columns in most runs: a page is too narrow for them side by side.
+    """
+    rows = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
+    what, over = f"speed-up over {findings.config.baseline_name}", "gamma (draft tokens per round)"
+    names = [what] * len(rows), [over] * len(findings.kinds)
+    return panels(rows, findings.kinds, partial(_gamma_panel, findings), size=(4.2, 2.5), names=names)
 
 
 def _rtts_of(findings: Findings, series: Contender) -> list[float]:
@@ -233,8 +236,8 @@ def _rtts_of(findings: Findings, series: Contender) -> list[float]:
     return rtts_ms if series.topology.is_split else rtts_ms[:1]
 
 
-def _gamma_panel(findings: Findings, axes: Axes, kind: str, column: tuple[Contender, float]) -> None:
-    series, rtt_ms = column
+def _gamma_panel(findings: Findings, axes: Axes, row: tuple[Contender, float], kind: str) -> None:
+    series, rtt_ms = row
     here = [summary for summary in findings.at_place(series, kind, rtt_ms) if summary.speedup is not None]
     for draft, (colour, mark) in zip(findings.config.draft_models, itertools.cycle(DRAFTS), strict=False):
         line = _fastest_by_gamma(it for it in here if it.cell.contender.draft == draft)
@@ -244,7 +247,7 @@ def _gamma_panel(findings: Findings, axes: Axes, kind: str, column: tuple[Conten
         bound_line(axes, list(line), [it.bound_speedup or 0.0 for it in line.values()], colour, mark)
     axes.set_xticks(findings.config.gammas)
     axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
-    where = f"{series.name}, round trip {rtt_ms:g} ms" if series.topology.is_split else series.name
+    where = _name(kind, series) + (f", round trip {rtt_ms:g} ms" if series.topology.is_split else "")
     best = findings.best(series, kind, rtt_ms)
     if best is not None and best.speedup is not None:
         contender, speedup = best.cell.contender, best.speedup.median

@@ -167,8 +167,11 @@ class Searcher:
                 return
             if is_new:  # fills caches and buffers, and teaches a pool what its drafts can
                 await self._probe(measurement, cell)
-            self.found.append(await self._most(measurement, cell))
-            first, is_new = self.found[-1].streams, False
+            found = await self._most(measurement, cell)
+            if found.is_limit and not found.streams:  # the time was over before any number held
+                return
+            self.found.append(found)
+            first, is_new = found.streams, False
 
     async def _most(self, measurement: Measurement, cell: Cell) -> Capacity:
         limit, probes = self._config.capacity or 1, list[Probe]()

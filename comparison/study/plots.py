@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -32,6 +33,8 @@ _NUMBERS = {
     "concurrency": "requests in flight",
 }
 _LOGARITHMIC = ("gamma", "max_new_tokens", "concurrency")
+MOST_COLUMNS = 3
+"""Most panels side by side: a page would shrink the text of wider pictures."""
 
 
 def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn]:
@@ -46,9 +49,19 @@ def draw(evidence: Evidence, config: ComparisonConfig, file: Path) -> list[Drawn
 
 def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
     """Draw a panel per condition, a line per way, and a dotted line at the load from which a way loses."""
-    size = 3.4, 3.4 + 0.2 * len(evidence.leaders)
-    texts = ["speed-up over the target alone"], [_NUMBERS[name] for name in names]
-    return panels([evidence], names, _panel, size=size, names=texts, max_legend_columns=1)
+    rows = [names[start : start + MOST_COLUMNS] for start in range(0, len(names), MOST_COLUMNS)]
+    places = range(min(len(names), MOST_COLUMNS))
+    size = 3.6, 2.9 + 0.2 * len(evidence.leaders) / len(rows)
+    texts = ["speed-up over the target alone"] * len(rows), [""] * len(places)
+    return panels(rows, places, partial(_place, evidence), size=size, names=texts, max_legend_columns=1)
+
+
+def _place(evidence: Evidence, axes: Axes, row: list[str], column: int) -> None:
+    """Draw the panel of a place of the grid; the last row may have fewer than the others."""
+    if column < len(row):
+        _panel(axes, evidence, row[column])
+    else:
+        axes.set_visible(False)
 
 
 def _panel(axes: Axes, evidence: Evidence, name: str) -> None:
@@ -58,6 +71,8 @@ def _panel(axes: Axes, evidence: Evidence, name: str) -> None:
         median_line(axes, list(trials), spreads, color=colour, marker=mark, label=label)
         for crossed in crossovers(trials) if name == "concurrency" else ():
             axes.axvline(crossed, color=colour, linestyle=":", linewidth=1.2)
+            axes.plot([], [], color="black", linestyle=":", label="the way of this colour loses from here on")
+    axes.set_title(_NUMBERS[name])
     axes.axhline(1.0, color=look_of(TARGET).colour, linewidth=1.2)
     show = powers_of_two if name in _LOGARITHMIC else name_values
     show(axes, sorted({at for trials in lines.values() for at in trials}))

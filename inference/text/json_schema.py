@@ -3,7 +3,7 @@
 The library refuses some schemas that it could keep: `oneOf`, which it only approximates by `anyOf`; `not` of required
 properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which says nothing. What
 replaces them allows no value that the schema does not: alternatives that could match at once lose the properties that
-others require.
+others require. Dependencies of properties on others become alternatives.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def adapted(schema: Any) -> Any:
             if name is not None:
                 del kept["not"]
                 kept = _without([name], kept)
+        for keyword in ("dependencies", "dependentRequired"):
+            kept = _separated_by_needs(keyword, kept)
         if "anyOf" not in kept and (separated := alternatives.separated(kept)) is not None:
             del kept["oneOf"]
             kept["anyOf"] = separated
@@ -97,6 +99,15 @@ def _says_nothing(key: str, value: Any) -> bool:
     if key == "format" and isinstance(value, str):
         return value not in FORMATS
     return key == "uniqueItems" and value is False
+
+
+def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part whose properties that need others are in alternatives: without the property, or with them all."""
+    needs, others = part.get(keyword), part.get("allOf", [])
+    if not needs or not isinstance(needs, dict) or not all(isinstance(it, list) for it in (others, *needs.values())):
+        return part
+    either = [{"anyOf": [_without([name], {}), {"required": [name, *names]}]} for name, names in needs.items()]
+    return {**{key: value for key, value in part.items() if key != keyword}, "allOf": [*others, *either]}
 
 
 def _without(names: Collection[str], part: Any) -> Any:

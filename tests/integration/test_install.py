@@ -89,6 +89,15 @@ def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> Non
     assert (run.returncode, "--topologies" in run.stdout) == (0, True), run.stderr
 
 
+def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
+    """An installed `specdec compare` or `study` ended at once: it looked for its prompts beside the packages, and a
+    wheel has them elsewhere."""
+    code = "from comparison.plan.flags import BUNDLED_PROMPT_FILES as files; print([each.is_file() for each in files])"
+    command: list[str | Path] = [environment / "bin" / "python", "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
+    assert run.stdout.strip() == "[True, True]", run.stderr
+
+
 def test_another_package_of_that_name_is_named(environment: Path, tmp_path: Path) -> None:
     """PyPI has an `inference` of somebody else's."""
     stranger = tmp_path / "inference"

@@ -18,7 +18,7 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, Engine, Peer, Timed
 from benchmarks.peers.environment import UnavailableError, last_line
 from benchmarks.peers.race import Plan, Row, num_equal, race
-from benchmarks.peers.tables import goals, goals_table, median, rates_table, ratio
+from benchmarks.peers.tables import changed_sentence, goals, goals_table, joined, median, rates_table, ratio, rows_of
 from benchmarks.peers.walk import CLOSE, UNSURE, steps
 
 SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
@@ -46,7 +46,7 @@ def raced() -> tuple[list[Row], dict[str, str]]:
     return race(engines, [[1], [2], [3], [4]], Plan(8, 2, (1, 4)), "float32", 3)
 
 
-def rows_of(found: Sequence[Row]) -> list[dict[str, object]]:
+def as_stored(found: Sequence[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in found]
 
 
@@ -67,7 +67,7 @@ def test_texts_are_compared_with_both_plain_ones() -> None:
 
 
 def test_goals_take_the_best_of_each_side() -> None:
-    found = {(ours["num_streams"], peer["engine"]): (ours, peer) for ours, peer in goals(rows_of(raced()[0]))}
+    found = {(ours["num_streams"], peer["engine"]): (ours, peer) for ours, peer in goals(as_stored(raced()[0]))}
     assert {key: (ours["variant"], peer["variant"]) for key, (ours, peer) in found.items()} == {
         (1, "slow"): ("draft 4", "draft 4"),
         (1, "other"): ("draft 4", "plain"),
@@ -77,7 +77,7 @@ def test_goals_take_the_best_of_each_side() -> None:
 
 
 def test_tables_state_goal_and_missing_figures() -> None:
-    rows = rows_of(raced()[0])
+    rows = as_stored(raced()[0])
     assert {line[2]: line[-1] for line in goals_table(rows)[1]} == {"slow": "1.2: reached", "other": "1.2: reached"}
     slower = [{**row, "engine": {OURS: "slow", "slow": OURS}.get(str(row["engine"]), row["engine"])} for row in rows]
     assert goals_table(slower)[1][0][-1] == "1.2: missed"
@@ -96,7 +96,7 @@ def test_a_ratio_lies_between_those_of_prompts(pairs: list[tuple[float, float]])
 
 def test_a_page_has_every_shape_and_what_was_skipped() -> None:
     rows, failures = raced()
-    shape = {
+    run = {
         "command": "python -m benchmarks.peers --shapes tiny",
         "commit": "abc",
         "load_before": 0.0,
@@ -104,16 +104,36 @@ def test_a_page_has_every_shape_and_what_was_skipped() -> None:
         "versions": {"other": "1.0"},
         "plan": asdict(Plan(8, 2)) | {"num_prompts": 3},
         "skipped": failures,
-        "rows": json.loads(json.dumps(rows_of(rows))),
+        "rows": json.loads(json.dumps(as_stored(rows))),
     }
-    text = part("peers", {"peers": {"tiny": shape}})
+    text = part("peers", {"peers": {"tiny": [run]}})
     assert "## Shape tiny" in text
     assert "- Skipped: slow, broken (float32, 1 streams): it broke" in text
     assert "other 1.0" in text
     assert "float32 slow 0.50, float32 other 0.90" in text.replace("\n", " ")
-    assert "2.22 times other (plain) in float32" in part("peers_in_short", {"peers": {"tiny": shape}}).replace(
+    assert "2.22 times other (plain) in float32" in part("peers_in_short", {"peers": {"tiny": [run]}}).replace(
         "\n", " "
     )
+
+
+def test_a_run_replaces_only_what_it_measured_again() -> None:
+    first: dict[str, object] = {"commit": "old", "rows": as_stored(raced()[0])}
+    second = {"commit": "new", "rows": [row for row in as_stored(raced()[0]) if row["num_streams"] == 4]}
+    both = joined([first], second)
+    assert [(run["commit"], {row["num_streams"] for row in run["rows"]}) for run in both] == [
+        ("old", {1}),
+        ("new", {4}),
+    ]
+    assert len(rows_of(both)) == len(raced()[0])
+    assert [run["commit"] for run in joined(both, {**first, "commit": "newest"})] == ["newest"]
+
+
+def test_programs_whose_speculation_changes_answers_are_named() -> None:
+    rows = as_stored(raced()[0])
+    assert changed_sentence(rows) == "Answers that speculation changed: none."
+    [row] = [row for row in rows if (row["engine"], row["variant"], row["num_streams"]) == ("slow", "draft 4", 1)]
+    row["same_as_plain"] = 1
+    assert changed_sentence(rows) == "Answers that speculation changed: float32 slow 2 (of its worst variant)."
 
 
 def test_without_plain_texts_none_are_equal() -> None:

@@ -1,7 +1,8 @@
 """The onnx backend: decoders in float32 or int8 on CPU through ONNX Runtime, over slots and positions.
 
-Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of places, built
-when first needed; all share the weights in memory. Other families, dtypes and devices are the torch backend's.
+Owns the loading of a checkpoint and the choice of the graph for a pass. There is one graph per number of places, all
+built at loading: building one while sequences wait would stop them for 0.1 s. The graphs share the weights in memory.
+Other families, dtypes and devices are the torch backend's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -39,9 +39,6 @@ SWEEP_SIZES = (6, 12)
 7 to 11 rows take two sweeps, which cost more than one over 12: such passes are filled up.
 """
 
-PREPARE_S = 1.0
-"""Seconds that loading spends on building graphs, smallest first; the rest are built when first needed."""
-
 PROBE_TOLERANCES = {"float32": 1e-3, "int8": 0.3}
 """Largest difference from Transformers' logits at loading, relative to the largest logit (1, if that is smaller)."""
 
@@ -53,12 +50,12 @@ class OnnxBackend:
         self._decoder = decoder
         self._num_threads = num_threads
         self._slots = OnnxSlots(decoder.shape, num_slots=num_slots, max_length=max_length)
-        self._passes: dict[int, OnnxPass] = {}  # by number of places
         self._fills_up = decoder.dtype == "float32" and "avx512f" in instruction_sets()
         self.vocab_size, self.num_slots, self.max_length = decoder.shape.vocab_size, num_slots, max_length
         self.slot_bytes = self._slots.slot_bytes
         levels = weight_levels() if decoder.dtype == "int8" else 0
         self.arithmetic = f"onnx {decoder.dtype} cpu {levels}"
+        self._passes = [self._pass(num_places) for num_places in range(1, min(num_slots, MAX_PLACES) + 1)]
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         """See `inference.model.slots.ForkingBackend`."""
@@ -71,7 +68,7 @@ class OnnxBackend:
             self._slots.note_length(span.slot, span.start + len(span.token_ids))
         places = self._places(spans)
         if len(places) <= MAX_PLACES:
-            return self._pass(len(places)).run(spans, places)
+            return self._passes[len(places) - 1].run(spans, places)
         return self._forward_in_groups(spans, places)
 
     def _forward_in_groups(self, spans: Sequence[Span], places: Sequence[Place]) -> Array:
@@ -81,7 +78,7 @@ class OnnxBackend:
             group = places[first : first + MAX_PLACES]
             indices = sorted(index for place in group for index in place.spans)
             rows = [row for index in indices for row in range(ends[index] - spans[index].num_logits, ends[index])]
-            logits[rows] = self._pass(len(group)).run(spans, group)
+            logits[rows] = self._passes[len(group) - 1].run(spans, group)
         return logits
 
     def _places(self, spans: Sequence[Span]) -> list[Place]:
@@ -100,20 +97,9 @@ class OnnxBackend:
         return num_filling if fits else 0
 
     def _pass(self, num_places: int) -> OnnxPass:
-        if num_places not in self._passes:
-            decoder, slots = self._decoder, self._slots
-            graph = DecoderGraph(decoder.shape, decoder.dtype, num_places, slots.room).build(decoder.weights)
-            self._passes[num_places] = OnnxPass(
-                decoder, slots, graph, num_places=num_places, num_threads=self._num_threads
-            )
-        return self._passes[num_places]
-
-    def prepare(self) -> None:
-        """Build graphs ahead, so that the first pass over each number of places does not wait for one."""
-        ends = time.monotonic() + PREPARE_S
-        for num_places in range(1, min(self.num_slots, MAX_PLACES) + 1):
-            if time.monotonic() < ends:
-                self._pass(num_places)
+        decoder, slots = self._decoder, self._slots
+        graph = DecoderGraph(decoder.shape, decoder.dtype, num_places, slots.room).build(decoder.weights)
+        return OnnxPass(decoder, slots, graph, num_places=num_places, num_threads=self._num_threads)
 
     def probe_error(self) -> float:
         """Largest difference between this backend's logits and Transformers', relative to the largest of them.
@@ -147,7 +133,6 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
             narrow = OnnxBackend(decoder.narrowed(), num_slots=1, max_length=max_length, num_threads=num_threads)
             error = float(np.maximum(error, narrow.probe_error()))  # NaN if either is
         if error <= PROBE_TOLERANCES[dtype]:  # not if it is NaN
-            backend.prepare()
             return backend
         logger.warning("model %s: packed weights are off by %.2g, making them again", config.path.name, error)
         discard(decoder)

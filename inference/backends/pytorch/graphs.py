@@ -6,11 +6,14 @@ maker captures it as a CUDA graph, compiles it, or leaves it as it is.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+
+from inference.errors import ConfigError
 
 Run: TypeAlias = Callable[[], Tensor]
 
@@ -87,11 +90,18 @@ class Compiled:
     Args:
         backend: a compiler as `torch.compile` takes it: its name, or a function.
         graphs_only: see `Maker`.
+
+    Raises:
+        ConfigError: this torch is too old.
     """
 
     def __init__(self, backend: str | Callable[..., Any], *, graphs_only: bool = False) -> None:
         from torch._dynamo.backends.registry import lookup_backend  # takes a second to import
 
+        if "isolate_recompiles" not in inspect.signature(_compile).parameters:
+            raise ConfigError(
+                f"compiled passes need torch 2.13 or later, and this is {torch.__version__}: --compile never"
+            )
         compiler = backend if isinstance(backend, str) else type(backend).__name__
         self.name, self.arithmetic = f"compiled by {compiler}", f" {compiler}"
         self.num_graphs = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,7 @@ from inference.model.slots import ForkingBackend, Span
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 from tests.support.vitals import vitals
 
-
-@pytest.fixture(autouse=True)
-def same_number_of_threads() -> Iterator[None]:
-    """Loading sets the threads of the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_number_of_threads")
 
 
 @pytest.fixture

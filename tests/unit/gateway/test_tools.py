@@ -199,9 +199,10 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("body", "param", "part"), FIELDS.values(), ids=FIELDS)
 async def test_an_upstream_fault_names_the_clients_field(
-    body: dict[str, Any], param: str, part: str, stream: bool
+    body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The story: whatever was wrong with guided_regex, the client read of response_format, which it had not sent."""
+    monkeypatch.setattr(requests, "SEARCH_S", 60.0)  # a loaded machine takes more than half a second for two tools
     response = await ask(ScriptedCompleter([], error=FAULT), {**body, "stream": stream})
     error = response.json()["error"]
     assert (response.status_code, error["param"], part in error["message"]) == (400, param, True), error

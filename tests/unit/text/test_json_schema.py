@@ -47,6 +47,12 @@ SERVED = {
         "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
     },
     "not required": {**an_object("a", a=TEXT, b=TEXT), "not": {"required": ["a", "b"]}},
+    "dependencies": {**an_object("a", a=TEXT, b=TEXT, c=NUMBER), "dependencies": {"b": ["c"]}},
+    "dependent required": {
+        **an_object(a=TEXT, b=TEXT, c=NUMBER),
+        "additionalProperties": False,
+        "dependentRequired": {"a": ["b", "c"], "c": ["a"]},
+    },
     "a format": {**TEXT, "format": "color"},
     "items": {"type": "array", "items": NUMBER, "maxItems": 3, "uniqueItems": False},
 }
@@ -128,7 +134,9 @@ def test_many_alternatives_are_not_compared_for_ever() -> None:
     "schema",
     [5, True, {"type": 5}, {"oneOf": [[], 5]}, {"oneOf": 5}, {"format": [1]}, {"not": 5}, {"not": {"required": 5}},
      {"oneOf": [{"required": [5]}, {"properties": 5, "required": ["a"]}]}, {"enum": 5, "oneOf": [{"enum": 5}, {}]},
-     {"oneOf": [{"$ref": "#/5"}, {"$ref": "#/"}]}, {"properties": []}, {"type": [[]], "oneOf": [{}, {}]}],
+     {"oneOf": [{"$ref": "#/5"}, {"$ref": "#/"}]}, {"properties": []}, {"type": [[]], "oneOf": [{}, {}]},
+     {"dependencies": 5}, {"dependencies": {"a": [5]}}, {"dependentRequired": {"a": 5}, "allOf": 5},
+     {"dependencies": {"a": ["b"]}, "allOf": 5}],
     ids=str,
 )  # fmt: skip
 def test_nonsense_stays_nonsense(schema: Any) -> None:

@@ -173,7 +173,10 @@ def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: s
     written = backend._slots.memory.copy()
     backend._slots.memory[:] = before
     np.testing.assert_allclose(backend.forward(spans), single, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(backend._slots.memory, written, rtol=0, atol=1e-4)
+    filling = {8: slice(0, 14)}  # where 7 to 11 tokens take two sweeps, more follow them: see `SWEEP_SIZES`
+    for slot in range(9):
+        held = np.s_[:, slot, :, filling.get(slot, slice(None))]
+        np.testing.assert_allclose(backend._slots.memory[held], written[held], rtol=0, atol=1e-4)
     others = [slot for slot in range(9) if slot not in (*slots, 8)]
     np.testing.assert_array_equal(backend._slots.memory[:, others], before[:, others])
 
@@ -224,10 +227,13 @@ def test_other_weights_are_packed_again(tmp_path: Path) -> None:
     assert not old.exists()
 
 
-def test_graphs_are_built_ahead_while_there_is_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(load(checkpoint)._passes) == {1, 2, 3}
-    monkeypatch.setattr(onnx_backend, "PREPARE_S", 0.0)
-    assert set(load(checkpoint)._passes) == {1}  # the probe's
+def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: loading built graphs for 1 s and left the rest to the first pass that needed them. Each of those
+    passes took 0.15 s, and a fused service of 16 streams had 0.56 of the target's speed in a short benchmark."""
+    backend = load(checkpoint)
+    monkeypatch.setattr(DecoderGraph, "build", None)
+    for num_spans in range(1, backend.num_slots + 1):
+        backend.forward([Span(slot, 0, [5, 6, 7], 1) for slot in range(num_spans)])
 
 
 def packed_folder(path: Path) -> Path:

@@ -45,7 +45,6 @@ def age(folder: Path) -> None:
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a second start packed anew and deleted the first one's folder; its next wide pass, whose graph was not
     built yet, ended all 16 sessions with INTERNAL, and health said SERVING."""
-    monkeypatch.setattr("inference.backends.onnx.backend.PREPARE_S", 0.0)
     first = load_onnx_backend(ModelConfig(model, num_threads=1))
     expected = logits(first, 1)
     folder = first._decoder.folder

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from inference.backends.pytorch import backend as torch_backend
+from inference.backends.pytorch import graphs
 from inference.backends.pytorch.backend import CAPTURED, TorchBackend, load_torch_backend
 from inference.backends.pytorch.graphs import Run, Uncompiled
 from inference.backends.pytorch.static_pass import FixedShapes
@@ -22,15 +21,9 @@ from inference.observe.metrics import Metrics
 from tests.support.models import save_tiny_model
 from tests.unit.backends.neuron.test_cli import run
 
+pytestmark = pytest.mark.usefixtures("same_number_of_threads")
+
 SPAN = Span(1, 0, range(40), 1)
-
-
-@pytest.fixture(autouse=True)
-def same_number_of_threads() -> Iterator[None]:
-    """Loading sets the threads of the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -129,3 +122,10 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
     assert list((tmp_path / "inductor").iterdir())
     np.testing.assert_allclose(compiled.forward([SPAN]), plain.forward([SPAN]), rtol=0, atol=1e-4)
     assert compiled.graphs.num_late == 0
+
+
+def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The story: this project runs on torch 2.9, whose `torch.compile` has no such argument: a TypeError at loading."""
+    monkeypatch.setattr(graphs, "_compile", lambda run, *, backend, fullgraph, dynamic: run)
+    with pytest.raises(ConfigError, match=r"torch 2\.13 or later.*--compile never"):
+        load_torch_backend(ModelConfig(save_tiny_model(tmp_path, "llama"), compile_policy="always"))

@@ -57,6 +57,16 @@ def test_every_draft_has_a_line(tmp_path: Path) -> None:
     ]
 
 
+def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) -> None:
+    """With three ways and three round trips there were seven panels side by side, whose text a page shrank to dots."""
+    one, three = (
+        speedup_over_gamma(findings(config(tmp_path, gammas=(1, 3), network=NetworkConfig(rtts_ms=rtts_ms))))
+        for rtts_ms in ((0.0,), (0.0, 10.0, 50.0))
+    )
+    assert len(three.axes) == len(one.axes) + 2 * 2 * 2  # two kinds, two ways with a network, two further round trips
+    assert three.get_figwidth() == one.get_figwidth()
+
+
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
     """The story: it had a bound in its legend that nobody could draw, round trips below 0, and topologies of nobody."""
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")

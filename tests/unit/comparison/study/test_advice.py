@@ -12,6 +12,7 @@ from comparison.plan.backend import BackendConfig
 from comparison.plan.config import LOOKUP, Contender, Topology
 from comparison.report.summary import Spread
 from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from comparison.study.plots import over_conditions
 from comparison.study.report import Study, write_study
 from comparison.study.service import service_toml
 from comparison.study.space import Group, Space
@@ -43,6 +44,15 @@ def trial(contender: Contender, speedup: float, **place: object) -> Trial:
 def advised(*speedups: tuple[Contender, float]) -> Contender | None:
     best = Evidence(SPACE, [trial(contender, speedup) for contender, speedup in speedups]).best(SPACE.usual)
     return best.contender if best else None
+
+
+def test_a_picture_of_many_conditions_has_rows() -> None:
+    """Five panels stood side by side, too small to read on a page."""
+    evidence = Evidence(SPACE, [trial(FUSED, 2.0), trial(FUSED, 0.5, concurrency=8), trial(FUSED, 1.5, rtt_ms=80.0)])
+    figure = over_conditions(evidence, ["gamma", "max_new_tokens", "rtt_ms", "temperature", "concurrency"])
+    assert sum(axes.get_visible() for axes in figure.axes) == 5
+    assert figure.get_figwidth() < 12  # inches
+    assert "the way of this colour loses from here on" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Contender, Topology
 from comparison.plan.flags import parse_config
 from comparison.plan.grid import Cell, Sample
+from comparison.run.progress import Progress
 from comparison.run.record import RequestRecord, Round
-from comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, probe_of, search
+from comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, Searcher, probe_of, search
 from comparison.study.capacity_report import text_of, write_capacities
+from comparison.study.search import Budget
 from inference.commit import Timings
 from inference.errors import ConfigError
 from tests.support.samples import QUIET
@@ -95,6 +98,30 @@ def test_table_says_what_was_found(tmp_path: Path) -> None:
     assert "old" not in page.read_text()
     assert "kept" in page.read_text()
     assert (tmp_path / "capacity.png").stat().st_size > 1000
+
+
+class SlowServers:
+    """A measurement in which no answer ends, and each probe takes 4 s."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.servers = self
+
+    def set_rtt(self, rtt_ms: float) -> None: ...
+
+    async def steady(self, cell: Cell, _prompts: object, _limit_s: float) -> Sample:
+        self.seconds += 4.0
+        return Sample(cell, 0, (), ())
+
+
+async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: after two probes of 65 streams the time was over, and the page said "at least 0" of them."""
+    servers: Any = SlowServers()
+    searcher = Searcher(config("--max_new_tokens", "40"), Progress(Console(quiet=True), None))
+    monkeypatch.setattr(searcher, "_budget", Budget(10.0, lambda: servers.seconds))
+    await searcher.take(servers, ALONE)
+    assert searcher.samples
+    assert not searcher.found
 
 
 def test_nothing_found_is_said_without_figures() -> None:
