@@ -24,7 +24,8 @@ from benchmarks.engines import PAST_LENGTH, token_ids
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, checkpoint, workspace
 from benchmarks.timing import Times, interleaved
-from inference.backends.pytorch.backend import TorchBackend, inductor
+from inference.backends.pytorch.backend import TorchBackend
+from inference.backends.pytorch.graphs import Compiled
 from inference.backends.pytorch.shapes import Buckets
 from inference.backends.pytorch.static_pass import FixedShapes
 from inference.backends.registry import load_backend
@@ -98,7 +99,8 @@ def _cells() -> dict[str, Callable[[Backend], object]]:
 def _compiled(path: Path) -> TorchBackend:
     """Load a model and compile the shapes of the cells."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=FixedShapes(inductor(), BUCKETS))
+    fixed = FixedShapes(Compiled("inductor"), BUCKETS)
+    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
     for run in _cells().values():
         run(backend)
     return backend

@@ -74,7 +74,8 @@ class TorchBackend:
         cache = SlotCache(runner.layers, num_slots=num_slots, max_length=max_length, num_spare=num_spare, **kind)
         self.slot_bytes = cache.slot_bytes
         self.passes: Passes = EagerPasses(runner, cache) if fixed is None else StaticPasses(runner, cache, fixed)
-        if fixed is None and model.device.type == "cpu" and model.dtype == torch.float32:
+        keeps_linears = fixed is not None and fixed.maker.graphs_only
+        if model.device.type == "cpu" and model.dtype == torch.float32 and not keeps_linears:
             _pack_linears(runner, SlotCache(runner.layers, num_slots=1, max_length=NUM_TEST_TOKENS, **kind))
 
     @property
@@ -197,12 +198,7 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
         return None if device.type == "cpu" else FixedShapes(Captured(), CAPTURED)
     folder = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
     logger.info("compiled code is kept in %s", folder)
-    return FixedShapes(inductor(), Buckets(widths=(1, widest), prompts=(128,), batches=(1,)))
-
-
-def inductor() -> Compiled:
-    """Return torch's own compiler, which rearranges weights for the widths that they are multiplied with."""
-    return Compiled("inductor", options={"config_patches": {"freezing": True}})
+    return FixedShapes(Compiled("inductor"), Buckets(widths=(1, widest), prompts=(16, 128), batches=(1,)))
 
 
 def _resolve_device(name: str) -> torch.device:

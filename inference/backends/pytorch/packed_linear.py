@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 import torch
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, whose weights are [in_features, out_features]
 
 logger = logging.getLogger(__name__)
 
@@ -23,20 +24,43 @@ TOLERANCE = 1e-4
 """Largest difference that packing may make, relative to the largest logit."""
 
 
+OPERATORS = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
+OPERATORS.define("packed_linear(Tensor tokens, Tensor weight, Tensor? bias) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[..., in_features] -> [..., out_features], over a weight that oneDNN has rearranged."""
+    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "none", [], "")
+    return output
+
+
+@torch.library.register_fake("specdec::packed_linear", lib=OPERATORS)  # type: ignore[untyped-decorator]
+def _shape(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
+
+
+OPERATORS.impl("packed_linear", _product, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+
 class PackedLinear(torch.nn.Module):
     """Computes what `linear` does, in float32 on CPU, without gradients."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear | Conv1D) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight: torch.Tensor = linear.weight.detach()
+        if isinstance(linear, Conv1D):
+            weight = weight.T.contiguous()
+        self.out_features, self.in_features = weight.shape
         # No buffer: the layout has no strides that moving or saving a module could handle.
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_WIDTH)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_WIDTH)
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self._bias, "none", [], "")
-        return output
+        if torch.compiler.is_compiling():  # inductor takes oneDNN's operator only over weights of its own making
+            output: torch.Tensor = torch.ops.specdec.packed_linear(tokens, self._weight, self._bias)
+            return output
+        return _product(tokens, self._weight, self._bias)
 
 
 def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> None:
@@ -49,7 +73,7 @@ def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> 
     plain = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module.weight.numel() >= MIN_WEIGHTS
+        if type(module) in (torch.nn.Linear, Conv1D) and module.weight.numel() >= MIN_WEIGHTS
     }
     if not plain:
         return

@@ -43,10 +43,10 @@ class FixedShapes:
 class StaticPass:
     """The inputs of one shape, and attention over them."""
 
-    def __init__(self, cache: SlotCache, shape: Shape, *, plain_attention: bool = False) -> None:
+    def __init__(self, cache: SlotCache, shape: Shape, *, graphs_only: bool = False) -> None:
         self._cache = cache
         self.shape = shape
-        self._plain_attention = plain_attention
+        self._graphs_only = graphs_only
         self._has_all_slots = shape.batch == cache.num_slots
         self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
@@ -102,7 +102,7 @@ class StaticPass:
         values = self._extend(self._cache.values[layer], value)
         query = query[0].reshape(-1, shape.batch, shape.width, query.shape[3]).transpose(0, 1)
         mask = self._mask(min(options.get("sliding_window") or shape.length, shape.length))
-        if self._plain_attention or changes_scores(options):
+        if self._graphs_only or changes_scores(options):
             attended = scored_attention(query, keys, values, mask, scaling=scaling, options=options)
         else:
             attended = scaled_dot_product_attention(
@@ -127,19 +127,25 @@ class StaticPass:
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:
         """Write [1, num_kv_heads, num_tokens, dim]; return the slots so far, [batch, num_kv_heads, length, dim].
 
-        By `scatter_`: TorchNeuron's compiler takes assignments by index apart, into an index per element of all axes.
+        By index, which inductor does in place; for `scatter_` it copies the whole room, twice. But a device of graphs
+        only gets `scatter_`: TorchNeuron's compiler takes assignments by index apart, into an index per element of all
+        axes.
         """
         shape, places = self.shape, self._of_tokens(2)
         by_row = new[0].reshape(-1, shape.batch, shape.width, new.shape[3]).transpose(0, 1)  # [batch, heads, ...]
-        if self._has_all_slots:
-            room.scatter_(2, places[:, None, :, None].expand_as(by_row), by_row)
-            return room[:, :, : shape.length]
         slots, (_, num_heads, num_positions, dim) = self._inputs[3 * self._num_tokens :], room.shape
-        heads = slots[:, None] * num_heads + torch.arange(num_heads, device=room.device)  # [batch, heads]
-        flat_places = (heads[:, :, None] * num_positions + places[:, None]).flatten()  # [batch * heads * width]
-        flat = by_row.flatten(0, 2)  # [batch * heads * width, dim]
-        room.view(-1, dim).scatter_(0, flat_places[:, None].expand_as(flat), flat)
-        return room[:, :, : shape.length].index_select(0, slots)
+        if not self._graphs_only:
+            heads = torch.arange(num_heads, device=room.device)
+            room.index_put_((slots[:, None, None], heads[:, None], places[:, None]), by_row)
+        elif self._has_all_slots:
+            room.scatter_(2, places[:, None, :, None].expand_as(by_row), by_row)
+        else:
+            heads = slots[:, None] * num_heads + torch.arange(num_heads, device=room.device)  # [batch, heads]
+            flat_places = (heads[:, :, None] * num_positions + places[:, None]).flatten()  # [batch * heads * width]
+            flat = by_row.flatten(0, 2)  # [batch * heads * width, dim]
+            room.view(-1, dim).scatter_(0, flat_places[:, None].expand_as(flat), flat)
+        seen = room[:, :, : shape.length]
+        return seen if self._has_all_slots else seen.index_select(0, slots)
 
 
 class StaticPasses:
@@ -167,7 +173,6 @@ class StaticPasses:
             copy = SlotCopy(cache)
             self._copy = copy, self.maker.make(copy.run)
         self._num_early = 0  # graphs, once all are made
-        self._num_threads = torch.get_num_threads()
 
     @property
     def graphs(self) -> GraphCounts:
@@ -208,21 +213,14 @@ class StaticPasses:
             self.cache.fork(source_slot, destination_slot, start, end)
             return
         copy, run = self._copy
-        self._keep_threads()
         copy.where.copy_(torch.tensor([source_slot, destination_slot, start, end]))
         run()
 
     def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
         """Start one pass; return it and the logits of all its rows, for which a device may have to be waited."""
-        self._keep_threads()
         static, run = self._made.get(shape) or self._make(shape)
         static.fill(spans)
         return static, run()
-
-    def _keep_threads(self) -> None:
-        """Set the number of threads that graphs were made for: torch compiles them again for another."""
-        if torch.get_num_threads() != self._num_threads:
-            torch.set_num_threads(self._num_threads)
 
     def _run(self, shape: Shape, spans: Sequence[Span]) -> Tensor:
         """Run one pass; return the rows that its spans want, a copy."""
@@ -233,7 +231,7 @@ class StaticPasses:
         return logits.index_select(0, rows.to(logits.device, non_blocking=True))
 
     def _make(self, shape: Shape) -> tuple[StaticPass, Run]:
-        static = StaticPass(self.cache, shape, plain_attention=self.maker.graphs_only)
+        static = StaticPass(self.cache, shape, graphs_only=self.maker.graphs_only)
         static.fill([])
         self._made[shape] = static, self.maker.make(lambda: static.logits(self._runner))
         return self._made[shape]

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from inference.backends.pytorch import packed_linear
 from inference.backends.pytorch.backend import TorchBackend
@@ -29,6 +30,14 @@ def test_it_computes_what_the_layer_did(bias: bool, width: int) -> None:
     torch.testing.assert_close(PackedLinear(linear)(tokens), linear(tokens), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [1, 7])
+def test_it_computes_what_gpt2s_own_layer_did(width: int) -> None:
+    """GPT-2's blocks consist of Conv1D, which is a linear layer by another name, and ran unpacked at first."""
+    layer = Conv1D(36, 24)
+    tokens = torch.randn(1, width, 24)
+    torch.testing.assert_close(PackedLinear(layer)(tokens), layer(tokens), rtol=0, atol=1e-5)
+
+
 @pytest.fixture(autouse=True)
 def pack_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)
@@ -37,7 +46,7 @@ def pack_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def linears(model: torch.nn.Module) -> tuple[int, int]:
     """How many are plain, and how many packed."""
     modules = list(model.modules())
-    return sum(type(m) is torch.nn.Linear for m in modules), sum(type(m) is PackedLinear for m in modules)
+    return sum(type(m) in (torch.nn.Linear, Conv1D) for m in modules), sum(type(m) is PackedLinear for m in modules)
 
 
 def test_a_float32_cpu_model_is_packed() -> None:

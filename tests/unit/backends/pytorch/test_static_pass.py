@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
+from inference.backends.pytorch import packed_linear
 from inference.backends.pytorch.backend import CAPTURED, TorchBackend
 from inference.backends.pytorch.graphs import Captured, Compiled, Maker, Uncompiled
 from inference.backends.pytorch.shapes import Buckets
@@ -100,6 +104,28 @@ def test_every_family_compiles_whole(family: str) -> None:
 @pytest.mark.parametrize("family", [*COMPILED, "gpt_oss"])
 def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
     play_compiled(family, Compiled("inductor"))
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1200)
+def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took 2 to 4 times as long as eager ones: inductor was asked to freeze weights in a way that Dynamo did not
+    see, so products ran over plain weights, and each `scatter_` copied all slots of a layer twice."""
+    monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)
+    fixed = FixedShapes(Compiled("inductor"), Buckets(widths=(1,), prompts=(), batches=(1,), shortest=LONG))
+    backend = TorchBackend(tiny_model("gpt2"), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
+    _, codes = run_and_get_code(backend.warm_up)
+    assert isinstance(backend.passes, StaticPasses)
+    room = backend.passes.cache.keys[0].numel()
+    assert len(codes) == len(backend.passes.shapes.all())
+    for code in codes:
+        made = [
+            math.prod(map(int, sizes.split(", "))) for sizes in re.findall(r"empty_strided_cpu\(\((.*?),?\),", code)
+        ]
+        assert made
+        assert room not in made
+        assert "specdec.packed_linear" in code
+        assert "extern_kernels." not in code
 
 
 def test_a_break_in_a_graph_is_an_error() -> None:
