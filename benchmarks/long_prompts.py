@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import SHAPES, checkpoint, workspace
+from comparison.report.markdown import markdown, write_part
 from inference.backends.registry import load_backend
 from inference.commit import Commit
 from inference.config import DEFAULT_PROMPT_SHARE, ModelConfig
@@ -69,6 +70,8 @@ def main() -> None:
                     found.append({"backend": name, "length": length, "parts": label, **asdict(each)})
     header = ["backend", "prompt", "parts", "pass, ms", "gap p50", "p99", "longest", "TTFT / alone"]
     print_table(f"{args.model}, {args.threads} thread(s), {NUM_STREAMS} streams; gaps in passes", header, rows)
+    if args.page:
+        write_part(args.page, markdown(header, rows), "-m benchmarks.long_prompts")
     print_json("long_prompts", {"model": args.model, "threads": args.threads, "found": found})
 
 
@@ -79,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", default="500,2000,6000,16000", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1, help="%(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="of everything, interleaved (%(default)s)")
+    parser.add_argument("--page", metavar="FILE#PART", help="part of a page that the table is written into")
     parser.add_argument("--folder", type=Path, help="keep random models here between runs")
     return parser
 
@@ -135,8 +139,9 @@ async def _measure(engine: TargetEngine, length: int) -> Measured:
 
 async def _first_token_s(engine: TargetEngine, length: int) -> float:
     """Return the seconds to the first token after a prompt of so many tokens."""
+    request = GenerationRequest(_prompt(99, length), max_new_tokens=1)
     began = time.perf_counter()
-    async with aclosing(engine.generate(GenerationRequest(_prompt(99, length), max_new_tokens=1))) as events:
+    async with aclosing(engine.generate(request)) as events:
         async for _ in events:
             pass
     return time.perf_counter() - began

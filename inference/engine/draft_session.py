@@ -212,14 +212,19 @@ class DraftSession:
             self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)], [1.0]))
 
     def _doubts(self) -> list[tuple[float, int, int]]:
-        """Return (-probability, position, runner-up) where the chain may fail and has no branch, likeliest first."""
+        """Return (-probability, position, runner-up) where the chain may fail and has no branch, likeliest first.
+
+        A branch that the target will have passed before it arrives would save nothing.
+        """
+        first = len(self.committed) + self.pacing.num_ahead - self.pacing.branching.depth
         covered = {branch.start for branch in self._branches}
         path = self._path
         failing = [before - after for before, after in itertools.pairwise([1.0, *path.survivals])]
+        places = zip(itertools.count(path.start), path.tokens, failing, strict=False)
         return sorted(
             (-probability, position, token.runner_up)
-            for position, token, probability in zip(itertools.count(path.start), path.tokens, failing, strict=False)
-            if token.runner_up is not None and probability >= MIN_BRANCH_MASS and position not in covered
+            for position, token, probability in places
+            if token.runner_up is not None and probability >= MIN_BRANCH_MASS and first <= position not in covered
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:

@@ -68,6 +68,24 @@ class DraftLength:
                 return False
         return True
 
+    def num_worth(self, slot: int, tokens: Sequence[DraftToken], num_sessions: int) -> int:
+        """Return how many of the tokens that one step gave are worth their places in a pass over `num_sessions`.
+
+        They are drafted already, as those of a lookup are all at once, so only the pass counts. While its times are
+        unknown, FIRST_LENGTH tokens are.
+        """
+        passes, rate = self._passes.of(num_sessions), self._of(slot).rate
+        if not passes.is_known:
+            return min(len(tokens), FIRST_LENGTH)
+        best, best_expected, best_s = 0, 1.0, passes.seconds(0)
+        survival = expected = 1.0
+        for number, token in enumerate(tokens, 1):
+            survival *= (rate + self._confidence.rate(token)) / 2
+            expected += survival
+            if (seconds := passes.seconds(number * num_sessions)) * best_expected <= expected * best_s:
+                best, best_expected, best_s = number, expected, seconds
+        return best
+
     def _rates(self, slot: int, chain: Sequence[DraftToken]) -> tuple[float, float, float]:
         """Return the rate of further tokens, the probability that all of the chain is right, and its pass's tokens."""
         rate = last = self._of(slot).rate

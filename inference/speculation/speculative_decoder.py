@@ -68,9 +68,9 @@ class SpeculativeDecoder:
         while growing:
             ended = set()
             for turn, tokens in zip(growing, self._extend(growing, chains), strict=True):
-                if tokens is not None:
-                    chains[turn.slot].extend(tokens[: turn.gamma - len(chains[turn.slot])])
-                if tokens == []:
+                kept = self._worth(turn, chains[turn.slot], tokens or [], len(turns))
+                chains[turn.slot].extend(kept)
+                if tokens is not None and len(kept) < max(1, len(tokens)):
                     ended.add(turn.slot)
             growing = self._growing([turn for turn in growing if turn.slot not in ended], chains, len(turns))
         return chains
@@ -86,6 +86,15 @@ class SpeculativeDecoder:
 
     def _has_room(self, turn: Turn, num_drafted: int) -> bool:
         return num_drafted < turn.gamma and len(turn.token_ids) + num_drafted <= self._proposer.max_length
+
+    def _worth(
+        self, turn: Turn, chain: Sequence[DraftToken], tokens: Sequence[DraftToken], num_sessions: int
+    ) -> Sequence[DraftToken]:
+        """Return the tokens of one step that have room, and of a lookup's those that pay."""
+        tokens = tokens[: turn.gamma - len(chain)]
+        if self._length is None or len(tokens) < 2 or tokens[0].is_forced:
+            return tokens
+        return tokens[: self._length.num_worth(turn.slot, tokens, num_sessions)]
 
     def _extend(
         self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]]

@@ -192,6 +192,18 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
     assert sent_tokens == [[11, 12, 13], [14, 15, 16], [17]]
 
 
+def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
+    """At a round trip of 40 passes a fifth of all messages were of such branches, and cost the target time."""
+    session = branching_session(1)
+    session.pacing = Pacing(window=8, num_ahead=6, branching=Branching(count=1, depth=2))
+    for token_id in range(10, 14):
+        drafted(session, token_id)
+        assert not session.branches, "the target decodes 6 tokens meanwhile, and a branch from here ends before"
+    for token_id in range(14, 17):
+        drafted(session, token_id)
+    assert session.branches[0][:4] == [10, 11, 12, 13]
+
+
 def test_another_target_is_told_everything_again() -> None:
     session = branching_session(1)
     drafted(session, 10)

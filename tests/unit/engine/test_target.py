@@ -265,6 +265,28 @@ async def test_long_prompts_are_read_in_parts(
     assert sum(turn.chooses for step in decoder.steps[:first_choice] for turn in step) >= 3
 
 
+async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
+    engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part that runs ends, no further one begins, and the next pass reads the request that waited for the slot."""
+    monkeypatch.setattr(target_module, "MAX_PART_TOKENS", 5)
+    decoder.gate.close()
+    longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
+    await at_gate(decoder)
+    waiting = asyncio.create_task(finish(engine, request(3)))
+    await until_counts(engine, running=2, waiting=1)
+    longs[0].cancel()
+    await asyncio.gather(longs[0], return_exceptions=True)
+    num_passes = len(decoder.steps)
+    decoder.gate.open()
+    assert tokens(await waiting) == tokens_at(3, 4)
+    assert min(len(turn.token_ids) for turn in decoder.steps[num_passes]) == 3
+    longs[1].cancel()
+    await asyncio.gather(longs[1], return_exceptions=True)
+    await until_counts(engine, running=0)
+    assert len(decoder.steps) < 50 // 5, "no prompt was read to its end"
+
+
 class SlowReader(ScriptedDecoder):
     """A decoder for which a prompt token takes a fifth of a decoding pass."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.model.decoder import Decoder, Turn
-from inference.model.proposer import DraftToken, Proposer
+from inference.model.proposer import Draft, DraftToken, Proposer
 from inference.request import SamplingParams
 from inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
 from inference.speculation.lookup import NgramProposer
@@ -100,6 +102,60 @@ def test_crowded_passes_take_fewer_draft_tokens() -> None:
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
     assert length_of_chain(crowded, 0, unsure, 16) < length_of_chain(alone, 0, unsure)
+
+
+LOOKED_UP = DraftToken(5)
+
+
+def taught(num_sessions: int, num_accepted: int) -> DraftLength:
+    """Times of passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
+    length = learned(num_sessions=num_sessions)
+    for _ in range(60):
+        length.record_verdict(2, [LOOKED_UP] * 8, num_accepted)
+    return length
+
+
+def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
+    """A lookup that is right is verified as a whole, one that is wrong not at all."""
+    assert taught(4, 8).num_worth(2, [LOOKED_UP] * 8, 4) == 8
+    assert taught(4, 0).num_worth(2, [LOOKED_UP] * 8, 4) == 0
+    half = taught(4, 1).num_worth(2, [LOOKED_UP] * 8, 4), taught(1, 1).num_worth(2, [LOOKED_UP] * 8, 1)
+    assert half[0] < half[1], "in a pass of four sessions a token costs each of them more"
+    assert DraftLength().num_worth(2, [LOOKED_UP] * 8, 4) == FIRST_LENGTH
+
+
+class KnownTimes(DraftLength):
+    """A draft length that keeps the times that it was taught, whatever this machine takes."""
+
+    def record_step(self, num_sessions: int, seconds: float) -> None: ...
+
+    def record_pass(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None: ...
+
+
+class WrongLookup:
+    """A proposer that gives all its tokens at once, like a prompt lookup, and none is right."""
+
+    num_slots, max_length, num_branches = 4, 96, 0
+
+    def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
+        return [[DraftToken(0)] * draft.limit for draft in drafts]
+
+
+def test_lookups_that_fail_do_not_widen_passes() -> None:
+    """The rule was asked before a step only, and a lookup's one step fills the whole draft.
+
+    So four streams verified 32 tokens that cost more than they gave: 0.6 to 0.8 of plain decoding's tokens per second.
+    """
+    length = KnownTimes()
+    for width in range(33):
+        for _ in range(2):
+            DraftLength.record_pass(length, 4, width, PASS_S + width * 4 * SLOPE_S)
+    DraftLength.record_step(length, 4, 1e-5)
+    DraftLength.record_step(length, 4, 1e-5)
+    target = SlotDecoder(TorchBackend(tiny_model("llama", seed=1), num_slots=4, max_length=96))
+    decoder = SpeculativeDecoder(target, WrongLookup(), length)
+    num_drafted = decoded(decoder, [[5, 6], [8], [9], [7]], SamplingParams())[1]
+    assert 0 < num_drafted < 40, "of 160 passes and tokens"
 
 
 @pytest.fixture(scope="module")
