@@ -83,6 +83,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._limits = limits
         self._grammars = grammars
         self._times = PassTimes()
+        self._steps = PassTimes()  # whole steps without prompts, drafting and draft tokens included
         self._widths = Widths()
         self._parts = PromptParts(limits.prompt_share)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
@@ -201,7 +202,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._decoder.prompt_chunk_tokens:
             return sys.maxsize
-        return self._parts.room(self._times.of(num_decoding).seconds(0))
+        return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
     def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
         """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
@@ -241,8 +242,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         num_decoding = len(work) - len(unread)
         if not unread:
             self._times.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
+            self._steps.record(num_decoding, 0, seconds)
         else:
-            decoding_s = self._times.of(num_decoding).seconds(num_draft_tokens) if num_decoding else 0.0
+            decoding_s = self._steps.of(num_decoding).seconds(0) if num_decoding else 0.0
             self._parts.record(sum(unread), seconds - decoding_s)
 
     def _can_replay(self, session: TargetSession) -> bool:
