@@ -17,7 +17,7 @@ NUMBERS = {"float32": "float32", "int8": "8 bits"}
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
-"""What one call measured: its command, conditions, versions, skipped variants and rows."""
+"""Result of one call: its command, conditions, versions, skipped variants and rows."""
 Table = tuple[list[str], list[list[str]]]
 
 
