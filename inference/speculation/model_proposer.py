@@ -74,10 +74,12 @@ class ModelProposer:
         for draft in drafts:  # all of them before the pass writes to a source
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
-        for draft, span in zip(drafts, spans, strict=True):
-            # A pass that fails may have written anything from `start` on.
-            self._held[draft.slot] = self._held[draft.slot][: span.start]
-        logits = self._backend.forward(spans)
+        try:
+            logits = self._backend.forward(spans)
+        except BaseException:  # the pass may have written anything from `start` on
+            for span in spans:
+                self._held[span.slot] = self._held[span.slot][: span.start]
+            raise
         for draft, span in zip(drafts, spans, strict=True):
             self._held[draft.slot] = draft.token_ids[: span.start + len(span.token_ids)]
         return spans, logits
