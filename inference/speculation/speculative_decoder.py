@@ -79,14 +79,13 @@ class SpeculativeDecoder:
         drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
         chains = [_Chain(turn, self._room(turn)) for turn in drafting]
         steps: dict[int, list[float]] = {}  # seconds by number of chains
-        began = time.monotonic()
         while growing := self._growing(chains, len(turns)):
+            began = time.monotonic()
             extended = self._extend(growing)
+            if was_step(extended):
+                steps.setdefault(len(growing), []).append(time.monotonic() - began)
             for chain, tokens in zip(growing, extended, strict=True):
                 self._append(chain, tokens, len(turns))
-            before, began = began, time.monotonic()
-            if was_step(extended):
-                steps.setdefault(len(growing), []).append(began - before)
         if self._length is not None:
             for num_chains, seconds in steps.items():
                 self._length.record_step(num_chains, statistics.median(seconds))
