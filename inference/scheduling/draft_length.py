@@ -29,13 +29,15 @@ class _Outlook:
 
     Attributes:
         chain: the list that grows.
-        num_seen: tokens of it that the rest is about.
+        session_rate: acceptance of the session before.
+        num_seen: tokens of the chain that the rest is about.
         last: probability that the last one is right if all before it are; without any, the session's rate.
         survival: probability that all are right.
         tokens: expected tokens of a pass that verifies them.
     """
 
     chain: Sequence[DraftToken]
+    session_rate: float
     last: float
     num_seen: int = 0
     survival: float = 1.0
@@ -87,9 +89,8 @@ class DraftLength:
         steps, passes = self._steps.of(num_sessions), self._passes.of(num_sessions)
         if not steps.is_known or not passes.is_known:
             return len(chain) >= FIRST_LENGTH
-        step_s, num_drafted = steps.seconds(0), len(chain)
-        outlook, session_rate = self._outlook(slot, chain), self._of(slot).rate
-        rate, survival, tokens = (session_rate + outlook.last) / 2, outlook.survival, outlook.tokens
+        step_s, num_drafted, outlook = steps.seconds(0), len(chain), self._outlook(slot, chain)
+        rate, survival, tokens = (outlook.session_rate + outlook.last) / 2, outlook.survival, outlook.tokens
         now_s, gain = passes.seconds(num_drafted * num_sessions) + num_drafted * step_s, 0.0
         for number in range(num_drafted + 1, num_drafted + 1 + LOOKED_AHEAD):
             survival *= rate
@@ -120,7 +121,8 @@ class DraftLength:
     def _outlook(self, slot: int, chain: Sequence[DraftToken]) -> _Outlook:
         outlook = self._outlooks.get(slot)
         if outlook is None or outlook.chain is not chain:
-            outlook = self._outlooks[slot] = _Outlook(chain, self._of(slot).rate)
+            rate = self._of(slot).rate
+            outlook = self._outlooks[slot] = _Outlook(chain, rate, rate)
         outlook.see(self._confidence)
         return outlook
 

@@ -136,9 +136,8 @@ class PassTimes:
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or else over the nearest number known; all 0 if none is."""
         own = self._by_sessions.get(num_sessions)
-        if own is not None and own.is_known:
+        if own is not None:
             return own
-        known = [number for number, costs in self._by_sessions.items() if costs.is_known]
-        if not known:
+        if not self._by_sessions:
             return PassCosts()
-        return self._by_sessions[min(known, key=lambda number: abs(number - num_sessions))]
+        return self._by_sessions[min(self._by_sessions, key=lambda number: abs(number - num_sessions))]

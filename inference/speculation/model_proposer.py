@@ -74,10 +74,12 @@ class ModelProposer:
         for draft in drafts:  # all of them before the pass writes to a source
             self._fork(draft)
         spans = [self._span(draft) for draft in drafts]
-        for draft, span in zip(drafts, spans, strict=True):
-            # A pass that fails may have written anything from `start` on.
-            self._held[draft.slot] = self._held[draft.slot][: span.start]
-        logits = self._backend.forward(spans)
+        try:
+            logits = self._backend.forward(spans)
+        except BaseException:  # the pass may have written anything from `start` on
+            for span in spans:
+                self._held[span.slot] = self._held[span.slot][: span.start]
+            raise
         for draft, span in zip(drafts, spans, strict=True):
             self._held[draft.slot] = draft.token_ids[: span.start + len(span.token_ids)]
         return spans, logits
@@ -94,9 +96,13 @@ class ModelProposer:
             self._held[draft.slot] = draft.token_ids[:end]
 
     def _span(self, draft: Draft) -> Span:
-        start = min(common_length(self._held[draft.slot], draft.token_ids), len(draft.token_ids) - 1)
-        token_ids = [*draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]]
-        reaches_end = start + len(token_ids) == len(draft.token_ids)
+        last = len(draft.token_ids) - 1
+        start = min(common_length(self._held[draft.slot], draft.token_ids), last)
+        if start == last:  # nearly always; a slice takes 1 us longer
+            token_ids = [draft.token_ids[last]]
+        else:
+            token_ids = [*draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]]
+        reaches_end = start + len(token_ids) > last
         if max(token_ids) >= self._backend.vocab_size:
             token_ids = [token_id if token_id < self._backend.vocab_size else STAND_IN for token_id in token_ids]
         return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
@@ -127,9 +133,10 @@ def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> D
     return DraftToken(token_id, runner_up if next_score > -math.inf else None, score - next_score)
 
 
-def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore]]:
+def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore] | None]:
     """Return the sampling, position and preceding tokens of each draft's next token: one row of logits each."""
-    before = [row for draft in drafts for row in rows_before(draft)]
-    if any(draft.grammar is not None for draft in drafts):
+    before = None
+    if any(draft.grammar is not None or draft.sampling.penalizes for draft in drafts):
+        before = [row for draft in drafts for row in rows_before(draft)]
         before = rows_within(before, [draft_mask(draft) for draft in drafts])
     return [draft.sampling for draft in drafts], [len(draft.token_ids) for draft in drafts], before

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from inference.model.decoder import Decoder, Turn, Verdict
 from inference.model.proposer import Draft, DraftToken, Proposer
@@ -12,6 +13,19 @@ from inference.model.slots import PrefixKeeper
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import was_step
 from inference.tokens import joined
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Draft of one turn, which grows.
+
+    Attributes:
+        room: most tokens that it may have; 0 once it has ended.
+    """
+
+    turn: Turn
+    room: int
+    tokens: list[DraftToken] = field(default_factory=list)
 
 
 class SpeculativeDecoder:
@@ -63,49 +77,48 @@ class SpeculativeDecoder:
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
         """Return the chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
         drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
-        chains: dict[int, list[DraftToken]] = {turn.slot: [] for turn in drafting}
-        growing = self._growing(drafting, chains, len(turns))
-        while growing:
-            ended = set()
-            for turn, tokens in zip(growing, self._extend(growing, chains), strict=True):
-                kept = self._worth(turn, chains[turn.slot], tokens or [], len(turns))
-                chains[turn.slot].extend(kept)
-                if tokens is not None and len(kept) < max(1, len(tokens)):
-                    ended.add(turn.slot)
-            growing = self._growing([turn for turn in growing if turn.slot not in ended], chains, len(turns))
-        return chains
+        chains = [_Chain(turn, self._room(turn)) for turn in drafting]
+        steps: dict[int, list[float]] = {}  # seconds by number of chains
+        while growing := self._growing(chains, len(turns)):
+            began = time.monotonic()
+            extended = self._extend(growing)
+            if was_step(extended):
+                steps.setdefault(len(growing), []).append(time.monotonic() - began)
+            for chain, tokens in zip(growing, extended, strict=True):
+                self._append(chain, tokens, len(turns))
+        if self._length is not None:
+            for num_chains, seconds in steps.items():
+                self._length.record_step(num_chains, statistics.median(seconds))
+        return {chain.turn.slot: chain.tokens for chain in chains}
 
-    def _growing(self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]], num_sessions: int) -> list[Turn]:
-        """Return the turns with chains that have room, and are worth another token."""
+    def _room(self, turn: Turn) -> int:
+        """Return the most draft tokens that a turn may have."""
+        return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
+
+    def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
+        """Return the chains that have room, and are worth another token."""
         return [
-            turn
-            for turn in turns
-            if self._has_room(turn, len(chains[turn.slot]))
-            and (self._length is None or not self._length.is_enough(turn.slot, chains[turn.slot], num_sessions))
+            chain
+            for chain in chains
+            if len(chain.tokens) < chain.room
+            and (self._length is None or not self._length.is_enough(chain.turn.slot, chain.tokens, num_sessions))
         ]
 
-    def _has_room(self, turn: Turn, num_drafted: int) -> bool:
-        return num_drafted < turn.gamma and len(turn.token_ids) + num_drafted <= self._proposer.max_length
-
-    def _worth(
-        self, turn: Turn, chain: Sequence[DraftToken], tokens: Sequence[DraftToken], num_sessions: int
-    ) -> Sequence[DraftToken]:
-        """Return the tokens of one step that have room, and of a lookup's those that pay."""
-        tokens = tokens[: turn.gamma - len(chain)]
-        if self._length is None or len(tokens) < 2 or tokens[0].is_forced:
-            return tokens
-        return tokens[: self._length.num_worth(turn.slot, tokens, num_sessions)]
-
-    def _extend(
-        self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]]
-    ) -> Sequence[Sequence[DraftToken] | None]:
+    def _extend(self, chains: Sequence[_Chain]) -> Sequence[Sequence[DraftToken] | None]:
         """Run one step of the proposer, with margins where they are of use."""
-        drafts = [_draft(turn, chains[turn.slot], self.vocab_size) for turn in turns]
-        started = time.monotonic()
-        extended = self._proposer.extend(drafts, ranked=self._length is not None)
-        if self._length is not None and was_step(extended):
-            self._length.record_step(len(turns), time.monotonic() - started)
-        return extended
+        drafts = [_draft(chain, self.vocab_size) for chain in chains]
+        return self._proposer.extend(drafts, ranked=self._length is not None)
+
+    def _append(self, chain: _Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
+        """Append the tokens of one step that have room, and of a lookup's those that pay; the first cut is the last."""
+        if tokens is None:
+            return
+        kept = tokens[: chain.turn.gamma - len(chain.tokens)]
+        if self._length is not None and len(kept) > 1 and not kept[0].is_forced:
+            kept = kept[: self._length.num_worth(chain.turn.slot, kept, num_sessions)]
+        chain.tokens.extend(kept)
+        if len(kept) < max(1, len(tokens)):
+            chain.room = 0
 
     def _learn(
         self, turns: Sequence[Turn], chains: dict[int, list[DraftToken]], verdicts: Sequence[Verdict], seconds: float
@@ -125,8 +138,9 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
     return replace(turn, proposal=[token.token_id for token in chains[turn.slot]])
 
 
-def _draft(turn: Turn, chain: Sequence[DraftToken], vocab_size: int) -> Draft:
-    token_ids = joined(turn.token_ids, [token.token_id for token in chain])
-    limit = turn.gamma - len(chain)
+def _draft(chain: _Chain, vocab_size: int) -> Draft:
+    turn = chain.turn
+    token_ids = joined(turn.token_ids, [token.token_id for token in chain.tokens])
+    limit = turn.gamma - len(chain.tokens)
     more = turn.output_start, None, turn.grammar, turn.tally, vocab_size
     return Draft(turn.slot, token_ids, turn.sampling, limit, *more)
