@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -13,9 +12,8 @@ from inference.text.chat import Chat, ChatMessage
 
 CONNECT_TIMEOUT_S = 10.0
 
-Ask: TypeAlias = Callable[[int, float], Awaitable[list[RequestRecord]]]
-"""Function that sends all turns of the prompt of an index. Times count from its second argument, in monotonic seconds.
-Failures go into the records."""
+Ask: TypeAlias = Callable[[int, float | None], Awaitable[list[RequestRecord]]]
+"""Function that sends all turns of the prompt of an index. The second argument is as `due_s` of `Client.complete`."""
 
 
 NUM_BEST = 5
@@ -47,8 +45,12 @@ class Client(Protocol):
     async def count(self, prompt: str | Chat) -> int | None:
         """Return the server's number of tokens of a prompt; None if it does not report it."""
 
-    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
-        """Send one prompt. Times count from `sent_s`; failures go into the record."""
+    async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
+        """Send one prompt; failures go into the record.
+
+        Args:
+            due_s: monotonic seconds from which times count; None counts them from the moment when the request leaves.
+        """
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
         """Return the answer to a prompt with its tokens; no tokens if the server does not report log-probabilities."""
@@ -58,19 +60,18 @@ def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
     """Return a function that sends one of these prompts to a client."""
     turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
     firsts = [0, *itertools.accumulate(turns)]
-    return lambda index, sent_s: _converse(client, prompts[index], firsts[index], sent_s)
+    return lambda index, due_s: _converse(client, prompts[index], firsts[index], due_s)
 
 
-async def _converse(client: Client, prompt: Prompt, first: int, sent_s: float) -> list[RequestRecord]:
+async def _converse(client: Client, prompt: Prompt, first: int, due_s: float | None) -> list[RequestRecord]:
     """Send a prompt or all turns of a conversation; the first request has the number `first`."""
     if isinstance(prompt, str):
-        return [await client.complete(prompt, first, sent_s)]
+        return [await client.complete(prompt, first, due_s)]
     records: list[RequestRecord] = []
     messages = [ChatMessage("system", prompt.system)] if prompt.system else []
     for number, turn in enumerate(prompt.turns, start=first):
         messages.append(ChatMessage("user", turn))
-        began_s = time.monotonic() if records else sent_s
-        records.append(await client.complete(Chat(tuple(messages)), number, began_s))
+        records.append(await client.complete(Chat(tuple(messages)), number, None if records else due_s))
         if records[-1].error_code is not None:
             break  # without this answer, the rest would be another conversation
         messages.append(ChatMessage("assistant", records[-1].text))

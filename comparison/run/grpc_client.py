@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import grpc
 
 from comparison.plan.config import Contender, WorkloadConfig
 from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
 from comparison.run.record import RequestRecord, Round
 from grpc_comm.channel import open_channel, wait_until_ready
-from inference.commit import Delta, Event, Started
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Delta, Event, Finished, Started
 from inference.config import DialSecurity
-from inference.errors import SpecDecError
+from inference.errors import SpecDecError, UnavailableError
 from inference.request import LEFT_TO_SERVER, SamplingParams
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest
+from inference.workers.convert import completion_to_message, event_from_message
 from inference.workers.dialling import credentials_of
-from inference.workers.remote import RemoteCompleter
+from inference.workers.remote import MAX_DEADLINE_S, RemoteCompleter
 from inference.workers.status import calls_to, code_name
+
+GENERATE = "/specdec.v1.GenerationService/Generate"
+
+
+@dataclass(slots=True)
+class _Departure:
+    """Request that keeps the time at which gRPC takes it; gRPC starts a call some steps of the event loop later."""
+
+    message: pb.GenerateRequest
+    left_s: float = 0.0
+
+    def take(self) -> bytes:
+        data: bytes = self.message.SerializeToString()
+        self.left_s = time.monotonic()
+        return data
 
 
 class GrpcClient:
-    """Client of a server of this project; see `Client`."""
+    """Client of a server of this project; see `Client`. Messages are read after the last one has arrived."""
 
-    def __init__(self, completer: RemoteCompleter, workload: WorkloadConfig, contender: Contender) -> None:
-        self._completer = completer
+    def __init__(self, channel: grpc.aio.Channel, address: str, workload: WorkloadConfig, contender: Contender) -> None:
+        self._completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)
+        generate: Callable[..., AsyncIterable[bytes]] = channel.unary_stream(GENERATE, _Departure.take)
+        self._generate = generate
+        self._address = address
         self._workload = workload
         self._contender = contender
 
@@ -38,20 +61,28 @@ class GrpcClient:
         """See `Client`."""
         return len(await self._completer.encode(prompt))
 
-    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
+    async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
         """See `Client`."""
-        events: list[tuple[float, Event]] = []
+        began_s = time.monotonic() if due_s is None else due_s
+        request = _Departure(completion_to_message(request_of(prompt, self._workload, self._contender)), began_s)
+        arrived = list[tuple[float, bytes]]()
         try:
-            async with aclosing(
-                self._completer.complete(request_of(prompt, self._workload, self._contender))
-            ) as stream:
-                async for event in stream:
-                    events.append((time.monotonic() - sent_s, event))
+            with calls_to(self._address):
+                async for data in self._generate(request, timeout=min(self._workload.deadline_s, MAX_DEADLINE_S)):
+                    arrived.append((time.monotonic(), data))
+            events = self._events(arrived)
         except SpecDecError as exc:
-            return RequestRecord(
-                prompt_index, sent_s, 0, (), (), code_name(exc), str(exc), failed_s=time.monotonic() - sent_s
-            )
-        return record_of(events, prompt_index, sent_s)
+            failed_s = time.monotonic() - began_s
+            return RequestRecord(prompt_index, began_s, 0, (), (), code_name(exc), str(exc), failed_s=failed_s)
+        sent_s = request.left_s if due_s is None else due_s
+        return record_of([(at_s - sent_s, event) for at_s, event in events], prompt_index, sent_s)
+
+    def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, Event]]:
+        """Return the events of a whole answer; raise UnavailableError if some are missing."""
+        events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
+        if not _is_whole([event for _, event in events]):
+            raise UnavailableError("a part of the answer was lost on the way", address=self._address)
+        return events
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
         """See `Client`."""
@@ -85,6 +116,15 @@ def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contende
         gamma=None if contender.endpoint is not None else contender.gamma or 0,
         schedule=contender.schedule,
     )
+
+
+def _is_whole(events: Sequence[Event]) -> bool:
+    """Return whether no event is missing: each token has the position after the one before, and the end is there."""
+    if not events or not isinstance(events[0], Started) or not isinstance(events[-1], Finished):
+        return False
+    deltas = [event for event in events if isinstance(event, Delta)]
+    positions = itertools.accumulate((len(delta.token_ids) for delta in deltas), initial=events[0].num_prompt_tokens)
+    return all(delta.position == position for delta, position in zip(deltas, positions, strict=False))
 
 
 def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
@@ -123,4 +163,4 @@ async def grpc_client(
         with calls_to(address):
             tls = None if credentials is None else credentials.tls
             await wait_until_ready(channel, address, timeout_s=CONNECT_TIMEOUT_S, tls=tls)
-        yield GrpcClient(RemoteCompleter(channel, address, deadline_s=workload.deadline_s), workload, contender)
+        yield GrpcClient(channel, address, workload, contender)

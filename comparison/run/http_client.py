@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -90,13 +91,26 @@ _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
 
 
 class _Answer:
-    """Parts of one answer that have arrived."""
+    """Parts of one answer that have arrived.
 
-    def __init__(self) -> None:
+    Args:
+        due_s: as of `Client.complete`.
+
+    Attributes:
+        sent_s: monotonic seconds from which times count.
+    """
+
+    def __init__(self, due_s: float | None = None) -> None:
+        self._due_s = due_s
+        self.sent_s = time.monotonic() if due_s is None else due_s
         self.chunks: list[_Chunk] = []
         self.num_tokens: int | None = None
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self.is_complete = False
+
+    def leave(self) -> None:
+        """Note that the request leaves now: after its turn for a connection, which is not the server's time."""
+        self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:
         """Add one event.
@@ -124,11 +138,11 @@ class _Answer:
         if text or (num_tokens and choice):
             self.chunks.append(_Chunk(arrived_s, str(text), num_tokens))
 
-    def record(self, prompt_index: int, sent_s: float, model_id: str) -> RequestRecord:
+    def record(self, prompt_index: int, model_id: str) -> RequestRecord:
         """Return the record of a complete answer."""
         return RequestRecord(
             prompt_index=prompt_index,
-            sent_s=sent_s,
+            sent_s=self.sent_s,
             num_prompt_tokens=self.num_prompt_tokens,
             token_ids=(),
             rounds=_rounds(self.chunks, self.num_tokens),
@@ -186,14 +200,15 @@ class HttpClient:
         except _UNUSABLE:
             return None
 
-    async def complete(self, prompt: str | Chat, prompt_index: int, sent_s: float) -> RequestRecord:
+    async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
         """See `Client`."""
+        began_s = time.monotonic() if due_s is None else due_s
         try:
             async with asyncio.timeout(self._workload.deadline_s):
                 dialects = itertools.count(self._dialect)
-                while not await self._ask(prompt, next(dialects), answer := _Answer(), sent_s):
+                while not await self._ask(prompt, next(dialects), answer := _Answer(due_s)):
                     pass
-                return answer.record(prompt_index, sent_s, self._model_id)
+                return answer.record(prompt_index, self._model_id)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             code, message = "UNREACHABLE", str(exc)
         except TimeoutError:
@@ -203,7 +218,7 @@ class HttpClient:
         except HttpError as exc:
             code, message = exc.code, str(exc)
         message = f"endpoint {self._endpoint.name}: {message}"
-        return RequestRecord(prompt_index, sent_s, 0, (), (), code, message, failed_s=time.monotonic() - sent_s)
+        return RequestRecord(prompt_index, began_s, 0, (), (), code, message, failed_s=time.monotonic() - began_s)
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
         """See `Client`."""
@@ -224,15 +239,19 @@ class HttpClient:
                 raise ValueError(f"HTTP {answer.status}: {await _shown_text(answer)}")
             return await answer.json(content_type=None)
 
-    def _request(self, method: str, path: str, body: object) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _request(
+        self, method: str, path: str, body: object, answer: _Answer | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send a request. Redirects are not followed: a token is for the endpoint alone."""
         name = self._endpoint.security.server_name
-        return self._http.request(method, path, json=body, server_hostname=name, allow_redirects=False)
+        return self._http.request(
+            method, path, json=body, server_hostname=name, allow_redirects=False, trace_request_ctx=answer
+        )
 
-    async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer, sent_s: float) -> bool:
+    async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer) -> bool:
         """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
-        async with self._request("POST", path, body) as response:
+        async with self._request("POST", path, body, answer) as response:
             if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):
                 return False
             if response.status != 200:
@@ -240,7 +259,7 @@ class HttpClient:
             if response.content_type != EVENT_STREAM:
                 raise HttpError("NO_STREAM", f"the answer is {response.content_type}, not {EVENT_STREAM}")
             self._dialect = dialect
-            await _read(response.content, answer, sent_s)
+            await _read(response.content, answer)
         if not answer.is_complete:
             raise HttpError("CUT_OFF", "the stream ended without a finish_reason")
         if not answer.chunks:
@@ -255,11 +274,11 @@ class HttpClient:
         return {"model": self._name, **_prompt_fields(prompt), **fields, "stream": True, **_DIALECTS[dialect]}
 
 
-async def _read(content: aiohttp.StreamReader, answer: _Answer, sent_s: float) -> None:
+async def _read(content: aiohttp.StreamReader, answer: _Answer) -> None:
     """Read an answer up to its last event, and to its end if that follows at once, which keeps the connection."""
     events = EventReader()
     async for part in content.iter_any():
-        arrived_s = time.monotonic() - sent_s
+        arrived_s = time.monotonic() - answer.sent_s
         for data in events.feed(part):
             if data == "[DONE]":
                 with suppress(TimeoutError, aiohttp.ClientError):
@@ -267,6 +286,12 @@ async def _read(content: aiohttp.StreamReader, answer: _Answer, sent_s: float) -
                         await content.read()
                 return
             answer.take(data, arrived_s)
+
+
+async def _leave(_: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestChunkSentParams) -> None:
+    """Note that a request leaves. aiohttp calls this before it writes the body, and the header with it."""
+    if isinstance(answer := context.trace_request_ctx, _Answer):
+        answer.leave()
 
 
 async def _shown_text(answer: aiohttp.ClientResponse) -> str:
@@ -289,8 +314,11 @@ async def http_client(endpoint: Endpoint, workload: WorkloadConfig) -> AsyncGene
     """
     headers, context = _credentials(endpoint.security)
     connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=KEEPALIVE_S)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-    async with aiohttp.ClientSession(f"{endpoint.url}/", connector=connector, headers=headers, timeout=timeout) as http:
+    timeout, timing = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S), aiohttp.TraceConfig()
+    timing.on_request_chunk_sent.append(_leave)
+    async with aiohttp.ClientSession(
+        f"{endpoint.url}/", connector=connector, headers=headers, timeout=timeout, trace_configs=[timing]
+    ) as http:
         client = HttpClient(http, endpoint, workload)
         await client.context()
         yield client

@@ -49,7 +49,7 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
     waiting = iter(range(num_requests(count, concurrency)))
 
     async def client() -> list[RequestRecord]:
-        return [record for number in waiting for record in await ask(number % count, time.monotonic())]
+        return [record for number in waiting for record in await ask(number % count, None)]
 
     return list(itertools.chain(*await asyncio.gather(*(client() for _ in range(concurrency)))))
 
@@ -62,7 +62,7 @@ async def steady(ask: Ask, count: int, streams: int, limit_s: float) -> list[Req
 
     async def stream() -> None:
         for number in numbers:
-            answers = await ask(number % count, time.monotonic())
+            answers = await ask(number % count, None)
             records.extend(answers if number < wanted else ())
             if len(records) >= wanted:
                 is_done.set()

@@ -18,6 +18,7 @@ from typing import Any
 
 import gevent
 import grpc
+import grpc.experimental
 import grpc.experimental.gevent as grpc_gevent
 from locust import User, events, task
 from locust.exception import StopUser
@@ -29,7 +30,10 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 grpc_gevent.init_gevent()  # before any channel exists; importing locust has patched the standard library
 
 CONNECT_TIMEOUT_S = 10.0
+GENERATE = "/specdec.v1.GenerationService/Generate"
 NATIVE_THREADS = 10
+READ_BY_THE_USER = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
+"""Option of a channel: a message goes to the greenlet that waits for it, not through one that serves the channel."""
 
 
 class Load:
@@ -49,6 +53,8 @@ class Load:
 
     def write(self) -> None:
         cpu_s, wall_s = (now - begun for now, begun in zip(_clocks(), self.begun, strict=True))
+        for record in self.records:
+            record["messages"] = [(at_s, b64encode(message).decode()) for at_s, message in record["messages"]]
         results = {"records": self.records, "errors": self.errors, "client_share": cpu_s / (wall_s or 1.0)}
         self._results_file.write_text(json.dumps(results))
 
@@ -82,11 +88,13 @@ class GenerationUser(User):
 
     def on_start(self) -> None:
         plan = self.environment.load.plan
-        self._channel = grpc.insecure_channel(plan["address"], options=CHANNEL_OPTIONS)
-        self._stub = rpc.GenerationServiceStub(self._channel)
+        self._channel = grpc.insecure_channel(plan["address"], options=[*CHANNEL_OPTIONS, READ_BY_THE_USER])
+        self._generate = self._channel.unary_stream(GENERATE)  # bytes to bytes: messages are read after the load
         try:
             # Connect before the clock runs. Not channel_ready_future: it waits on a thread, which gevent never runs.
-            self._stub.GetModel(pb.GetModelRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True)
+            rpc.GenerationServiceStub(self._channel).GetModel(
+                pb.GetModelRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True
+            )
         except grpc.RpcError as exc:
             self._fail(exc)
             raise StopUser from exc
@@ -102,12 +110,11 @@ class GenerationUser(User):
         if len(load.waiting) == len(load.plan["requests"]):
             load.begun = _clocks()
         index, prompt = load.waiting.popleft()
-        request, messages = pb.GenerateRequest.FromString(b64decode(prompt)), list[tuple[float, str]]()
+        request, messages = b64decode(prompt), list[tuple[float, bytes]]()
         record = {"prompt_index": index, "sent_s": (sent_s := time.monotonic()), "messages": messages, "error": None}
         try:
-            for message in self._stub.Generate(request, timeout=float(load.plan["deadline_s"])):
-                arrived_s = time.monotonic() - sent_s
-                messages.append((arrived_s, b64encode(message.SerializeToString()).decode()))
+            for message in self._generate(request, timeout=float(load.plan["deadline_s"])):
+                messages.append((time.monotonic() - sent_s, message))
             self._report(messages[-1][0], len(messages), None)
         except grpc.RpcError as exc:
             record["error"] = exc.code().name, exc.details(), time.monotonic() - sent_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -76,7 +77,7 @@ class Measurement:
     async def steady(self, cell: Cell, prompts: Sequence[Prompt], limit_s: float) -> Sample:
         """Return the sample of a load that is always `cell.concurrency`; see `steady` for its records."""
         ask = asking(self.clients[cell.contender], prompts)
-        return self._sample(cell, 0, *await _timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
+        return self._sample(cell, 0, *await timed(steady(ask, len(prompts), cell.concurrency, limit_s)))
 
     def _sample(self, cell: Cell, repeat: int, records: Sequence[RequestRecord], client_share: float) -> Sample:
         answered = tuple(record for record in records if record.error_code is None)
@@ -95,9 +96,9 @@ class Measurement:
             return await by_locust(address, requests, concurrency=cell.concurrency, deadline_s=deadline_s)
         client = self.clients[contender]
         if contender.endpoint is not None:
-            with suppress(SpecDecError):  # reconnects before the clock runs; requests report failures
-                await client.context()
-        return await _timed(self._ask(cell, repeat, asking(client, prompts), len(prompts)))
+            with suppress(SpecDecError):  # connects all streams before the clock runs; requests report failures
+                await asyncio.gather(*(client.context() for _ in range(max(1, cell.concurrency))))
+        return await timed(self._ask(cell, repeat, asking(client, prompts), len(prompts)))
 
     async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
         """Send `count` prompts as the cell's load has it, in this process."""
@@ -109,7 +110,7 @@ class Measurement:
         return await as_they_come(ask, count, arrivals_s)
 
 
-async def _timed(records: Awaitable[list[RequestRecord]]) -> tuple[list[RequestRecord], float]:
+async def timed(records: Awaitable[list[RequestRecord]]) -> tuple[list[RequestRecord], float]:
     """Return the records, and CPU time over wall time of this process meanwhile."""
     cpu_s, wall_s = time.process_time(), time.monotonic()
     return await records, (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
