@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from inference.model.proposer import DraftToken
 from inference.scheduling.acceptance import Acceptance, Confidence
@@ -63,10 +62,6 @@ class _Outlook:
         return False
 
 
-Growing: TypeAlias = tuple[int, Sequence[DraftToken]]
-"""Slot of a chain, and its tokens."""
-
-
 class DraftLength:
     """Estimates of the cost and the gain of drafting. A session is identified by its slot."""
 
@@ -95,7 +90,12 @@ class DraftLength:
         for place, token in enumerate(chain[: num_accepted_tokens + 1]):
             self._confidence.record(token, accepted=place < num_accepted_tokens)
 
-    def worth(self, growing: Sequence[Growing], ended: Sequence[Growing], num_sessions: int) -> list[bool]:
+    def worth(
+        self,
+        growing: Sequence[tuple[int, Sequence[DraftToken]]],
+        ended: Sequence[tuple[int, Sequence[DraftToken]]],
+        num_sessions: int,
+    ) -> list[bool]:
         """Return for each growing chain whether one more draft token in it raises the tokens per second of a pass.
 
         While the times are unknown, FIRST_LENGTH draft tokens are enough. Several sessions then have a pass without
