@@ -111,7 +111,7 @@ class DraftLength:
         steps, passes, number = self._steps.of(num_sessions), self._passes.of(num_sessions), len(growing)
         if not steps.is_known or not passes.is_known:
             return [len(chain) < FIRST_LENGTH for _, chain in growing]
-        if num_sessions > 1 and passes.wants_short:
+        if num_sessions > 1 and passes.asks_for_short():
             return [False] * number
         outlooks = [self._outlook(slot, chain) for slot, chain in growing]
         others = [self._outlook(slot, chain) for slot, chain in ended]

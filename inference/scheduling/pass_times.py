@@ -21,8 +21,8 @@ One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delay
 """
 NUM_FREE = 8
 """Number of draft tokens beyond the most that were measured that look free, as they are up to a kernel's next step."""
-NUM_FOR_SHORT = 4
-"""Passes over a number of sessions within which a short one is asked for."""
+NUM_SHORT = 3
+"""Number of times that a short pass over some number of sessions is asked for."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
 _BITS_OF_SESSIONS = 2  # 1, 2, 3, 4, 6, 8, 12, 16 ...: sessions come and go, and each number would have to learn anew
 
@@ -61,7 +61,7 @@ class PassCosts:
     """
 
     def __init__(self) -> None:
-        self._num_passes = 0
+        self._num_passes = self._num_asked = 0
         self._recent: dict[int, _Recent] = {}
         self._table: tuple[list[int], list[float]] | None = None  # rising numbers of draft tokens, and seconds
 
@@ -75,13 +75,15 @@ class PassCosts:
         """Return whether numbers of draft tokens far enough apart are known to tell what more of them cost."""
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
-    @property
-    def wants_short(self) -> bool:
-        """Return whether a pass with few draft tokens should show what those of the others cost; soon it is too late.
+    def asks_for_short(self) -> bool:
+        """Return whether a pass with few draft tokens should show what those of the others cost.
 
-        A pass may have draft tokens of other sources, so that a short one never comes.
+        It is asked for a few times only: draft tokens of other sources, or prompts, may keep it from being recorded.
         """
-        return not self.has_slope and 0 < self._num_passes < NUM_FOR_SHORT
+        if self.has_slope or not self.is_known or self._num_asked == NUM_SHORT:
+            return False
+        self._num_asked += 1
+        return True
 
     def record(self, num_draft_tokens: int, seconds: float) -> None:
         """Record one pass; `num_draft_tokens` counts those of all its sessions."""
