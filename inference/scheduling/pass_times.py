@@ -19,8 +19,6 @@ MAX_AGE = 300
 
 One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delayed would keep drafts short for long.
 """
-NUM_FREE = 8
-"""Number of draft tokens beyond the most that were measured that look free, as they are up to a kernel's next step."""
 NUM_SHORT = 3
 """Number of times that a short pass over some number of sessions is asked for."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
@@ -55,9 +53,8 @@ class PassCosts:
     """Table of seconds by number of draft tokens, for passes over one number of sessions.
 
     It never falls: where more draft tokens seemed to take less time, both numbers of them get the mean. Between
-    measured numbers the table is interpolated. Below them it is flat, and above them flat for NUM_FREE tokens, then as
-    steep as it is on the whole. So a number that was never tried looks cheap, and is measured as soon as its tokens
-    seem worth anything, but 16 sessions do not get twice as many tokens for nothing.
+    measured numbers the table is interpolated, and outside it is flat. So a number that was never tried looks cheap,
+    and is measured as soon as its tokens seem worth anything.
     """
 
     def __init__(self) -> None:
@@ -98,18 +95,12 @@ class PassCosts:
         numbers, seconds = self._table
         right = bisect.bisect_left(numbers, num_draft_tokens)
         if right == len(numbers):
-            return seconds[-1] + self._beyond(num_draft_tokens) if seconds else 0.0
+            return seconds[-1] if seconds else 0.0
         if not right or numbers[right] == num_draft_tokens:
             return seconds[right]
         before, after = numbers[right - 1], numbers[right]
         share = (num_draft_tokens - before) / (after - before)
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
-
-    def _beyond(self, num_draft_tokens: int) -> float:
-        """Return the further seconds of more draft tokens than were measured."""
-        numbers, seconds = self._table or ([], [])
-        rise = (seconds[-1] - seconds[0]) / max(1, numbers[-1] - numbers[0])
-        return rise * max(0, num_draft_tokens - numbers[-1] - NUM_FREE)
 
     def _measured(self) -> tuple[list[int], list[float]]:
         """Forget old passes, except those without draft tokens, and return the table of the others."""
