@@ -148,7 +148,7 @@ def _automatic_s(dtype: str, recording: Recording, length: DraftLength, clock: D
     length.begin(0)
     while place < NUM_TOKENS:
         (drafted, num_right), chain = recording[place], list[DraftToken]()
-        while len(chain) < min(LONGEST, NUM_TOKENS - 1 - place) and not length.is_enough(0, chain, 1):
+        while len(chain) < min(LONGEST, NUM_TOKENS - 1 - place) and length.worth([(0, chain)], [], 1)[0]:
             chain.append(drafted[len(chain)])
             length.record_step(1, clock.of(step_s))
         number, pass_s = len(chain), _pass_s(dtype, len(chain))

@@ -51,6 +51,16 @@ class _Outlook:
             self.tokens += self.survival
             self.num_seen += 1
 
+    def is_worth(self, prices: Sequence[float]) -> bool:
+        """Return whether some number of further tokens is expected to give more tokens than its price."""
+        rate, survival, gain = (self.session_rate + self.last) / 2, self.survival, 0.0
+        for price in prices:
+            survival *= rate
+            gain += survival
+            if gain >= price:
+                return True
+        return False
+
 
 class DraftLength:
     """Estimates of the cost and the gain of drafting. A session is identified by its slot."""
@@ -80,25 +90,41 @@ class DraftLength:
         for place, token in enumerate(chain[: num_accepted_tokens + 1]):
             self._confidence.record(token, accepted=place < num_accepted_tokens)
 
-    def is_enough(self, slot: int, chain: Sequence[DraftToken], num_sessions: int) -> bool:
-        """Whether one more draft token in a pass over `num_sessions` sessions would lower tokens per second.
+    def worth(
+        self,
+        growing: Sequence[tuple[int, Sequence[DraftToken]]],
+        ended: Sequence[tuple[int, Sequence[DraftToken]]],
+        num_sessions: int,
+    ) -> list[bool]:
+        """Return for each growing chain whether one more draft token in it raises the tokens per second of a pass.
 
-        While the times are unknown, FIRST_LENGTH draft tokens are. The further tokens' rate is assumed to be the mean
-        of the last token's and the session's, since an easy passage is usually longer than one token.
+        While the times are unknown, FIRST_LENGTH draft tokens are enough. Several sessions then have a pass without
+        any, since theirs have too many rows to guess the time of fewer. The further tokens' rate is assumed to be the
+        mean of the last token's and the session's, since an easy passage is usually longer than one token. Their share
+        of the time is that of all growing chains, which share draft steps and the kernels' sweeps.
+
+        Args:
+            growing: slots and tokens of the chains that may grow.
+            ended: those of the others.
+            num_sessions: number of sessions in the pass, with or without a draft.
         """
-        steps, passes = self._steps.of(num_sessions), self._passes.of(num_sessions)
+        steps, passes, number = self._steps.of(num_sessions), self._passes.of(num_sessions), len(growing)
         if not steps.is_known or not passes.is_known:
-            return len(chain) >= FIRST_LENGTH
-        step_s, num_drafted, outlook = steps.seconds(0), len(chain), self._outlook(slot, chain)
-        rate, survival, tokens = (outlook.session_rate + outlook.last) / 2, outlook.survival, outlook.tokens
-        now_s, gain = passes.seconds(num_drafted * num_sessions) + num_drafted * step_s, 0.0
-        for number in range(num_drafted + 1, num_drafted + 1 + LOOKED_AHEAD):
-            survival *= rate
-            gain += survival
-            further_s = passes.seconds(number * num_sessions) + number * step_s - now_s
-            if gain * now_s >= further_s * tokens:
-                return False
-        return True
+            return [len(chain) < FIRST_LENGTH for _, chain in growing]
+        if num_sessions > 1 and passes.asks_for_short():
+            return [False] * number
+        outlooks = [self._outlook(slot, chain) for slot, chain in growing]
+        others = [self._outlook(slot, chain) for slot, chain in ended]
+        tokens = num_sessions + sum(each.tokens - 1.0 for each in (*outlooks, *others))
+        num_drafted = sum(each.num_seen for each in (*outlooks, *others))
+        step_s, pass_s = self._steps.of(number).seconds(0), passes.seconds(num_drafted)
+        now_s = pass_s + max(each.num_seen for each in outlooks) * step_s
+        # Seconds of 1, 2, ... further tokens of one chain, times the tokens per second without them.
+        prices = [
+            (passes.seconds(num_drafted + further * number) - pass_s + further * step_s) / number * tokens / now_s
+            for further in range(1, LOOKED_AHEAD + 1)
+        ]
+        return [outlook.is_worth(prices) for outlook in outlooks]
 
     def num_worth(self, slot: int, tokens: Sequence[DraftToken], num_sessions: int) -> int:
         """Return how many of the tokens that one step gave are worth their places in a pass over `num_sessions`.

@@ -19,7 +19,10 @@ MAX_AGE = 300
 
 One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delayed would keep drafts short for long.
 """
-_NUM_EXACT = 32  # draft tokens from which on near numbers are measured together: 16 steps per power of two
+NUM_SHORT = 3
+"""Number of times that a short pass over some number of sessions is asked for."""
+_BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
+_BITS_OF_SESSIONS = 2  # 1, 2, 3, 4, 6, 8, 12, 16 ...: sessions come and go, and each number would have to learn anew
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ class PassCosts:
     """
 
     def __init__(self) -> None:
-        self._num_passes = 0
+        self._num_passes = self._num_asked = 0
         self._recent: dict[int, _Recent] = {}
         self._table: tuple[list[int], list[float]] | None = None  # rising numbers of draft tokens, and seconds
 
@@ -63,6 +66,21 @@ class PassCosts:
     def is_known(self) -> bool:
         """Return whether a pass was recorded."""
         return self._num_passes > 0
+
+    @property
+    def has_slope(self) -> bool:
+        """Return whether numbers of draft tokens far enough apart are known to tell what more of them cost."""
+        return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
+
+    def asks_for_short(self) -> bool:
+        """Return whether a pass with few draft tokens should show what those of the others cost.
+
+        It is asked for a few times only: draft tokens of other sources, or prompts, may keep it from being recorded.
+        """
+        if self.has_slope or not self.is_known or self._num_asked == NUM_SHORT:
+            return False
+        self._num_asked += 1
+        return True
 
     def record(self, num_draft_tokens: int, seconds: float) -> None:
         """Record one pass; `num_draft_tokens` counts those of all its sessions."""
@@ -85,17 +103,19 @@ class PassCosts:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def _measured(self) -> tuple[list[int], list[float]]:
-        """Forget old passes, and return the table of the others."""
-        self._recent = {place: recent for place, recent in self._recent.items() if recent.ends > self._num_passes}
+        """Forget old passes, except those without draft tokens, and return the table of the others."""
+        self._recent = {
+            place: recent for place, recent in self._recent.items() if not place or recent.ends > self._num_passes
+        }
         numbers = sorted(self._recent)
         recent = [self._recent[number] for number in numbers]
         return numbers, rising([each.median_s for each in recent], [len(each.seconds) for each in recent])
 
 
-def _place(num_draft_tokens: int) -> int:
-    """Return the number of draft tokens under which a pass is recorded, so that a table has few of them."""
-    shift = max(0, num_draft_tokens.bit_length() - _NUM_EXACT.bit_length() + 1)
-    return num_draft_tokens >> shift << shift
+def _place(number: int, bits: int = _BITS_OF_TOKENS) -> int:
+    """Return the number under which a pass is recorded: its leading bits, so that a table has few entries."""
+    shift = max(0, number.bit_length() - bits)
+    return number >> shift << shift
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -124,20 +144,25 @@ class PassTimes:
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}
-        self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, the latter as they are recorded
+        self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
         """Record one pass; the first over each pair of numbers is ignored: in it a backend may prepare later ones."""
-        numbers = num_sessions, _place(num_draft_tokens)
+        numbers = sessions, _ = _place(num_sessions, _BITS_OF_SESSIONS), _place(num_draft_tokens)
         if numbers in self._tried:
-            self._by_sessions.setdefault(num_sessions, PassCosts()).record(num_draft_tokens, seconds)
+            self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)
         self._tried.add(numbers)
 
     def of(self, num_sessions: int) -> PassCosts:
-        """Return the costs of passes over `num_sessions`, or else over the nearest number known; all 0 if none is."""
-        own = self._by_sessions.get(num_sessions)
-        if own is not None:
+        """Return the costs of passes over `num_sessions`, or, while they have no slope, over a number near it that has.
+
+        If there is none, they are those of the nearest number known; all 0 if nothing is.
+        """
+        own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
+        if own is not None and own.has_slope:
             return own
-        if not self._by_sessions:
-            return PassCosts()
-        return self._by_sessions[min(self._by_sessions, key=lambda number: abs(number - num_sessions))]
+        near = [n for n, costs in self._by_sessions.items() if costs.has_slope and n <= 2 * num_sessions <= 4 * n]
+        if own is not None and not near:
+            return own
+        nearest = min(near or self._by_sessions, key=lambda number: abs(number - num_sessions), default=None)
+        return PassCosts() if nearest is None else self._by_sessions[nearest]

@@ -96,13 +96,15 @@ class SpeculativeDecoder:
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
     def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
-        """Return the chains that have room, and are worth another token."""
-        return [
-            chain
-            for chain in chains
-            if len(chain.tokens) < chain.room
-            and (self._length is None or not self._length.is_enough(chain.turn.slot, chain.tokens, num_sessions))
-        ]
+        """Return the chains that have room, and are worth another token; the others have ended."""
+        growing = [chain for chain in chains if len(chain.tokens) < chain.room]
+        if self._length is None or not growing:
+            return growing
+        ended = [(chain.turn.slot, chain.tokens) for chain in chains if len(chain.tokens) >= chain.room]
+        worth = self._length.worth([(chain.turn.slot, chain.tokens) for chain in growing], ended, num_sessions)
+        for chain, is_worth in zip(growing, worth, strict=True):
+            chain.room *= is_worth
+        return [chain for chain in growing if chain.room]
 
     def _extend(self, chains: Sequence[_Chain]) -> Sequence[Sequence[DraftToken] | None]:
         """Run one step of the proposer, with margins where they are of use."""

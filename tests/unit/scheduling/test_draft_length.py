@@ -33,9 +33,14 @@ def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
     return length
 
 
+def is_enough(length: DraftLength, slot: int, chain: Sequence[DraftToken]) -> bool:
+    """Whether the only session of a pass ends its draft."""
+    return length.worth([(slot, chain)], [], 1) == [False]
+
+
 def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessions: int = 1) -> int:
     chain: list[DraftToken] = []
-    while len(chain) < 64 and not length.is_enough(slot, chain, num_sessions):
+    while len(chain) < 64 and length.worth([(slot, chain)] * num_sessions, [], num_sessions)[0]:
         chain.append(token)
     return len(chain)
 
@@ -58,26 +63,26 @@ def test_a_chain_goes_on_across_a_step_that_pays() -> None:
 def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
     length = learned()
     assert length_of_chain(length, 0, SURE) > 12
-    assert length.is_enough(0, [SURE, UNSURE], 1)
+    assert is_enough(length, 0, [SURE, UNSURE])
 
 
 def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
     """And no longer costs what drafting costs."""
     length = learned()
-    assert length.is_enough(1, [], 1)
+    assert is_enough(length, 1, [])
     length.begin(1)
-    assert not length.is_enough(1, [], 1), "another request has the slot"
+    assert not is_enough(length, 1, []), "another request has the slot"
 
 
 def test_a_draft_that_was_given_up_gets_another_chance() -> None:
     length = learned()
     for _ in range(300):
         length.record_verdict(1, [], 0)
-    assert not length.is_enough(1, [], 1)
+    assert not is_enough(length, 1, [])
 
 
 def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
-    assert learned(step_s=2 * PASS_S).is_enough(0, [], 1)
+    assert is_enough(learned(step_s=2 * PASS_S), 0, [])
 
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
@@ -104,7 +109,32 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
         growing: list[DraftToken] = []
         for token in tokens[first:]:
             growing.append(token)
-            assert length.is_enough(0, growing, 1) == other.is_enough(0, [*growing], 1)
+            assert is_enough(length, 0, growing) == is_enough(other, 0, [*growing])
+
+
+def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
+    """The story: each chain was judged as if all sessions of the pass drafted as much, so the sure one of 16 ended
+    soon, though its tokens were nearly all that the pass had to verify."""
+    length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
+    for _ in range(2):
+        length.record_step(1, STEP_S / 8)
+    crowded = length_of_chain(length, 0, token, num_sessions=16)
+    chain = (0, [token] * crowded)
+    assert length.worth([chain] * 16, [], 16) == [False] * 16
+    assert length.worth([chain], [(1, [])] * 15, 16) == [True]
+
+
+def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
+    """The story: 16 sessions drafted 4, then 6, then 8 tokens each, and learned last what fewer would have cost."""
+    length, sure = DraftLength(), [(slot, list[DraftToken]()) for slot in range(16)]
+    for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
+        assert length.worth(sure, [], 16) == [True] * 16
+        length.record_step(16, STEP_S)
+        length.record_pass(16, width, PASS_S + width * SLOPE_S)
+    for _ in range(2):
+        assert length.worth(sure, [], 16) == [False] * 16
+        length.record_pass(16, 0, PASS_S)
+    assert length.worth(sure, [], 16) == [True] * 16
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
