@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,12 @@ async def test_sigterm_while_servers_start_leaves_no_process(models: ModelDirect
 
 async def _until_measuring(process: asyncio.subprocess.Process) -> None:
     assert process.stderr is not None
+    seen: deque[str] = deque(maxlen=20)
     async for line in process.stderr:
         if b"tokens/s" in line:
             return
-    pytest.fail("the comparison ended before it measured anything")
+        seen.append(line.decode(errors="replace"))
+    pytest.fail("the comparison ended before it measured anything:\n" + "".join(seen))
 
 
 def _children(pid: int) -> dict[str, int]:
