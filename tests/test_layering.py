@@ -50,7 +50,7 @@ SEEN_BY_COMPARISON = (
     *("inference.config", "inference.settings", "inference.errors", "inference.request", "inference.commit"),
     *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
     *("inference.workers.completion", "inference.workers.convert", "inference.workers.remote"),
-    *("inference.workers.dialling", "inference.workers.status"),
+    *("inference.workers.dialling", "inference.workers.output", "inference.workers.status"),
     *("inference.serving.processes", "inference.serving.hub", "inference.cli"),
 )
 """The command line, starting servers by it, and a client of their API with what it sends and receives."""

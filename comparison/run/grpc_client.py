@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -15,14 +14,15 @@ from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
 from comparison.run.record import RequestRecord, Round
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Delta, Event, Finished, Started
+from inference.commit import Delta, Event, Started
 from inference.config import DialSecurity
-from inference.errors import SpecDecError, UnavailableError
+from inference.errors import SpecDecError
 from inference.request import LEFT_TO_SERVER, SamplingParams
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest
 from inference.workers.convert import completion_to_message, event_from_message
 from inference.workers.dialling import credentials_of
+from inference.workers.output import Output
 from inference.workers.remote import MAX_DEADLINE_S, RemoteCompleter
 from inference.workers.status import calls_to, code_name
 
@@ -78,10 +78,12 @@ class GrpcClient:
         return record_of([(at_s - sent_s, event) for at_s, event in events], prompt_index, sent_s)
 
     def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, Event]]:
-        """Return the events of a whole answer; raise UnavailableError if some are missing."""
+        """Return the events of a whole answer; raise UnavailableError if some are missing, or too many."""
         events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
-        if not _is_whole([event for _, event in events]):
-            raise UnavailableError("a part of the answer was lost on the way", address=self._address)
+        answer = Output(self._address, limit=self._workload.max_new_tokens)
+        for _, event in events:
+            answer.check(event)
+        answer.check_end()
         return events
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
@@ -116,15 +118,6 @@ def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contende
         gamma=None if contender.endpoint is not None else contender.gamma or 0,
         schedule=contender.schedule,
     )
-
-
-def _is_whole(events: Sequence[Event]) -> bool:
-    """Return whether no event is missing: each token has the position after the one before, and the end is there."""
-    if not events or not isinstance(events[0], Started) or not isinstance(events[-1], Finished):
-        return False
-    deltas = [event for event in events if isinstance(event, Delta)]
-    positions = itertools.accumulate((len(delta.token_ids) for delta in deltas), initial=events[0].num_prompt_tokens)
-    return all(delta.position == position for delta, position in zip(deltas, positions, strict=False))
 
 
 def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
