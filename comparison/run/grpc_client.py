@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from comparison.plan.config import Contender, WorkloadConfig
 from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
@@ -16,7 +17,7 @@ from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Delta, Event, Started
 from inference.config import DialSecurity
-from inference.errors import SpecDecError
+from inference.errors import SpecDecError, UnavailableError
 from inference.request import LEFT_TO_SERVER, SamplingParams
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest
@@ -64,9 +65,9 @@ class GrpcClient:
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
         """See `Client`."""
         began_s = time.monotonic() if due_s is None else due_s
-        request = _Departure(completion_to_message(request_of(prompt, self._workload, self._contender)), began_s)
         arrived = list[tuple[float, bytes]]()
         try:
+            request = _Departure(completion_to_message(request_of(prompt, self._workload, self._contender)), began_s)
             with calls_to(self._address):
                 async for data in self._generate(request, timeout=min(self._workload.deadline_s, MAX_DEADLINE_S)):
                     arrived.append((time.monotonic(), data))
@@ -79,7 +80,10 @@ class GrpcClient:
 
     def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, Event]]:
         """Return the events of a whole answer; raise UnavailableError if some are missing, or too many."""
-        events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
+        try:
+            events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
+        except DecodeError as exc:
+            raise UnavailableError(f"a message of the answer cannot be read: {exc}", address=self._address) from exc
         answer = Output(self._address, limit=self._workload.max_new_tokens)
         for _, event in events:
             answer.check(event)

@@ -51,13 +51,13 @@ class _Outlook:
             self.tokens += self.survival
             self.num_seen += 1
 
-    def is_worth(self, prices: Sequence[float]) -> bool:
-        """Return whether some number of further tokens is expected to give more tokens than its price."""
+    def is_worth(self, prices: Sequence[float], now_s: float) -> bool:
+        """Return whether 1, 2, ... further tokens are expected to give more in `now_s` seconds than their price."""
         rate, survival, gain = (self.session_rate + self.last) / 2, self.survival, 0.0
         for price in prices:
             survival *= rate
             gain += survival
-            if gain >= price:
+            if gain * now_s >= price:
                 return True
         return False
 
@@ -119,12 +119,12 @@ class DraftLength:
         num_drafted = sum(each.num_seen for each in (*outlooks, *others))
         step_s, pass_s = self._steps.of(number).seconds(0), passes.seconds(num_drafted)
         now_s = pass_s + max(each.num_seen for each in outlooks) * step_s
-        # Seconds of 1, 2, ... further tokens of one chain, times the tokens per second without them.
+        # Seconds of 1, 2, ... further tokens of one chain, times the tokens that the pass gives without them.
         prices = [
-            (passes.seconds(num_drafted + further * number) - pass_s + further * step_s) / number * tokens / now_s
+            (passes.seconds(num_drafted + further * number) - pass_s + further * step_s) / number * tokens
             for further in range(1, LOOKED_AHEAD + 1)
         ]
-        return [outlook.is_worth(prices) for outlook in outlooks]
+        return [outlook.is_worth(prices, now_s) for outlook in outlooks]
 
     def num_worth(self, slot: int, tokens: Sequence[DraftToken], num_sessions: int) -> int:
         """Return how many of the tokens that one step gave are worth their places in a pass over `num_sessions`.

@@ -22,7 +22,8 @@ One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delay
 NUM_SHORT = 3
 """Number of times that a short pass over some number of sessions is asked for."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
-_BITS_OF_SESSIONS = 2  # 1, 2, 3, 4, 6, 8, 12, 16 ...: sessions come and go, and each number would have to learn anew
+_BITS_OF_SESSIONS = 2
+"""Leading bits of a number of sessions that count. So 8 to 11 sessions share a table, which is soon full of times."""
 
 
 @dataclass(slots=True)
