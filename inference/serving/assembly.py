@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TypeVar
 
 from inference.backends.identity import model_id_of
@@ -220,12 +219,14 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 
 
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
-    """Load a slot model and the tokenizer of its directory off the event loop, and warm the model up."""
+    """Load a slot model and the tokenizer of its directory off the event loop, and warm the model up.
+
+    No other thread imports meanwhile: onnx adds to a dictionary of numpy's that numpy.ma walks when it is imported, and
+    one start in many ended there with "dictionary changed size during iteration".
+    """
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
-    loading = asyncio.create_task(asyncio.to_thread(load_backend, config))
-    await asyncio.to_thread(import_module, "array_api_compat.numpy")  # 60 ms, which the first choice would wait for
-    backend = await loading
+    backend = await asyncio.to_thread(load_backend, config)
     await asyncio.to_thread(_warm_up, backend)
     _log_ready(config, backend, started)
     return backend, tokenizer
