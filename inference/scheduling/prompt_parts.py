@@ -8,12 +8,18 @@ instead of a number of tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_PART_TOKENS = 256
 """Longest part of a prompt in one pass, also where no session decodes, since a new request waits for the pass."""
-MIN_PART_TOKENS = 16
-"""Shortest part: shorter ones cost nearly as much."""
+SHORT_PART_TOKENS, USUAL_PART_TOKENS = 8, 16
+"""Shortest parts, where the share has room for none: the short one if it costs little more time for each token.
+
+Attention of a backend may take nearly as long for 8 tokens as for 16 (onnx far into a prompt: 14 and 17 ms), or not
+(torch). Then the others wait half as long, for a prompt that takes little longer.
+"""
+MAX_LOSS = 1.5
+"""Most seconds per prompt token in passes with short parts, as a multiple of those in passes with usual ones."""
 STEP_TOKENS = 8
 DECAY = 0.7  # weight of the past at each part; a low one, since a token costs more at later positions
 
@@ -29,11 +35,18 @@ class PromptParts:
     share: float
     _num_tokens: float = 0.0
     _seconds: float = 0.0
+    _known: dict[int, float] = field(default_factory=dict)
+    """Recent seconds of the shortest parts, by their tokens.
+
+    Times grow with the position: of the length that is not in use they are soon too low, so that it is tried again.
+    """
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Record that reading `num_tokens` prompt tokens took `seconds`, or made a pass longer by them."""
         self._num_tokens = self._num_tokens * DECAY + num_tokens
         self._seconds = self._seconds * DECAY + max(0.0, seconds)
+        if num_tokens in (SHORT_PART_TOKENS, USUAL_PART_TOKENS):
+            self._known[num_tokens] = DECAY * self._known.get(num_tokens, seconds) + (1 - DECAY) * seconds
 
     def room(self, pass_s: float) -> int:
         """Return how many prompt tokens a pass may read beside decoding sessions, a multiple of STEP_TOKENS.
@@ -44,4 +57,14 @@ class PromptParts:
         if not self._seconds or not pass_s:
             return MAX_PART_TOKENS
         num_tokens = self.share * pass_s * self._num_tokens / self._seconds
-        return max(MIN_PART_TOKENS, min(MAX_PART_TOKENS, int(num_tokens) // STEP_TOKENS * STEP_TOKENS))
+        return max(self._least(pass_s), min(MAX_PART_TOKENS, int(num_tokens) // STEP_TOKENS * STEP_TOKENS))
+
+    def _least(self, pass_s: float) -> int:
+        """Return the number of tokens of the shortest part; a length that was never tried comes first."""
+        per_token = {}
+        for number in (USUAL_PART_TOKENS, SHORT_PART_TOKENS):
+            if (seconds := self._known.get(number)) is None:
+                return number
+            per_token[number] = (pass_s + seconds) / number
+        is_dear = per_token[SHORT_PART_TOKENS] > MAX_LOSS * per_token[USUAL_PART_TOKENS]
+        return USUAL_PART_TOKENS if is_dear else SHORT_PART_TOKENS

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.scheduling.prompt_parts import MAX_PART_TOKENS, MIN_PART_TOKENS, STEP_TOKENS, PromptParts
+from inference.scheduling.prompt_parts import (
+    MAX_PART_TOKENS,
+    SHORT_PART_TOKENS,
+    STEP_TOKENS,
+    USUAL_PART_TOKENS,
+    PromptParts,
+)
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -16,7 +23,7 @@ def test_room_is_within_its_limits(share: float, parts: list[tuple[int, float]],
     for num_tokens, taken in parts:
         known.record(num_tokens, taken)
     room = known.room(pass_s)
-    assert MIN_PART_TOKENS <= room <= MAX_PART_TOKENS
+    assert SHORT_PART_TOKENS <= room <= MAX_PART_TOKENS
     assert room % STEP_TOKENS == 0
 
 
@@ -27,7 +34,7 @@ def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: fl
     for _ in range(5):
         known.record(64, 64 * token_s)
     room = known.room(pass_s)
-    if MIN_PART_TOKENS < room < MAX_PART_TOKENS:
+    if USUAL_PART_TOKENS < room < MAX_PART_TOKENS:
         assert room * token_s <= share * pass_s * 1.000001 <= (room + STEP_TOKENS) * token_s * 1.000002
 
 
@@ -47,3 +54,16 @@ def test_unknown_times_limit_nothing() -> None:
     assert known.room(0.01) == MAX_PART_TOKENS
     known.record(64, 0.1)
     assert known.room(0.0) == MAX_PART_TOKENS
+
+
+@pytest.mark.parametrize(("fixed_s", "usual"), [(0.02, USUAL_PART_TOKENS), (0.002, SHORT_PART_TOKENS)])
+def test_the_shortest_parts_are_those_that_cost_little_more(fixed_s: float, usual: int) -> None:
+    """A part of n tokens takes `fixed_s` + n ms, and each costs 0.5 % more than the one before, as positions grow."""
+    known = PromptParts(0.1)
+    known.record(MAX_PART_TOKENS, 1.0)
+    rooms = []
+    for number in range(60):
+        rooms.append(known.room(0.006))
+        known.record(rooms[-1], (fixed_s + rooms[-1] * 1e-3) * 1.005**number)
+    assert set(rooms) == {SHORT_PART_TOKENS, USUAL_PART_TOKENS}
+    assert rooms.count(usual) >= 50
