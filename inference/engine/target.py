@@ -292,6 +292,8 @@ def _could_wait(session: TargetSession, turn: Turn) -> bool:
 
 
 def _cut(turn: Turn, width: int) -> Turn:
+    if len(turn.proposal or turn.lookup) == width:
+        return turn
     return replace(turn, proposal=turn.proposal[:width], lookup=turn.lookup[:width])
 
 
