@@ -221,8 +221,8 @@ def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
     """Load a slot model and the tokenizer of its directory off the event loop, and warm the model up.
 
-    No other thread imports meanwhile: onnx adds to a dictionary of numpy's that numpy.ma walks when it is imported, and a
-    start on a busy machine ended there with "dictionary changed size during iteration".
+    No other thread imports meanwhile: onnx adds to a dictionary of numpy's that numpy.ma walks when it is imported, and
+    a start on a busy machine ended there with "dictionary changed size during iteration".
     """
     started = time.monotonic()
     tokenizer = Tokenizer.load(config.path)
