@@ -1,0 +1,61 @@
+"""Answers over gRPC, which are checked after they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
+from comparison.run.grpc_client import grpc_client
+from comparison.run.record import RequestRecord
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.config import PLAIN
+
+STARTED = pb.GenerateResponse(
+    started=pb.Started(num_prompt_tokens=4, model_id="m", defaults=pb.RequestDefaults(max_new_tokens=6))
+)
+DELTAS = [pb.GenerateResponse(delta=pb.Delta(position=at, token_ids=[7, 8])) for at in (4, 6, 8)]
+DELTAS[-1].delta.finish_reason = pb.FINISH_REASON_LENGTH
+FINISHED = pb.GenerateResponse(finished=pb.GenerationFinished(reason=pb.FINISH_REASON_LENGTH))
+WHOLE = [message.SerializeToString() for message in (STARTED, *DELTAS, FINISHED)]
+
+
+async def answered_by(messages: Sequence[bytes]) -> RequestRecord:
+    """Return the client's record of an answer of exactly these messages, sent by a real server."""
+
+    async def generate(_request: bytes, _context: Any) -> Any:
+        for message in messages:
+            yield message
+
+    server = grpc.aio.server()
+    handlers: dict[str, Any] = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("specdec.v1.GenerationService", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workload = WorkloadConfig((PromptSet("kind", ("prompt",)),), max_new_tokens=6, deadline_s=20.0)
+    try:
+        async with grpc_client(f"127.0.0.1:{port}", PLAIN, workload, Contender(Topology.TARGET)) as client:
+            return await client.complete("prompt", 0, None)
+    finally:
+        await server.stop(None)
+
+
+async def test_a_whole_answer_is_a_record_of_its_tokens() -> None:
+    record = await answered_by(WHOLE)
+    assert (record.error_message, record.token_ids) == ("", (7, 8) * 3)
+
+
+async def test_an_answer_with_a_gap_is_a_failure() -> None:
+    """Proxies have dropped whole messages. Such an answer would be short, and so fast."""
+    for lost in range(len(WHOLE)):
+        record = await answered_by(WHOLE[:lost] + WHOLE[lost + 1 :])
+        assert record.error_code == "UNAVAILABLE", f"message {lost} is missing"
+        assert "something was lost on the way" in record.error_message
+
+
+async def test_a_message_that_cannot_be_read_is_a_failure() -> None:
+    record = await answered_by([WHOLE[0], b"\xff", *WHOLE[2:]])
+    assert record.error_code == "UNAVAILABLE"
+    assert "cannot be read" in record.error_message
