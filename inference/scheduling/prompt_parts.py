@@ -44,7 +44,8 @@ class PromptParts:
     def record(self, num_tokens: int, seconds: float) -> None:
         """Record that reading `num_tokens` prompt tokens took `seconds`, or made a pass longer by them."""
         self._num_tokens = self._num_tokens * DECAY + num_tokens
-        self._seconds = self._seconds * DECAY + max(0.0, seconds)
+        seconds = max(0.0, seconds)
+        self._seconds = self._seconds * DECAY + seconds
         if num_tokens in (SHORT_PART_TOKENS, USUAL_PART_TOKENS):
             self._known[num_tokens] = DECAY * self._known.get(num_tokens, seconds) + (1 - DECAY) * seconds
 
