@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -25,13 +26,7 @@ from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, ChunkFormat, TextFormat
-from inference.gateway.middleware import (
-    AnswerCount,
-    BodyLimit,
-    HttpGate,
-    RequestId,
-    http_spans,
-)
+from inference.gateway.middleware import AnswerCount, BodyLimit, HttpGate, RequestId
 from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
 from inference.gateway.response_format import ResponseFormat, ResponseStream
 from inference.gateway.responses import ResponsesBody
@@ -83,8 +78,8 @@ class Gateway:
 
 def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     """Return the application of a gateway; `access` admits requests, None admits all."""
-    spans = http_spans(gateway.spans)
-    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
+    telemetry = _telemetry(gateway.spans)
+    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=telemetry)
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)
@@ -99,6 +94,24 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
     app.add_middleware(RequestId)  # the outermost: refusals have an id too
     return app
+
+
+def _telemetry(spans: Spans | None) -> TelemetryConfig:
+    """Return the telemetry settings: spans, which continue the trace in a client's headers, or nothing at all."""
+    if spans is None:
+        return {"tracing": False, "metrics": False, "logs": False}
+    return {
+        "tracer_provider": spans.provider,
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "exclude": _is_noise,
+    }
+
+
+def _is_noise(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether a request gets no span: health checks, scrapes, the page."""
+    return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from fastapi.exceptions import RequestValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference import errors
 from inference.gateway.documents import JsonAnswer
 from inference.gateway.noops import UNSUPPORTED
 from inference.workers.status import REFUSED_UPSTREAM
+
+if TYPE_CHECKING:
+    from fastapi.exceptions import RequestValidationError
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Middleware of the application: request ids, access, limits on bodies, a count of answers, and spans.
+"""Middleware of the application: request ids, access, limits on bodies, and a count of answers.
 
 Plain ASGI, so that streams stay streams. All of it is HTTP, since a port has neither websockets nor a lifespan.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,9 +19,6 @@ from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.workers.access import Access, rights_of_path
 from inference.workers.status import code_name
-
-if TYPE_CHECKING:
-    from inference.observe.spans import Spans
 
 REQUEST_ID = b"x-request-id"
 
@@ -188,24 +184,3 @@ class AnswerCount:
             await send(message)
 
         await self._app(scope, receive, counting)
-
-
-PREFIX = "/v1/"
-
-
-def http_spans(spans: Spans | None) -> TelemetryConfig:
-    """Return the telemetry settings: spans, which continue the trace in a client's headers, or nothing at all."""
-    if spans is None:
-        return {"tracing": False, "metrics": False, "logs": False}
-    return {
-        "tracer_provider": spans.provider,
-        "metrics": False,
-        "logs": False,
-        "operation_spans": False,
-        "exclude": _is_noise,
-    }
-
-
-def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no span: health checks, scrapes, the page."""
-    return scope["method"] != "POST" or not scope["path"].startswith(PREFIX)
