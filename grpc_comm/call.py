@@ -43,6 +43,11 @@ class Call:
         left_s = self._context.time_remaining()
         return None if left_s is None else self._loop.time() + left_s
 
+    @property
+    def peer(self) -> str:
+        """Address of the peer's end of the connection, which no two connections share while both are open."""
+        return str(self._context.peer())
+
     async def read(self) -> Any:
         """Return the next message of the peer, or `grpc.aio.EOF` after the last."""
         first, self._first = self._first, None

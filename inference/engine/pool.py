@@ -10,6 +10,7 @@ worker that proposes nothing useful to a session loses the session to another wo
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
 """Most commits of a session in a row without a proposal of its worker, which should send one at least every 16."""
+MAX_EARLY = 1024
+EARLY_S = 5.0
 MAX_VAIN_COMMITS = 256
 """Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
 
@@ -38,6 +41,7 @@ class Worker(Protocol):
 
     id: str
     num_slots: int
+    scope: bytes
 
     def open(self, session: VerificationSession) -> None:
         """Let the worker draft for this session from its present tokens on."""
@@ -79,6 +83,19 @@ class _Help:
     useless: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Early:
+    """Proposals of a private worker that have come before their request.
+
+    Attributes:
+        since: time of the first one.
+    """
+
+    worker: Worker
+    since: float
+    proposals: list[Sequence[Branch]] = field(default_factory=list)
+
+
 class DraftPool:
     """Pool that assigns workers to sessions by free capacity, and a `Generator` that uses the engine.
 
@@ -92,6 +109,8 @@ class DraftPool:
         self._workers: dict[Worker, _Record] = {}
         self._alone: dict[str, VerificationSession] = {}
         self._help: dict[str, _Help] = {}
+        self._named: dict[bytes, VerificationSession] = {}
+        self._early: dict[bytes, _Early] = {}
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.seed_invariant = engine.seed_invariant
 
@@ -103,7 +122,7 @@ class DraftPool:
         try:
             if request.gamma != 0:
                 self._alone[session.id], self._help[session.id] = session, _Help()
-                self._lend()
+                self._begin(session)
             async with aclosing(self._engine.answer(session)) as events:
                 async for event in events:
                     if isinstance(event, Commit):
@@ -139,6 +158,9 @@ class DraftPool:
         Raises:
             InvalidRequestError: there are no branches, a parent never existed, or a token id is unknown.
         """
+        if worker.scope:
+            self._propose_private(worker, worker.scope + bytes.fromhex(help_id), branches)
+            return
         session = self._workers[worker].sessions.get(help_id) if worker in self._workers else None
         if session is None:
             return
@@ -146,6 +168,51 @@ class DraftPool:
             raise InvalidRequestError("empty proposal: a pool worker must send draft tokens")
         self._help[session.id].num_silent = 0
         self._engine.propose(session, branches)
+
+    def _begin(self, session: VerificationSession) -> None:
+        """Give a new session to the private worker that has proposed to it already, or to one of the pool."""
+        name = session.request.draft_session
+        if name:
+            self._named[name] = session
+        early = self._early.pop(name, None)
+        if early is None or early.worker not in self._workers:
+            self._lend()
+            return
+        self._adopt(session, early.worker)
+        for branches in early.proposals:
+            self._engine.propose(session, branches)
+
+    def _propose_private(self, worker: Worker, name: bytes, branches: Sequence[Branch]) -> None:
+        session = self._named.get(name)
+        if session is None:
+            self._keep(worker, name, branches)
+            return
+        help_ = self._help[session.id]
+        if help_.worker is not worker:
+            if worker.id in help_.useless:
+                return
+            self._adopt(session, worker)
+        help_.num_silent = 0
+        self._engine.propose(session, branches)
+
+    def _keep(self, worker: Worker, name: bytes, branches: Sequence[Branch]) -> None:
+        """Keep a proposal that has come before its request."""
+        now = time.monotonic()
+        early = self._early.setdefault(name, _Early(worker, now))
+        early.proposals.append(branches)
+        while self._early and (len(self._early) > MAX_EARLY or now - next(iter(self._early.values())).since > EARLY_S):
+            del self._early[next(iter(self._early))]
+
+    def _adopt(self, session: VerificationSession, worker: Worker) -> None:
+        """Let a private worker help a session, in the place of a worker of the pool."""
+        help_ = self._help[session.id]
+        if help_.worker is not None:
+            del self._workers[help_.worker].sessions[session.help_id]
+            help_.worker.close(session)
+        self._alone.pop(session.id, None)
+        help_.worker, help_.num_silent, help_.num_vain = worker, 0, 0
+        self._engine.begin_help(session)
+        self._workers[worker].sessions[session.help_id] = session
 
     def decline(self, worker: Worker, help_id: str) -> None:
         """Move a session that its worker declines to another; the worker's limit becomes the sessions that it keeps."""
@@ -177,7 +244,8 @@ class DraftPool:
 
     def _choice(self, useless: set[str]) -> Worker | None:
         """Return the worker with most room whose id is not in `useless`; None if there is none."""
-        willing = (worker for worker in self._workers if worker.id not in useless and self._room(worker) >= 1)
+        public = (worker for worker in self._workers if not worker.scope)
+        willing = (worker for worker in public if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)
 
     def _room(self, worker: Worker) -> int:
@@ -221,6 +289,7 @@ class DraftPool:
         self._alone[session.id] = session
 
     def _leave(self, session: VerificationSession) -> None:
+        self._named.pop(session.request.draft_session, None)
         self._alone.pop(session.id, None)
         help_ = self._help.pop(session.id, None)
         if help_ is not None and help_.worker is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -72,6 +73,15 @@ async def serve_draft(
                 local = LocalCompleter(worker, loaded.tokenizer)
                 operation = Operation(engine, may_drain=server.ends_by_call)
                 completer = observers.around(local, metrics, model=card.name)
+                if os.environ.get("EDGE"):
+                    from inference.workers.draft.edge import PrivateWorker
+                    from inference.workers.failover import FailoverCompleter
+
+                    words = replace(loaded.vocabulary)
+                    offer = Offer(words, draft.gamma, proposer.num_slots, draft.connection.security)
+                    private = PrivateWorker(engine, fleet, offer, local)
+                    remote = FailoverCompleter(fleet, draft.connection, private)
+                    completer = observers.around(remote, metrics, model=card.name)
                 service = GenerationServicer(completer, card, local.codec, operation)
                 switch = partial(
                     _switch_model, worker, local, service, loaded.tokenizer, proposer.tokenizer_path, ports

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
+from grpc_comm.call import Call
 from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
@@ -120,6 +121,11 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
     if names is None:
         return access.by_token(authorization, rights)
     return access.by_certificate(names, authorization, rights)
+
+
+def private_scope(call: Call) -> bytes:
+    """Return the prefix of the names that private draft workers use: those of another account or connection differ."""
+    return f"{caller().account} {call.peer} ".encode()
 
 
 def passed_on() -> dict[str, str]:

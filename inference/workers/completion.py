@@ -68,6 +68,7 @@ class CompletionRequest:
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
+        draft_session: name of the session for a private draft worker on the same connection; empty without one.
         resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
 
     Raises:
@@ -92,6 +93,7 @@ class CompletionRequest:
     grammar: Grammar | None = None
     resume: Resume | None = None
     cache_salt: str = ""
+    draft_session: bytes = b""
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

@@ -72,7 +72,8 @@ _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIN
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
-_COMPLETION, _OPEN = (*_COMMON, "ignore_eos", "echo", "gamma"), (*_COMMON, "stop_at_eos", "num_committed_tokens")
+_COMPLETION = (*_COMMON, "ignore_eos", "echo", "gamma", "draft_session")
+_OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
@@ -194,6 +195,8 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
         "logprobs": map(logprobs_to_message, piece.logprobs) if piece.logprobs else None,
         "num_lookup_tokens": piece.own.num_lookup_tokens,
         "num_lookup_accepted": piece.own.num_lookup_accepted,
+        "num_received_tokens": min(piece.num_received_tokens, MAX_COUNT),
+        "hold_us": piece.hold_us,
     }
 
 
@@ -215,6 +218,8 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
         "finish_reason": reason_from_message(message.finish_reason) if message.finish_reason else None,
         "logprobs": all_logprobs(logprobs) if logprobs else (),
         "own": OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
+        "num_received_tokens": message.num_received_tokens,
+        "hold_us": message.hold_us,
     }
 
 
@@ -403,8 +408,6 @@ def branch_to_message(branch: Branch) -> pb.Branch:
 def commit_to_message(commit: Commit, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> pb.Commit:
     """Return a commit's message; the first one of a session carries the prompt's log-probabilities."""
     return pb.Commit(
-        num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
-        hold_us=commit.hold_us,
         prompt_logprobs=map(logprobs_to_message, prompt_logprobs),
         **_pass_to_message(commit),
     )
@@ -419,8 +422,6 @@ def commit_from_message(message: pb.Commit) -> Commit:
     _check_count(message.prompt_logprobs, message.position, "prompt_logprobs")
     return Commit(
         position=message.position,
-        num_received_tokens=message.num_received_tokens,
-        hold_us=message.hold_us,
         **_pass_from_message(message),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from inference.commit import Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
@@ -27,7 +28,8 @@ class FailoverCompleter:
         connection: limits of a request's time, and of its time without a server.
     """
 
-    def __init__(self, fleet: Fleet, connection: ConnectionConfig) -> None:
+    def __init__(self, fleet: Fleet, connection: ConnectionConfig, worker: Any = None) -> None:
+        self._worker = worker
         self._fleet = fleet
         self._connection = connection
 
@@ -38,7 +40,10 @@ class FailoverCompleter:
 
         def attempt(replica: Replica) -> AsyncGenerator[Event, None]:
             answer.answered = self._fleet.is_ready(replica)
-            return self._at(replica, deadline_s=resuming.left_s).complete(answer.rest())
+            at = self._at(replica, deadline_s=resuming.left_s)
+            if self._worker is not None:
+                return self._worker.complete(at, replica, answer.rest())  # type: ignore[no-any-return]
+            return at.complete(answer.rest())
 
         return resuming.events(attempt, prefix_of(request.prompt))
 

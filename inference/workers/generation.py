@@ -12,6 +12,7 @@ from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.errors import NotFoundError
+from inference.workers.admitting import private_scope
 from inference.workers.completion import Codec, Completer, ModelCard
 from inference.workers.convert import (
     card_to_message,
@@ -54,6 +55,8 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Stream one request's events."""
         completion = replace(completion_from_message(request), deadline=call.deadline)
+        if completion.draft_session:
+            completion = replace(completion, draft_session=private_scope(call) + completion.draft_session)
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
                 await self._writer.write(call, event_to_message, event, getattr(event, "prompt_logprobs", ()))

@@ -77,6 +77,13 @@ class LocalCompleter:
         self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
         self.codec.tokenizer, self.codec.vocab_size = tokenizer, self._generator.vocab_size
 
+    async def generation(self, request: CompletionRequest) -> GenerationRequest:
+        request = request.resolved(self._defaults)
+        prompt = request.prompt
+        token_ids = self.codec.checked(prompt) if isinstance(prompt, tuple) else await self.codec.encode(prompt)
+        generation = self._generation(request, token_ids)
+        return generation if request.resume is None else generation.resumed(request.resume.token_ids)
+
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
         is_open = bool(request.unsaid) or request.max_new_tokens is None
@@ -193,6 +200,7 @@ class LocalCompleter:
             prompt_logprobs=request.prompt_logprobs,
             grammar=self._after_prompt(prompt, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
+            draft_session=request.draft_session,
         )
         # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self._tokenizer.eos_token_ids))
@@ -261,6 +269,8 @@ class _Text:
             timings=commit.timings,
             finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
             logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
+            num_received_tokens=commit.num_received_tokens,
+            hold_us=commit.hold_us,
             counts=commit.counts,
             own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
             text="".join(pieces) or rest,

@@ -173,7 +173,9 @@ class PoolStream:
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
 
-    def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics, *, is_private: bool = False
+    ) -> None:
         self._engine = engine
         self.address = address
         self._offer = offer
@@ -182,8 +184,10 @@ class PoolStream:
         self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
         self._sessions: dict[str, PoolSession] = {}
+        self._link = Link()
+        self._is_private = is_private
 
-    async def run(self) -> None:
+    async def run(self, channel: grpc.aio.Channel | None = None) -> None:
         """Draft for the target's sessions. Dial again, without end, when the target fails or cannot be reached.
 
         Raises:
@@ -191,7 +195,9 @@ class PoolStream:
             HandshakeError: the target can be reached but not trusted.
         """
         lost = False
-        async with open_channel(self.address, credentials_of(self._offer.security)) as channel:
+        if channel is None:
+            channel = open_channel(self.address, credentials_of(self._offer.security))
+        if True:
             stub = rpc.VerificationServiceStub(channel)
             while True:
                 try:
@@ -226,6 +232,7 @@ class PoolStream:
             tokenizer_fingerprint=words.fingerprint,
             vocab_size=words.size,
             num_slots=self._offer.num_slots,
+            is_private=self._is_private,
         )
         dialled = time.monotonic()
         try:
@@ -242,7 +249,7 @@ class PoolStream:
 
     async def _draft(self, call: AssistCall, round_trip_s: float) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
-        link = Link()
+        link = self._link = Link()
         link.record_round_trip(round_trip_s)
         writer = asyncio.create_task(self._write(call))
         try:
@@ -291,17 +298,22 @@ class PoolStream:
         request = open_from_message(message.open)
         # Sizes are bounded, since the counts of a session with penalties have an entry per id.
         self.vocab_size = replace(self._offer.vocabulary, size=message.open.vocab_size or self.vocab_size).size
+        self.begin(message.session_id, request, link)
+
+    def begin(self, session_id: str, request: GenerationRequest, link: Link) -> PoolSession:
+        """Begin to draft for a session."""
         check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
         if request.gamma is None:
             request = replace(request, gamma=self._offer.gamma)
 
         async def send(propose: pb.Propose) -> None:
-            proposal = pb.AssistPropose(session_id=message.session_id, propose=propose)
+            proposal = pb.AssistPropose(session_id=session_id, propose=propose)
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         proposals = ProposalSender(send, link)
         session = PoolSession(self._engine, request, proposals, self._metrics, vocab_size=self.vocab_size)
-        self._sessions[message.session_id] = session
+        self._sessions[session_id] = session
+        return session
 
 
 class PoolSession:

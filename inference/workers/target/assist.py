@@ -33,9 +33,11 @@ class StreamWorker:
 
     Args:
         vocabulary: vocabulary of the target; the worker's may be padded to another size.
+        scope: prefix of its sessions' names, if it is private; empty if it helps all requests.
     """
 
-    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary) -> None:
+    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: bytes = b"") -> None:
+        self.scope = scope
         self.id = f"w{next(_numbers)}"
         self.num_slots = checked_slots(attach.num_slots)
         self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
@@ -44,7 +46,9 @@ class StreamWorker:
         self._vocabulary = vocabulary
 
     def open(self, session: VerificationSession) -> None:
-        """See `Worker`."""
+        """See `Worker`; a private worker has begun by itself."""
+        if self.scope:
+            return
         request = session.request
         rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
         opening = replace(rest, schedule=Schedule.ASYNC, prompt_logprobs=None)
@@ -54,13 +58,17 @@ class StreamWorker:
         self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """See `Worker`."""
+        """See `Worker`; the process of a private worker reads the commits in the answer."""
+        if self.scope:
+            return
         lean = replace(commit, logprobs=())  # a draft has no use for them
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(lean))
         self._put(pb.AssistResponse(commit=message))
 
     def close(self, session: VerificationSession) -> None:
         """See `Worker`."""
+        if self.scope:
+            return
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.help_id)))
 
     async def beat(self) -> None:

@@ -24,6 +24,7 @@ from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.admitting import private_scope
 from inference.workers.completion import ModelCard
 from inference.workers.convert import (
     PROTOCOL_VERSION,
@@ -118,7 +119,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         """Serve one draft worker of the pool until it leaves."""
         attach = (await _first(call, "attach", of="a pool worker")).attach
         self._check_fits(attach, one_size=False)
-        await serve_worker(StreamWorker(attach, self._vocabulary), self._pool, call, pass_us=self._engine.pass_us)
+        worker = StreamWorker(attach, self._vocabulary, private_scope(call) if attach.is_private else b"")
+        await serve_worker(worker, self._pool, call, pass_us=self._engine.pass_us)
 
     async def _open(self, message: pb.Open) -> VerificationSession:
         self._check_fits(message, one_size=True)
