@@ -58,8 +58,8 @@ def nodes(folder: str) -> str:
 
 def test_the_node_has_the_driver_of_the_image() -> None:
     """Nodes were pinned to an AMI with the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims."""
-    row = TABLE[base()]
-    releases = re.findall(r"v\d{8}", row["EKS node AMI, Kubernetes 1.34"])
+    cluster = yaml.safe_load((KUBERNETES / "cluster" / "cluster.yaml").read_text())["metadata"]["version"]
+    releases = re.findall(r"v\d{8}", TABLE[base()][f"EKS node AMI, Kubernetes {cluster}"])
     assert releases[0] <= nodes("base") <= releases[-1]
     assert nodes("drafts") == nodes("base")
 
