@@ -139,11 +139,6 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
             flag.add_to(one_of if flag.setting.exclusive else section)
 
 
-def add_flag(group: argparse._ActionsContainer, kind: type[Any], name: str) -> None:
-    """Add the flag of one field of a configuration."""
-    dict(_parts(_whole(kind)))[name].add_to(group)
-
-
 def read(kind: type[T], args: argparse.Namespace) -> T:
     """Return the configuration that parsed flags describe.
 

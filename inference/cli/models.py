@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -36,6 +37,12 @@ DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequen
 
 PAIR = {"target": "revision", "draft": "draft_revision"}
 """Models of a pair, and the fields of their revisions."""
+
+
+@cache
+def _warn_unsharded(tp_degree: int, backend: str) -> None:
+    """Warn once, though each model of a pair has options of its own."""
+    logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, backend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +91,7 @@ class LoadingSettings(Loading):
 
     def _check_other_backend(self, options: NeuronOptions) -> None:
         if options.tp_degree > 1:
-            unsharded = "tp_degree %d has no effect: backend %s does not shard a model"
-            logger.warning(unsharded, options.tp_degree, self.backend)
+            _warn_unsharded(options.tp_degree, self.backend)
         compiles = self.compile_policy != COMPILE_POLICIES[0] and self.backend not in COMPILERS
         if options.method != "vanilla" or options.overrides or options.device_sampling or compiles:
             neither = "--speculation_method, --neuron_config, --device_sampling nor --compile"

@@ -47,7 +47,6 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """Content security policy of the page, which is one file and may connect to its own server alone."""
-"""Limit of an unknown model's name in an error message."""
 T = TypeVar("T")
 
 

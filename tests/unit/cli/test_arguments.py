@@ -11,6 +11,7 @@ import specdec
 from inference import VERSION
 from inference.cli.app import EXIT_USAGE, main
 from inference.cli.prompts.source import read_prompts
+from inference.cli.roles.fused_target import fused_config
 from inference.cli.roles.registry import ROLES, settings_of
 from tests.conftest import ModelDirectories
 
@@ -248,6 +249,14 @@ def test_text_that_is_no_utf8_is_refused(name: str, flags: tuple[str, ...], caps
 def test_choices_are_listed(flags: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     usage_error("--role", "fused_client", "--prompt", "x", *flags)
     assert f"--{name}: invalid choice" in capsys.readouterr().err
+
+
+def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning came twice, once for each model of the pair."""
+    fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
+    assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [
+        "tp_degree 3 has no effect: backend auto does not shard a model"
+    ]
 
 
 def test_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
