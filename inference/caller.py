@@ -18,7 +18,6 @@ class Right(StrEnum):
     """Right of a caller, as the auth file lists it under `roles`."""
 
     CLIENT = "client"
-    DRAFT = "draft"
     WORKER = "worker"
     OPS = "ops"
     ADMIN = "admin"

@@ -173,12 +173,10 @@ class Opened:
     Attributes:
         num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
         prompt_logprobs: one per prompt token but the first, if the request asked for them.
-        provenance: origin of the tokens, if another server commits them; None if this process does.
     """
 
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    provenance: Provenance | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -40,6 +40,7 @@ DEFAULT_GAMMA = 8
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
+DEFAULT_IDLE_TIMEOUT_S = 60.0
 """Most sessions of one worker of the pool, even if it announces more room."""
 DEFAULT_PROMPT_SHARE = 2.0
 """Time that reading prompts adds to a pass, in passes: others then see gaps of three, and a prompt takes 1.5 times as
@@ -434,7 +435,7 @@ class ServerConfig:
         host: address to listen on (%(default)s; 0.0.0.0 for all).
         port: port to listen on, 0 for a free one.
         max_waiting: requests queued for a slot.
-        idle_timeout_s: end a session that has had no proposal for this long.
+        idle_timeout_s: in rounds, decode without the draft worker once it has sent no proposal for this long.
         grace_s: on SIGTERM, time for running requests.
         defaults: values for parameters that a request leaves open; a draft worker or gateway uses the target's.
         drain_delay_s: before the grace period, time in which balancers see that this server is not ready; it still
@@ -458,7 +459,9 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "--host")
     port: int = setting(DEFAULT_PORT, "--port PORT", within=PORT)
     max_waiting: int = setting(64, "--max_waiting N", within=COUNT)
-    idle_timeout_s: float = setting(60.0, "--idle_timeout_s S", section="sessions of draft workers", within=SECONDS)
+    idle_timeout_s: float = setting(
+        DEFAULT_IDLE_TIMEOUT_S, "--idle_timeout_s S", section="sessions of draft workers", within=SECONDS
+    )
     grace_s: float = setting(10.0, "--grace_s S", within=Range(0.0, FINITE))
     defaults: RequestDefaults = NO_DEFAULTS
     drain_delay_s: float = setting(0.0, "--drain_delay_s S", within=Range(0.0, FINITE))

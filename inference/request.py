@@ -263,7 +263,6 @@ class GenerationRequest:
         prompt_logprobs: like `logprobs`, for the prompt's tokens, with the first commit.
         grammar: grammar of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
         cache_salt: prompts share cached prefixes only if their salts are equal.
-        provenance: origin of the committed tokens, if another server wrote them.
         draft_session: name under which a private draft worker proposes; empty without one.
 
     Raises:
@@ -283,8 +282,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     cache_salt: str = ""
-    provenance: Provenance = UNKNOWN
-    draft_session: bytes = b""
+    draft_session: str = ""
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

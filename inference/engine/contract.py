@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from inference.commit import Answer, Generator
 from inference.model.decoder import Matcher
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Schedule
 from inference.speculation.tree import Branch
 
 
@@ -76,8 +76,8 @@ class VerificationEngine(Generator, Protocol[SessionT]):
             CapacityError: too many grammars are being compiled.
         """
 
-    def open(self, request: GenerationRequest, *, drafted: bool, grammar: Matcher | None = None) -> SessionT:
-        """Queue a request; `drafted` is True if a draft worker will propose to the session from its beginning.
+    def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> SessionT:
+        """Queue a request, which decodes alone until `begin_help`.
 
         Raises:
             InvalidRequestError: the request does not fit the model.
@@ -98,8 +98,8 @@ class VerificationEngine(Generator, Protocol[SessionT]):
             InvalidRequestError: a branch is too long, its parent never existed, or a token id is unknown.
         """
 
-    def begin_help(self, session: SessionT) -> None:
-        """Begin to verify the proposals of a pool worker; its node numbers start at 0."""
+    def begin_help(self, session: SessionT, schedule: Schedule) -> None:
+        """Begin to verify the proposals of a draft worker; its node numbers start at 0."""
 
     def end_help(self, session: SessionT) -> None:
         """Let the session decode alone again."""

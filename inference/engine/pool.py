@@ -9,6 +9,7 @@ worker that proposes nothing useful to a session loses the session to another wo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -17,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inference.commit import Answer, Commit
-from inference.config import DEFAULT_WORKER_SLOTS
+from inference.config import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_WORKER_SLOTS
 from inference.engine.contract import VerificationEngine, VerificationSession
 from inference.errors import CapacityError, InvalidRequestError
-from inference.request import GenerationRequest
-from inference.speculation.tree import Branch
+from inference.request import GenerationRequest, Schedule
+from inference.speculation.tree import MAX_TREE_TOKENS, Branch
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,12 @@ FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
 """Most commits of a session in a row without a proposal of its worker, which should send one at least every 16."""
-MAX_EARLY = 1024
-EARLY_S = 5.0
 MAX_VAIN_COMMITS = 256
 """Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
+MAX_EARLY_SESSIONS = 64
+"""Most requests of one private worker whose draft tokens are kept until they arrive."""
+EARLY_S = 5.0
+"""Seconds for which such draft tokens are kept: a request is a part of a round trip behind them."""
 
 
 class Worker(Protocol):
@@ -41,7 +44,9 @@ class Worker(Protocol):
 
     id: str
     num_slots: int
-    scope: bytes
+    does_rounds: bool
+    scope: str
+    """Beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps all."""
 
     def open(self, session: VerificationSession) -> None:
         """Let the worker draft for this session from its present tokens on."""
@@ -54,16 +59,37 @@ class Worker(Protocol):
 
 
 @dataclass(slots=True)
+class _Early:
+    """Draft tokens that have come before their request; `since` is the time of the first ones."""
+
+    since: float
+    branches: list[Branch] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Record:
     """State of one worker.
 
     Attributes:
         sessions: sessions that it helps, by `help_id`.
         trust: most sessions that it may have, by its success so far.
+        early: proposals of a private worker for requests that have not arrived, by session name, oldest first.
     """
 
     sessions: dict[str, VerificationSession] = field(default_factory=dict)
     trust: int = FIRST_SESSIONS
+    early: dict[str, _Early] = field(default_factory=dict)
+
+    def keep(self, name: str, branches: Sequence[Branch]) -> None:
+        """Keep a proposal for a request that has not arrived, within bounds of number, tokens and time."""
+        now = time.monotonic()
+        early = self.early.setdefault(name, _Early(now))
+        early.branches += branches
+        if sum(len(branch.token_ids) for branch in early.branches) > MAX_TREE_TOKENS:
+            early.branches.clear()  # node numbers of later ones would be wrong; the pool finds out, and ends the help
+        oldest = next(iter(self.early))
+        if len(self.early) > MAX_EARLY_SESSIONS or now - self.early[oldest].since > EARLY_S:
+            del self.early[oldest]
 
 
 @dataclass(slots=True)
@@ -83,45 +109,43 @@ class _Help:
     useless: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Early:
-    """Proposals of a private worker that have come before their request.
-
-    Attributes:
-        since: time of the first one.
-    """
-
-    worker: Worker
-    since: float
-    proposals: list[Sequence[Branch]] = field(default_factory=list)
-
-
 class DraftPool:
     """Pool that assigns workers to sessions by free capacity, and a `Generator` that uses the engine.
 
     Args:
-        max_worker_slots: most sessions of one worker.
+        max_worker_slots: most sessions of one worker of the pool.
+        idle_timeout_s: seconds that a session in rounds may wait for a proposal before it decodes alone.
     """
 
-    def __init__(self, engine: VerificationEngine[Any], *, max_worker_slots: int = DEFAULT_WORKER_SLOTS) -> None:
+    def __init__(
+        self,
+        engine: VerificationEngine[Any],
+        *,
+        max_worker_slots: int = DEFAULT_WORKER_SLOTS,
+        idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
+    ) -> None:
         self._engine = engine
+        self._idle_timeout_s = idle_timeout_s
         self._max_worker_slots = max_worker_slots
         self._workers: dict[Worker, _Record] = {}
         self._alone: dict[str, VerificationSession] = {}
         self._help: dict[str, _Help] = {}
-        self._named: dict[bytes, VerificationSession] = {}
-        self._early: dict[bytes, _Early] = {}
+        self._named: dict[str, VerificationSession] = {}  # by the name that a private worker knows
+        self._private: dict[str, Worker] = {}  # by scope
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.seed_invariant = engine.seed_invariant
 
+    @property
+    def pass_us(self) -> int:
+        """Recent time of a pass of the engine, in microseconds; 0 while unknown."""
+        return self._engine.pass_us
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`; a request with gamma 0 gets no worker."""
-        session: VerificationSession = self._engine.open(
-            request, drafted=False, grammar=await self._engine.compiled(request)
-        )
+        grammar = await self._engine.compiled(request)
+        session: VerificationSession = self._engine.open(request, grammar=grammar)
         try:
             if request.gamma != 0:
-                self._alone[session.id], self._help[session.id] = session, _Help()
                 self._begin(session)
             async with aclosing(self._engine.answer(session)) as events:
                 async for event in events:
@@ -141,12 +165,16 @@ class DraftPool:
         if len(self._workers) >= MAX_WORKERS:
             raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
         self._workers[worker] = _Record()
+        if worker.scope:
+            self._private[worker.scope] = worker
         logger.info("draft worker %s attached with %d slots", worker.id, worker.num_slots)
         self._lend()
 
     def detach(self, worker: Worker) -> None:
         """Remove a worker; its sessions move to others."""
         record = self._workers.pop(worker, _Record())
+        if self._private.get(worker.scope) is worker:
+            del self._private[worker.scope]
         logger.info("draft worker %s left; %d sessions move on", worker.id, len(record.sessions))
         for session in record.sessions.values():
             self._put_back(session)
@@ -156,63 +184,84 @@ class DraftPool:
         """Pass on a worker's branches for a session; ignore them if the session is no longer the worker's.
 
         Raises:
-            InvalidRequestError: there are no branches, a parent never existed, or a token id is unknown.
+            InvalidRequestError: a parent never existed, or a token id is unknown. A private worker then loses the
+                session instead.
         """
+        record = self._workers.get(worker)
+        if record is None:
+            return
         if worker.scope:
-            self._propose_private(worker, worker.scope + bytes.fromhex(help_id), branches)
-            return
-        session = self._workers[worker].sessions.get(help_id) if worker in self._workers else None
-        if session is None:
-            return
-        if not branches:
-            raise InvalidRequestError("empty proposal: a pool worker must send draft tokens")
+            self._propose_private(worker, record, help_id, branches)
+        elif (session := record.sessions.get(help_id)) is not None:
+            self._grow(session, branches)
+
+    def _grow(self, session: VerificationSession, branches: Sequence[Branch]) -> None:
+        if not branches and session.runs_ahead:
+            raise InvalidRequestError("empty proposal: a worker that runs ahead must send draft tokens")
         self._help[session.id].num_silent = 0
         self._engine.propose(session, branches)
 
-    def _begin(self, session: VerificationSession) -> None:
-        """Give a new session to the private worker that has proposed to it already, or to one of the pool."""
-        name = session.request.draft_session
-        if name:
-            self._named[name] = session
-        early = self._early.pop(name, None)
-        if early is None or early.worker not in self._workers:
-            self._lend()
-            return
-        self._adopt(session, early.worker)
-        for branches in early.proposals:
-            self._engine.propose(session, branches)
-
-    def _propose_private(self, worker: Worker, name: bytes, branches: Sequence[Branch]) -> None:
+    def _propose_private(self, worker: Worker, record: _Record, help_id: str, branches: Sequence[Branch]) -> None:
+        name = worker.scope + help_id
         session = self._named.get(name)
         if session is None:
-            self._keep(worker, name, branches)
+            record.keep(name, branches)
             return
         help_ = self._help[session.id]
+        if worker.id in help_.useless:
+            return
         if help_.worker is not worker:
-            if worker.id in help_.useless:
-                return
             self._adopt(session, worker)
-        help_.num_silent = 0
-        self._engine.propose(session, branches)
+        try:
+            self._grow(session, branches)
+        except InvalidRequestError as exc:
+            logger.warning("session %s goes on without its private worker %s: %s", session.id, worker.id, exc)
+            self._take_back(session, worker, trust=record.trust)
 
-    def _keep(self, worker: Worker, name: bytes, branches: Sequence[Branch]) -> None:
-        """Keep a proposal that has come before its request."""
-        now = time.monotonic()
-        early = self._early.setdefault(name, _Early(worker, now))
-        early.proposals.append(branches)
-        while self._early and (len(self._early) > MAX_EARLY or now - next(iter(self._early.values())).since > EARLY_S):
-            del self._early[next(iter(self._early))]
+    def _begin(self, session: VerificationSession) -> None:
+        """Give a new session to the private worker of its client, or to one of the pool."""
+        self._alone[session.id], self._help[session.id] = session, _Help()
+        if name := session.request.draft_session:
+            self._named[name] = session
+            scope, _, help_id = name.rpartition("/")
+            worker = self._private.get(f"{scope}/")
+            if worker is None:
+                logger.info("session %s: its private draft worker is not attached on its connection", session.id)
+            elif (early := self._workers[worker].early.pop(name, None)) is not None:
+                self._propose_private(worker, self._workers[worker], help_id, early.branches)
+            elif _in_rounds(session):
+                self._hand(session, worker)
+        self._lend()
 
     def _adopt(self, session: VerificationSession, worker: Worker) -> None:
-        """Let a private worker help a session, in the place of a worker of the pool."""
+        """Let its client's private worker help a session, in the place of another worker."""
         help_ = self._help[session.id]
         if help_.worker is not None:
             del self._workers[help_.worker].sessions[session.help_id]
             help_.worker.close(session)
-        self._alone.pop(session.id, None)
+            self._put_back(session)
+        self._hand(session, worker)
+
+    def _hand(self, session: VerificationSession, worker: Worker) -> None:
+        help_ = self._help[session.id]
         help_.worker, help_.num_silent, help_.num_vain = worker, 0, 0
-        self._engine.begin_help(session)
-        self._workers[worker].sessions[session.help_id] = session
+        in_rounds = worker.does_rounds and _in_rounds(session)
+        self._engine.begin_help(session, Schedule.SYNC if in_rounds else Schedule.ASYNC)
+        self._workers[worker].sessions[session.help_id] = self._alone.pop(session.id)
+        worker.open(session)
+        self._watch(session, session.help_id)
+
+    def _watch(self, session: VerificationSession, help_id: str) -> None:
+        """Take a session back from a worker without which it cannot go on, once that has been silent for too long."""
+        help_ = self._help.get(session.id)
+        if session.runs_ahead or help_ is None or help_.worker is None or session.help_id != help_id:
+            return
+        left_s = self._idle_timeout_s - session.idle_s
+        if left_s > 0:
+            asyncio.get_running_loop().call_later(left_s, self._watch, session, help_id)
+            return
+        logger.warning("session %s decodes alone: no proposal came for %g s", session.id, self._idle_timeout_s)
+        self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
 
     def decline(self, worker: Worker, help_id: str) -> None:
         """Move a session that its worker declines to another; the worker's limit becomes the sessions that it keeps."""
@@ -233,14 +282,10 @@ class DraftPool:
     def _lend(self) -> None:
         """Assign workers to sessions that decode alone, the worker with most room first."""
         for session in list(self._alone.values()):
-            help_ = self._help[session.id]
-            worker = self._choice(help_.useless)
+            worker = self._choice(self._help[session.id].useless)
             if worker is None:
                 continue
-            help_.worker, help_.num_silent, help_.num_vain = worker, 0, 0
-            self._engine.begin_help(session)
-            self._workers[worker].sessions[session.help_id] = self._alone.pop(session.id)
-            worker.open(session)
+            self._hand(session, worker)
 
     def _choice(self, useless: set[str]) -> Worker | None:
         """Return the worker with most room whose id is not in `useless`; None if there is none."""
@@ -296,3 +341,7 @@ class DraftPool:
             del self._workers[help_.worker].sessions[session.help_id]
             help_.worker.close(session)
             self._lend()
+
+
+def _in_rounds(session: VerificationSession) -> bool:
+    return session.request.schedule is Schedule.SYNC

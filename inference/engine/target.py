@@ -109,12 +109,11 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             raise InvalidRequestError("grammar: this server has no compiler of grammars", field="grammar")
         return await self._grammars.matcher(request.grammar)
 
-    def open(self, request: GenerationRequest, *, drafted: bool, grammar: Matcher | None = None) -> TargetSession:
+    def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> TargetSession:
         """Queue a request for a slot.
 
         Args:
             request: the request.
-            drafted: True if a draft worker will propose to the session.
             grammar: the request's grammar, compiled by `compiled`; None if the request has none.
 
         Raises:
@@ -130,15 +129,13 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
         request = replace(request, sampling=request.effective_sampling())
-        schedule = (request.schedule or Schedule.SYNC) if drafted else None
         gamma = self._limits.gamma if request.gamma is None else request.gamma
         session = TargetSession(
             request,
             max_length=self.max_length,
-            schedule=schedule,
             gamma=gamma,
             grammar=grammar,
-            looks_up=self._limits.lookup and not (drafted and request.gamma is None),
+            looks_up=self._limits.lookup,
         )
         session.num_cached_tokens = self._admission.num_cached(session)
         self._enter(session)
@@ -151,9 +148,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         session.propose(branches)
         self.wake()
 
-    def begin_help(self, session: TargetSession) -> None:
-        """Begin to verify proposals of a pool worker for a session that has decoded alone."""
-        session.follow(Schedule.ASYNC)
+    def begin_help(self, session: TargetSession, schedule: Schedule) -> None:
+        """Begin to verify the proposals of a draft worker for a session that has decoded alone."""
+        session.follow(schedule)
 
     def end_help(self, session: TargetSession) -> None:
         """Let the session decode alone again."""
@@ -162,7 +159,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """Decode a request without a draft worker; see `Generator`."""
-        session = self.open(request, drafted=False, grammar=await self.compiled(request))
+        session = self.open(request, grammar=await self.compiled(request))
         async with aclosing(self.answer(session)) as events:
             async for event in events:
                 yield event

@@ -72,11 +72,13 @@ _numbers = itertools.count(1)
 class TargetSession:
     """Session of one request at a target. The engine's loop owns it.
 
+    Attributes:
+        schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
+            that have arrived, or decodes if there are none. None: there is no draft worker.
+
     Args:
         request: the request, already validated against the engine's limits.
         max_length: most tokens of prompt and output together.
-        schedule: SYNC: every pass waits for a proposal of the draft worker. ASYNC: a pass verifies the draft tokens
-            that have arrived, or decodes if there are none. None: there is no draft worker.
         gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
         grammar: matcher of the request's grammar.
         looks_up: True if the target itself proposes, by prompt lookup, in passes without tokens of a draft model.
@@ -87,7 +89,6 @@ class TargetSession:
         request: GenerationRequest,
         *,
         max_length: int,
-        schedule: Schedule | None,
         gamma: int,
         grammar: Matcher | None = None,
         looks_up: bool = False,
@@ -105,7 +106,7 @@ class TargetSession:
         self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
-        self.schedule = schedule
+        self.schedule: Schedule | None = None
         self.acceptance = Acceptance()
         self.lookup = Lookup() if looks_up and gamma else None
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None

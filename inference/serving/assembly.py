@@ -36,8 +36,9 @@ from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
-from inference.workers.draft.worker import DraftWorker
+from inference.workers.draft.private import PrivateWorker
 from inference.workers.fleet import Fleet
+from inference.workers.reading import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -210,13 +211,25 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 
 
 @asynccontextmanager
-async def draft_worker(
-    draft: LoadedDraft, config: DraftConfig, fleet: Fleet
-) -> AsyncGenerator[tuple[DraftWorker, DraftEngine], None]:
-    """Run a draft engine, and the worker that joins it to the targets."""
+async def private_worker(
+    draft: LoadedDraft, config: DraftConfig, fleet: Fleet, card: ModelCard | None
+) -> AsyncGenerator[tuple[PrivateWorker, DraftEngine], None]:
+    """Run a draft engine, and the worker that drafts with it for the requests of this process; see `reader_of`."""
     async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
-        max_length = draft.proposer.max_length
-        yield DraftWorker(engine, fleet, config=config, vocabulary=draft.vocabulary, max_length=max_length), engine
+        reader = reader_of(draft, card, draft.tokenizer)
+        worker = PrivateWorker(engine, fleet, config, draft.vocabulary, reader)
+        try:
+            yield worker, engine
+        finally:
+            await worker.stop()
+
+
+def reader_of(draft: LoadedDraft, card: ModelCard | None, tokenizer: Tokenizer) -> Reader:
+    """Return what reads requests as the target of a card does; None stands for a target with the draft's sizes."""
+    length, size = draft.proposer.max_length, draft.vocabulary.size
+    if card is None:
+        return Reader(tokenizer, max_length=length, vocab_size=size)
+    return Reader(tokenizer, max_length=card.max_length, vocab_size=card.vocab_size, defaults=card.defaults)
 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:

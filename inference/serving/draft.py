@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -22,22 +21,20 @@ from inference.config import (
 )
 from inference.errors import IncompatibleDraftError, SpecDecError
 from inference.observe.metrics import Metrics
-from inference.request import NO_DEFAULTS
-from inference.serving.assembly import draft_engine, draft_worker, load_proposer, model_card, running
+from inference.serving.assembly import LoadedDraft, draft_engine, load_proposer, private_worker, reader_of, running
 from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed, timeline
-from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.dialling import credentials_of
-from inference.workers.draft.pool_worker import Offer, PoolWorker
-from inference.workers.draft.worker import DraftWorker
+from inference.workers.draft.private import PrivateWorker
+from inference.workers.draft.stream import Offer, PoolWorker
+from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
 from inference.workers.operation import Operation
-from inference.workers.remote import TARGET, card_of_target
+from inference.workers.remote import DISTRIBUTED, card_of_target
 
 logger = logging.getLogger(__name__)
 
@@ -62,58 +59,51 @@ async def serve_draft(
             await card_of_target(fleet)  # before a model is loaded for minutes
             loaded = await load_proposer(proposer)
             upstream = UpstreamTarget(fleet, loaded.vocabulary)
-            upstream.card = await upstream.ask()
-            async with draft_worker(loaded, draft, fleet) as (worker, engine):
-                of_draft = model_card(f"target of {fleet.label}", TARGET, worker, loaded.tokenizer, NO_DEFAULTS)
-                card = upstream.card or of_draft
-                metrics = Metrics(card.name, role="draft")
+            card = upstream.card = await upstream.ask()
+            async with private_worker(loaded, draft, fleet, card) as (worker, engine):
+                remote = FailoverCompleter(fleet, draft.connection, worker)
+                metrics = Metrics("target" if card is None else card.name, role="draft")
                 metrics.watch(engine)
                 metrics.watch_graphs([loaded.model])
                 metrics.watch_vocabulary(lambda: worker.vocabulary_share)
-                local = LocalCompleter(worker, loaded.tokenizer)
                 operation = Operation(engine, may_drain=server.ends_by_call)
-                completer = observers.around(local, metrics, model=card.name)
-                if os.environ.get("EDGE"):
-                    from inference.workers.draft.edge import PrivateWorker
-                    from inference.workers.failover import FailoverCompleter
-
-                    words = replace(loaded.vocabulary)
-                    offer = Offer(words, draft.gamma, proposer.num_slots, draft.connection.security)
-                    private = PrivateWorker(engine, fleet, offer, local)
-                    remote = FailoverCompleter(fleet, draft.connection, private)
-                    completer = observers.around(remote, metrics, model=card.name)
-                service = GenerationServicer(completer, card, local.codec, operation)
-                switch = partial(
-                    _switch_model, worker, local, service, loaded.tokenizer, proposer.tokenizer_path, ports
-                )
-                await switch(card)
+                completer = observers.around(remote, metrics, model=fleet.label if card is None else card.name)
+                service = GenerationServicer(completer, _edge_card(card, loaded), remote, operation)
+                switch = partial(_switch_model, loaded, worker, service, proposer.tokenizer_path, ports)
+                if card is not None:
+                    await switch(card)
                 fronts = ports.fronts(observers, metrics, [service], upstream.is_serving, upstream.follow(switch))
                 with timeline(observe, engine):
                     await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
 
 
+def _edge_card(card: ModelCard | None, draft: LoadedDraft) -> ModelCard:
+    """Return the card of a draft worker's server: its target's, or the draft's sizes until the target gives one."""
+    if card is not None:
+        return replace(card, topology=DISTRIBUTED)
+    words, length = draft.vocabulary, draft.proposer.max_length
+    return ModelCard("target", DISTRIBUTED, length, words.size, words.fingerprint, draft.tokenizer.chat_template)
+
+
 async def _switch_model(
-    worker: DraftWorker,
-    local: LocalCompleter,
+    draft: LoadedDraft,
+    worker: PrivateWorker,
     service: GenerationServicer,
-    tokenizer: Tokenizer,
     path: Path,
     ports: Ports,
     target: ModelCard,
 ) -> None:
-    """Serve `target` from now on, under its name, with its chat template and the size of its vocabulary.
+    """Serve `target` from now on, under its name; the draft worker reads requests with its template and defaults.
 
     Args:
-        tokenizer: tokenizer of the draft, from the directory `path`.
+        path: directory of the draft's tokenizer.
 
     Raises:
         ConfigError: the chat template is too long.
     """
-    words = await asyncio.to_thread(tokenizer.with_template, target.chat_template, path)
-    about = target.defaults, target.model_id
-    worker.vocab_size = target.vocab_size
-    local.switch_model(words, *about)
-    service.card = model_card(target.name, "distributed", worker, words, *about)
+    words = await asyncio.to_thread(draft.tokenizer.with_template, target.chat_template, path)
+    worker.reader = reader_of(draft, target, words)
+    service.card = _edge_card(target, draft)
     ports.show(service.card)
     logger.info("the target serves %s", target.name)
 

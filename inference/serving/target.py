@@ -11,11 +11,12 @@ from inference.serving.assembly import RunningTarget, model_card, target_engine,
 from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
+from inference.text.vocabulary import Vocabulary
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.operation import Operation
 from inference.workers.remote import TARGET
-from inference.workers.target.verification import VerificationServicer
+from inference.workers.target.service import VerificationServicer
 
 
 async def serve_target(
@@ -58,9 +59,9 @@ def host_of(
     card = model_card(name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []
     if topology == TARGET:
-        generator = pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
-        idle_timeout_s, observer = server.idle_timeout_s, observers.of_sessions(metrics)
-        servicers.append(VerificationServicer(engine, pool, card, idle_timeout_s=idle_timeout_s, observer=observer))
+        slots, idle_timeout_s = server.max_worker_slots, server.idle_timeout_s
+        generator = pool = DraftPool(engine, max_worker_slots=slots, idle_timeout_s=idle_timeout_s)
+        servicers.append(VerificationServicer(pool, Vocabulary(card.tokenizer_fingerprint, card.vocab_size)))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
     operation = Operation(engine, may_drain=server.ends_by_call)

@@ -21,11 +21,10 @@ _METHODS = {
     f"{_GENERATION}Generate": {Right.CLIENT},
     f"{_GENERATION}Tokenize": {Right.CLIENT},
     f"{_GENERATION}Detokenize": {Right.CLIENT},
-    f"{_GENERATION}GetModel": {Right.CLIENT, Right.DRAFT},  # a draft worker asks its target for the chat template
+    f"{_GENERATION}GetModel": {Right.CLIENT},
     f"{_GENERATION}GetLoad": {Right.CLIENT, Right.OPS, Right.ADMIN},
     DRAIN: {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
-    f"{_VERIFICATION}Verify": {Right.DRAFT},
-    ASSIST: {Right.WORKER},
+    ASSIST: {Right.CLIENT, Right.WORKER},  # a client may draft for its own requests, see VerificationServicer
     f"{_HEALTH}Check": ALL_RIGHTS,  # every known caller: it reports health only
     f"{_HEALTH}Watch": ALL_RIGHTS,
 }

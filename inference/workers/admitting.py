@@ -123,9 +123,9 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
     return access.by_certificate(names, authorization, rights)
 
 
-def private_scope(call: Call) -> bytes:
-    """Return the prefix of the names that private draft workers use: those of another account or connection differ."""
-    return f"{caller().account} {call.peer} ".encode()
+def private_scope(call: Call) -> str:
+    """Return the beginning of the names of a private worker's sessions: those of its account and connection."""
+    return f"{caller().account} {call.peer}/"
 
 
 def passed_on() -> dict[str, str]:

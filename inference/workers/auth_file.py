@@ -3,13 +3,13 @@
     [[token]]
     name = "alice"
     sha256 = "..."               # hash of the token, which is not in the file itself
-    roles = ["client"]           # client, draft, worker, ops, admin
+    roles = ["client"]           # client, worker, ops, admin
     limits = { in_flight = 4, max_tokens = 1024, n = 2, logprobs = 5 }
 
     [[certificate]]
     name = "edge-1"
     san = "spiffe://example.org/edge-1"    # a DNS name or a URI of the certificate
-    roles = ["draft"]
+    roles = ["client"]
 
     [[prefix_group]]
     name = "shop"
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import tomllib
 from collections import Counter
@@ -32,6 +33,8 @@ from typing import Any
 
 from grpc_comm.watched import UnusableError
 from inference.caller import Caller, Limits, Right
+
+logger = logging.getLogger(__name__)
 
 _KEYS = {"name", "roles", "limits", "speaks_for_others"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -92,7 +95,7 @@ def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Calle
     _refuse_others(entry, {*_KEYS, key}, name)
     if not entry.get(key):
         raise ValueError(f"{name}: {key} is missing")
-    roles = entry.get("roles", [])
+    roles = [_successor(role, name) for role in entry.get("roles", [])]
     if unknown := [role for role in roles if role not in list(Right)] or not roles:
         raise ValueError(f"{name}: roles {unknown if roles else roles} are none of {', '.join(Right)}")
     rights = frozenset(map(Right, roles))
@@ -100,6 +103,14 @@ def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Calle
     if not isinstance(speaks, bool):
         raise ValueError(f"{name}: speaks_for_others {speaks!r} is neither true nor false")
     return Caller(name, rights, _limits(entry.get("limits", {}), name), speaks, prefix_groups=groups)
+
+
+def _successor(role: Any, name: str) -> Any:
+    """Return the role that has taken the place of another; version 1 had a role for draft workers with requests."""
+    if role != "draft":
+        return role
+    logger.warning('%s: role "draft" counts as "client", which may draft for its own requests', name)
+    return Right.CLIENT
 
 
 def _name(value: Any, what: str) -> str:

@@ -93,7 +93,7 @@ class CompletionRequest:
     grammar: Grammar | None = None
     resume: Resume | None = None
     cache_salt: str = ""
-    draft_session: bytes = b""
+    draft_session: str = ""
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

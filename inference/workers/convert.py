@@ -47,8 +47,10 @@ from inference.workers import completion
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
+DRAFT_SESSION_BYTES = 16
+"""Length of the name that a client's process gives a session; see `GenerateRequest.draft_session`."""
 MAX_BRANCHES_OF_MESSAGE = 1024
 """Most branches of one Propose, far more than a draft needs; each is kept until its place in the tree is decided."""
 MAX_TOKENS_OF_MESSAGE = 4096
@@ -72,7 +74,7 @@ _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIN
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
-_COMPLETION = (*_COMMON, "ignore_eos", "echo", "gamma", "draft_session")
+_COMPLETION = (*_COMMON, "ignore_eos", "echo", "gamma")
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens")
@@ -230,6 +232,7 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         schedule=_SCHEDULE_TO_MESSAGE[request.schedule],
         stop=request.stop,
         grammar=grammar_to_message(request.grammar),
+        draft_session=bytes.fromhex(request.draft_session),
         **_prompt_to_message(request.prompt),
         **_to_message(request, _COMPLETION),
     )
@@ -240,6 +243,14 @@ def completion_to_message(request: completion.CompletionRequest) -> pb.GenerateR
         if message.HasField("grammar"):
             message.grammar.version = origin.grammar_version
     return message
+
+
+def _draft_session(message: pb.GenerateRequest) -> str:
+    name = message.draft_session
+    if name and len(name) != DRAFT_SESSION_BYTES:
+        fault = f"draft_session has {len(name)} bytes, {DRAFT_SESSION_BYTES} are expected"
+        raise InvalidRequestError(fault, field="draft_session")
+    return name.hex()
 
 
 def _wanted_resume(message: pb.GenerateRequest) -> completion.Resume | None:
@@ -301,6 +312,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
         stop=tuple(message.stop),
         grammar=_wanted_grammar(message),
         resume=_wanted_resume(message),
+        draft_session=_draft_session(message),
         **_from_message(message, _COMPLETION),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 from inference.commit import Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
@@ -20,16 +20,26 @@ PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 """Length of a prompt's beginning, which finds the server that may have read it already."""
 
 
+class Drafter(Protocol):
+    """Draft worker in the process of a client."""
+
+    def complete(
+        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of a request at one server, and draft for it meanwhile; see `Completer.complete`."""
+
+
 class FailoverCompleter:
     """`Completer` and `Codec` over the servers of a fleet.
 
     Args:
         fleet: servers of one model.
         connection: limits of a request's time, and of its time without a server.
+        drafter: drafts for the requests in this process; None leaves drafts to the servers.
     """
 
-    def __init__(self, fleet: Fleet, connection: ConnectionConfig, worker: Any = None) -> None:
-        self._worker = worker
+    def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafter: Drafter | None = None) -> None:
+        self._drafter = drafter
         self._fleet = fleet
         self._connection = connection
 
@@ -40,10 +50,8 @@ class FailoverCompleter:
 
         def attempt(replica: Replica) -> AsyncGenerator[Event, None]:
             answer.answered = self._fleet.is_ready(replica)
-            at = self._at(replica, deadline_s=resuming.left_s)
-            if self._worker is not None:
-                return self._worker.complete(at, replica, answer.rest())  # type: ignore[no-any-return]
-            return at.complete(answer.rest())
+            at, rest = self._at(replica, deadline_s=resuming.left_s), answer.rest()
+            return at.complete(rest) if self._drafter is None else self._drafter.complete(at, replica, rest)
 
         return resuming.events(attempt, prefix_of(request.prompt))
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from inference.caller import caller
 from inference.commit import (
     Commit,
     Delta,
@@ -29,22 +27,16 @@ from inference.model.decoder import check_seed, is_seed_invariant
 from inference.request import (
     NO_DEFAULTS,
     GenerationRequest,
-    Grammar,
-    Preamble,
     Provenance,
     RequestDefaults,
-    check_logit_bias,
 )
 from inference.text.chat import Chat
 from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
-from inference.text.reasoning import is_begun, is_over
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest, Resume
-from inference.workers.prompt import LocalCodec
+from inference.workers.reading import Reader
 
-_END_TOKENS = 16
-"""Number of last tokens of a prompt that are searched for the mark of a reasoning."""
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
 SCORED_TOKENS = 32  # prompt tokens that get the texts of their log-probabilities in one go, for the same reason
@@ -68,31 +60,21 @@ class LocalCompleter:
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
-        self._defaults = defaults
         self._model_id = model_id
-        self.codec = LocalCodec(tokenizer, vocab_size=generator.vocab_size, max_length=generator.max_length)
-
-    def switch_model(self, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str) -> None:
-        """Switch to the model that the generator has now; its tokens are the same, its padding may differ."""
-        self._tokenizer, self._defaults, self._model_id = tokenizer, defaults, model_id
-        self.codec.tokenizer, self.codec.vocab_size = tokenizer, self._generator.vocab_size
-
-    async def generation(self, request: CompletionRequest) -> GenerationRequest:
-        request = request.resolved(self._defaults)
-        prompt = request.prompt
-        token_ids = self.codec.checked(prompt) if isinstance(prompt, tuple) else await self.codec.encode(prompt)
-        generation = self._generation(request, token_ids)
-        return generation if request.resume is None else generation.resumed(request.resume.token_ids)
+        self._reader = Reader(
+            tokenizer, max_length=generator.max_length, vocab_size=generator.vocab_size, defaults=defaults
+        )
+        self.codec = self._reader.codec
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        is_open = bool(request.unsaid) or request.max_new_tokens is None
-        request = request.resolved(self._defaults)
-        prompt = request.prompt
-        token_ids = self.codec.checked(prompt) if isinstance(prompt, tuple) else await self.codec.encode(prompt)
-        generation = self._generation(request, token_ids)
+        defaults = self._reader.defaults if request.unsaid or request.max_new_tokens is None else None
+        request = request.resolved(self._reader.defaults)
+        if request.seed is not None:
+            check_seed(self._generator, request.sampling)
+        generation = await self._reader.read(request)
         text = _Text(self._tokenizer, request)
-        started = self._started(request, generation, self._defaults if is_open else None)
+        started = self._started(request, generation, defaults)
         if request.resume is not None:
             generation = self._resumed(generation, request.resume)
         if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
@@ -103,7 +85,7 @@ class LocalCompleter:
             async for event in events:
                 if isinstance(event, Opened):  # only now: a request that is refused has never started
                     await text.replay(request.resume)
-                    yield await self._opened(started, generation, request.resume, event)
+                    yield await self._opened(started, generation, event)
                     continue
                 if request.max_new_tokens == 0:  # the pass that read the prompt chose a token too: it is not wanted
                     yield Finished(FinishReason.LENGTH)
@@ -143,21 +125,10 @@ class LocalCompleter:
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
         limit = generation.max_new_tokens
         _check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
-        return replace(generation.resumed(resume.token_ids), provenance=resume.provenance)
+        return generation.resumed(resume.token_ids)
 
-    async def _opened(
-        self, started: Started, generation: GenerationRequest, resume: Resume | None, opened: Opened
-    ) -> Started:
-        """Return Started with what the first pass made known, and with the model that committed the first tokens.
-
-        Raises:
-            IncompatibleDraftError: the request resumes, and this is another model.
-        """
-        if opened.provenance is not None:
-            origin = replace(opened.provenance, prompt_digest=started.provenance.prompt_digest)
-            if resume is not None:
-                resume.provenance.require_same(origin)
-            started = replace(started, provenance=origin)
+    async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
+        """Return Started with what the first pass made known."""
         if generation.prompt_logprobs is not None:
             started = replace(started, prompt_logprobs=await self._of_prompt(generation, opened))
         return replace(started, num_cached_tokens=opened.num_cached_tokens)
@@ -167,10 +138,7 @@ class LocalCompleter:
 
         Lets the event loop run meanwhile: 2000 tokens, each with the 20 best ones, take 0.1 s.
         """
-        first, *others = generation.prompt_token_ids
-        if len(opened.prompt_logprobs) != len(others):
-            message = "prompt_logprobs: the upstream target does not give them"
-            raise InvalidRequestError(message, field="prompt_logprobs")
+        first = generation.prompt_token_ids[0]
         stream = self._tokenizer.stream()
         entries = (TokenLogprobs((first,), (0.0,)), *opened.prompt_logprobs)
         named = []
@@ -179,40 +147,6 @@ class LocalCompleter:
             if i % SCORED_TOKENS == 0:
                 await asyncio.sleep(0)
         return tuple(named)
-
-    def _generation(self, request: CompletionRequest, prompt: tuple[int, ...]) -> GenerationRequest:
-        if not prompt:
-            raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
-        check_logit_bias(request.sampling, vocab_size=self._generator.vocab_size)
-        if request.seed is not None:
-            check_seed(self._generator, request.sampling)
-        seed = secrets.randbits(64) if request.seed is None else request.seed
-        generation = GenerationRequest(
-            prompt_token_ids=prompt,
-            sampling=replace(request.sampling, seed=seed),
-            max_new_tokens=max(1, request.max_new_tokens or 0),  # 0 reads the prompt, which a pass of one token does
-            stop_token_ids=request.stop_token_ids,
-            stop_at_eos=not request.ignore_eos,
-            gamma=request.gamma,
-            schedule=request.schedule,
-            logprobs=request.logprobs,
-            min_new_tokens=request.min_new_tokens,
-            prompt_logprobs=request.prompt_logprobs,
-            grammar=self._after_prompt(prompt, request.grammar),
-            cache_salt=caller().cache_salt(request.cache_salt),
-            draft_session=request.draft_session,
-        )
-        # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
-        return replace(generation, sampling=generation.effective_sampling(self._tokenizer.eos_token_ids))
-
-    def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
-        """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""
-        if grammar is None or grammar.preamble is Preamble.NONE:
-            return grammar
-        end = self._tokenizer.decode(prompt[-_END_TOKENS:], special=True)
-        if is_over(end):
-            return replace(grammar, preamble=Preamble.NONE)
-        return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
 
 
 def _digest(token_ids: Sequence[int]) -> str:

@@ -32,8 +32,8 @@ from inference.workers.output import Output
 from inference.workers.status import calls_to
 
 CARD_TIMEOUT_S = 5.0
-TARGET = "target"
-"""Topology of a server that verifies for draft workers."""
+TARGET, DISTRIBUTED = "target", "distributed"
+"""Topologies of a server that draft workers can help, and of a draft worker's server."""
 MAX_DEADLINE_S = 1e8
 """Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
 
@@ -53,6 +53,7 @@ class RemoteCompleter:
         self._address = address
         self._deadline_s = min(deadline_s, MAX_DEADLINE_S)
         self._metadata = CAN_MOVE if can_move else None
+        self._num_bytes = 0
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
@@ -63,6 +64,7 @@ class RemoteCompleter:
         try:
             with calls_to(self._address):
                 async for message in call:
+                    self._num_bytes += message.ByteSize()
                     event = await answer.converted(event_from_message, message, message.started.prompt_logprobs)
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
@@ -74,6 +76,11 @@ class RemoteCompleter:
             answer.check_end()
         finally:
             call.cancel()
+
+    def take_bytes(self) -> int:
+        """Return the size of the messages since the last call, without HTTP/2 framing."""
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return num_bytes
 
     def _timeout_s(self, request: CompletionRequest) -> float:
         if request.deadline is None:

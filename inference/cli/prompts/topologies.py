@@ -17,7 +17,7 @@ from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelCo
 from inference.errors import CapacityError, SpecDecError
 from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
-from inference.serving.assembly import draft_worker, load_proposer, target_engine
+from inference.serving.assembly import load_proposer, private_worker, target_engine
 from inference.serving.observers import report_profile, timeline
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.failover import FailoverCompleter
@@ -35,10 +35,10 @@ async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig
     async with connected(draft.connection) as fleet:
         card = await card_of_target(fleet)
         loaded = await load_proposer(proposer)
-        async with draft_worker(loaded, draft, fleet) as (worker, engine):
-            worker.vocab_size = worker.vocab_size if card is None else card.vocab_size
+        async with private_worker(loaded, draft, fleet, card) as (worker, engine):
+            completer = FailoverCompleter(fleet, draft.connection, worker)
             with timeline(job.observe, engine):
-                return await _complete(job, LocalCompleter(worker, loaded.tokenizer), TextSink(job.template.sampling))
+                return await _complete(job, completer, TextSink(job.template.sampling))
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:

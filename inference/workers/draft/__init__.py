@@ -1,5 +1,5 @@
-"""The draft worker's end of both streams: proposals up, commits down, in rounds or running ahead.
+"""The draft worker's end of Assist: proposals up, in rounds or running ahead, for a pool or for its own process.
 
 Does not know: how chains and branches are made (engine/draft_session.py), or when they pay (scheduling/pacing.py).
-Start reading: `worker.py`.
+Start reading: `session.py`.
 """

@@ -1,5 +1,5 @@
-"""The target's end of both streams: Verify, where the draft has the request, and Assist, where the target has it.
+"""The target's end of Assist: draft workers attach to its pool, or to the requests of their own process.
 
 Does not know: what a pass is, or which worker helps whom (engine/pool.py).
-Start reading: `verification.py`.
+Start reading: `service.py`.
 """

@@ -33,11 +33,12 @@ class StreamWorker:
 
     Args:
         vocabulary: vocabulary of the target; the worker's may be padded to another size.
-        scope: prefix of its sessions' names, if it is private; empty if it helps all requests.
+        scope: see `Worker`.
     """
 
-    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: bytes = b"") -> None:
+    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
         self.scope = scope
+        self.does_rounds = attach.protocol_version > 1
         self.id = f"w{next(_numbers)}"
         self.num_slots = checked_slots(attach.num_slots)
         self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
@@ -51,7 +52,8 @@ class StreamWorker:
             return
         request = session.request
         rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
-        opening = replace(rest, schedule=Schedule.ASYNC, prompt_logprobs=None)
+        schedule = Schedule.ASYNC if session.runs_ahead else Schedule.SYNC
+        opening = replace(rest, schedule=schedule, prompt_logprobs=None)
         words = self._vocabulary
         message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
         opened = pb.AssistOpen(session_id=session.help_id, open=message, request_id=session.request_id)
@@ -67,9 +69,8 @@ class StreamWorker:
 
     def close(self, session: VerificationSession) -> None:
         """See `Worker`."""
-        if self.scope:
-            return
-        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.help_id)))
+        session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
+        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
     async def beat(self) -> None:
         """Queue an empty message at each interval if no other waits, until cancelled."""
@@ -100,14 +101,14 @@ def checked_slots(num_slots: int) -> int:
     return num_slots
 
 
-async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, *, pass_us: int) -> None:
+async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
     """Let the pool use the worker until its stream ends.
 
     Raises:
         InvalidRequestError: the worker sent a message that no draft may send.
         UnavailableError: the worker does not read its messages.
     """
-    await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
+    await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pool.pass_us)))
     pool.attach(worker)
     jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
     tasks = [asyncio.create_task(job) for job in jobs]

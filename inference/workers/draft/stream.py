@@ -1,4 +1,4 @@
-"""Draft worker of a pool: it dials targets, and drafts for the sessions that they assign to it."""
+"""Draft worker of a pool, which drafts for the sessions that targets assign to it, and its streams to them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,26 +20,23 @@ from grpc_comm.names import Addresses, addresses_of
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import ANYBODY, harmless_id, request_context
-from inference.commit import Commit
 from inference.config import PLAIN, DialSecurity
 from inference.engine.draft import DraftEngine
 from inference.engine.target import check_token_ids
 from inference.errors import (
     CapacityError,
     HandshakeError,
-    InvalidRequestError,
     RequestError,
     SpecDecError,
     UnavailableError,
 )
 from inference.observe.metrics import Metrics
-from inference.request import GenerationRequest, Grammar
+from inference.request import GenerationRequest
 from inference.scheduling.link import Link
 from inference.text.vocabulary import Vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.dialling import check_link, credentials_of, named
-from inference.workers.draft.proposals import ProposalSender
-from inference.workers.draft.schedules import Runner
+from inference.workers.draft.session import DraftingSession, ProposalSender
 from inference.workers.status import calls_to
 
 logger = logging.getLogger(__name__)
@@ -84,7 +82,7 @@ class PoolWorker:
         self._engine = engine
         self._offer = offer
         self._metrics = metrics
-        self._streams: dict[str, tuple[PoolStream, asyncio.Task[None]]] = {}
+        self._streams: dict[str, tuple[AssistStream, asyncio.Task[None]]] = {}
         self._task = asyncio.create_task(self._serve(targets))
 
     @property
@@ -142,14 +140,15 @@ class PoolWorker:
         for address in addresses.keys() - self._streams.keys():
             security = named(self._offer.security, addresses[address])
             offer = replace(self._offer, num_slots=share, security=security)
-            stream = PoolStream(self._engine, address, offer, self._metrics)
+            stream = AssistStream(self._engine, address, offer, self._metrics)
             self._streams[address] = stream, group.create_task(self._run(stream))
 
-    async def _run(self, stream: PoolStream) -> None:
+    async def _run(self, stream: AssistStream) -> None:
         """Serve one target. If it refuses the worker, dial it again later; fail if all targets refuse the worker."""
         while True:
             try:
-                await stream.run()
+                async with open_channel(stream.address, credentials_of(stream.security)) as channel:
+                    await stream.run(channel)
             except (RequestError, HandshakeError) as refusal:
                 stream.is_refused = True
                 if all(each.is_refused for each, _ in self._streams.values()):
@@ -158,59 +157,65 @@ class PoolWorker:
             await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
 
 
-class PoolStream:
-    """Assist stream to one target, reopened whenever it is lost.
+class AssistStream:
+    """Assist stream to one target, opened again whenever it is lost.
 
     Args:
         engine: draft engine, which the streams to other targets share.
         address: HOST:PORT of the target.
         offer: offer to this target.
-        metrics: metrics in which the sessions are counted.
+        metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
 
     Attributes:
         is_attached: True while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
+        is_unheard: True once the draft tokens of a request reached no target, which is logged once.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
 
-    def __init__(
-        self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics, *, is_private: bool = False
-    ) -> None:
+    def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics | None = None) -> None:
         self._engine = engine
         self.address = address
         self._offer = offer
         self._metrics = metrics
-        self.is_attached = self.is_refused = False
+        self.is_attached = self.is_refused = self.is_unheard = False
         self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
-        self._sessions: dict[str, PoolSession] = {}
+        self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
-        self._is_private = is_private
+        self._dial_now = asyncio.Event()
 
-    async def run(self, channel: grpc.aio.Channel | None = None) -> None:
+    async def run(self, channel: grpc.aio.Channel) -> None:
         """Draft for the target's sessions. Dial again, without end, when the target fails or cannot be reached.
 
         Raises:
             RequestError: the target refuses this worker.
             HandshakeError: the target can be reached but not trusted.
         """
-        lost = False
-        if channel is None:
-            channel = open_channel(self.address, credentials_of(self._offer.security))
-        if True:
-            stub = rpc.VerificationServiceStub(channel)
-            while True:
-                try:
-                    await self._attach(stub)
-                    lost = False
-                except RequestError:
-                    raise
-                except SpecDecError as exc:
-                    await check_link(self.address, self._offer.security)
-                    if not lost:
-                        logger.warning("no target, dialling until there is one: %s", exc)
-                    lost = True
-                await asyncio.sleep(random.uniform(0.0, 2 * REDIAL_S))  # many workers must not dial at the same moment
+        lost, stub = False, rpc.VerificationServiceStub(channel)
+        while True:
+            self._dial_now.clear()
+            try:
+                await self._attach(stub)
+                lost = False
+            except RequestError:
+                raise
+            except SpecDecError as exc:
+                await check_link(self.address, self._offer.security)
+                if not lost:
+                    logger.warning("no target, dialling until there is one: %s", exc)
+                lost = True
+            with suppress(TimeoutError):  # many workers must not dial at the same moment
+                await asyncio.wait_for(self._dial_now.wait(), random.uniform(0.0, 2 * REDIAL_S))
+
+    @property
+    def security(self) -> DialSecurity:
+        """Credentials of this worker, and the authorities that it trusts."""
+        return self._offer.security
+
+    def dial_now(self) -> None:
+        """Dial again at once if the stream is lost, since the target serves."""
+        self._dial_now.set()
 
     def resize(self, num_slots: int) -> None:
         """Announce the new slot count to the target."""
@@ -232,7 +237,7 @@ class PoolStream:
             tokenizer_fingerprint=words.fingerprint,
             vocab_size=words.size,
             num_slots=self._offer.num_slots,
-            is_private=self._is_private,
+            is_private=self._metrics is None,
         )
         dialled = time.monotonic()
         try:
@@ -241,20 +246,20 @@ class PoolStream:
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
                     logger.info("attached as %s", answer.attached.worker_id)
+                    self._link = Link()
+                    self._link.record_round_trip(time.monotonic() - dialled)
                     self.is_attached, self.is_refused = True, False
-                    await self._draft(call, time.monotonic() - dialled)
+                    await self._draft(call)
         finally:
             self.is_attached = False
             call.cancel()
 
-    async def _draft(self, call: AssistCall, round_trip_s: float) -> None:
+    async def _draft(self, call: AssistCall) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
-        link = self._link = Link()
-        link.record_round_trip(round_trip_s)
         writer = asyncio.create_task(self._write(call))
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
-                self._handle(message, link)
+                self._handle(message)
         finally:
             writer.cancel()
             while self._sessions:
@@ -264,16 +269,16 @@ class PoolStream:
         while True:
             await call.write(await self._outbox.get())
 
-    def _handle(self, message: pb.AssistResponse, link: Link) -> None:
+    def _handle(self, message: pb.AssistResponse) -> None:
         kind = message.WhichOneof("message")
         if kind == "open":
-            self._close(message.open.session_id)
+            self.close(message.open.session_id)
             with request_context(ANYBODY, harmless_id(message.open.request_id)):
-                self._try(message.open.session_id, partial(self._open, message.open, link))
+                self._try(message.open.session_id, partial(self._open, message.open))
         elif kind == "commit" and message.commit.session_id in self._sessions:
             self._try(message.commit.session_id, partial(self._commit, message.commit))
         elif kind == "close":
-            self._close(message.close.session_id)
+            self.close(message.close.session_id)
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
         """Run an action of one session; if it fails, close this session and decline it, and keep the others."""
@@ -282,26 +287,41 @@ class PoolStream:
         except (CapacityError, RequestError, UnavailableError) as exc:
             context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
             context.run(logger.warning, "session %s gets no draft: %s", session_id, exc)
-            self._close(session_id)
+            self.close(session_id)
             self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
-    def _close(self, session_id: str) -> None:
+    def close(self, session_id: str) -> None:
+        """Stop drafting for a session, if it is still drafted for."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
+
+    def drop(self, session: DraftingSession, reason: Exception) -> None:
+        """Stop drafting for a session, and log why."""
+        for session_id in [each for each, held in self._sessions.items() if held is session]:
+            logger.warning("session %s gets no draft: %s", session_id, reason)
+            self.close(session_id)
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
         check_token_ids(commit.token_ids, vocab_size=self.vocab_size)
         self._sessions[message.session_id].commit(commit)
 
-    def _open(self, message: pb.AssistOpen, link: Link) -> None:
-        request = open_from_message(message.open)
-        # Sizes are bounded, since the counts of a session with penalties have an entry per id.
-        self.vocab_size = replace(self._offer.vocabulary, size=message.open.vocab_size or self.vocab_size).size
-        self.begin(message.session_id, request, link)
+    def _open(self, message: pb.AssistOpen) -> None:
+        self.begin(message.session_id, open_from_message(message.open), vocab_size=message.open.vocab_size)
 
-    def begin(self, session_id: str, request: GenerationRequest, link: Link) -> PoolSession:
-        """Begin to draft for a session."""
+    def begin(self, session_id: str, request: GenerationRequest, *, vocab_size: int = 0) -> DraftingSession:
+        """Begin to draft for a session.
+
+        Args:
+            request: the session's request, from its present tokens on.
+            vocab_size: number of the target's token ids; 0 if it is not known.
+
+        Raises:
+            InvalidRequestError: a token id of the prompt is outside the target's vocabulary.
+            CapacityError, UnavailableError: the engine accepts no session.
+        """
+        # Sizes are bounded, since the counts of a session with penalties have an entry per id.
+        self.vocab_size = replace(self._offer.vocabulary, size=vocab_size or self.vocab_size).size
         check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
         if request.gamma is None:
             request = replace(request, gamma=self._offer.gamma)
@@ -310,73 +330,8 @@ class PoolStream:
             proposal = pb.AssistPropose(session_id=session_id, propose=propose)
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
+        link = self._link = Link(self._link)
         proposals = ProposalSender(send, link)
-        session = PoolSession(self._engine, request, proposals, self._metrics, vocab_size=self.vocab_size)
+        session = DraftingSession(self._engine, request, proposals, vocab_size=self.vocab_size, metrics=self._metrics)
         self._sessions[session_id] = session
         return session
-
-
-class PoolSession:
-    """Draft side of one session of a target, whose vocabulary has `vocab_size` ids.
-
-    Attributes:
-        context: context variables from which log records take the request's id.
-
-    Raises:
-        CapacityError, UnavailableError: the engine accepts no session.
-    """
-
-    def __init__(
-        self,
-        engine: DraftEngine,
-        request: GenerationRequest,
-        proposals: ProposalSender,
-        metrics: Metrics,
-        *,
-        vocab_size: int,
-    ) -> None:
-        self._engine = engine
-        self._proposals = proposals
-        self._draft = engine.open(
-            request.prompt_token_ids,
-            request.effective_sampling(),
-            output_start=request.output_start,
-            cache_salt=request.cache_salt,
-            vocab_size=vocab_size,
-        )
-        self._runner = Runner(engine, self._draft, proposals.link, gamma=request.gamma or 0)
-        self._end = len(request.prompt_token_ids) + request.max_new_tokens
-        self._metrics = metrics.request()
-        self.context = copy_context()
-        self._tasks = [asyncio.create_task(proposals.run(self._draft))]
-        if request.grammar is not None:  # in a task, since commits may come meanwhile
-            self._tasks.append(asyncio.create_task(self._add_grammar(request.grammar)))
-
-    async def _add_grammar(self, grammar: Grammar) -> None:
-        """Compile the grammar, and let the draft obey it from then on."""
-        try:
-            self._draft.grammar = await self._engine.compiled(grammar)
-        except SpecDecError as exc:  # the target accepted it: versions differ, or this worker is busy
-            logger.warning("a session is drafted for without its grammar: %s", exc)
-
-    def commit(self, commit: Commit) -> None:
-        """Apply a commit. Its first tokens may be known already, from the message that opened the session.
-
-        Raises:
-            InvalidRequestError: tokens before the commit are missing, or it exceeds the session's limit.
-        """
-        num_tokens, end = len(self._draft.committed), commit.position + len(commit.token_ids)
-        if commit.position > num_tokens:
-            raise InvalidRequestError(f"a commit is for position {commit.position}, {num_tokens} is next")
-        if end > self._end:
-            raise InvalidRequestError(f"a commit ends at position {end}, the session's limit is {self._end}")
-        self._metrics.take(commit)
-        self._proposals.answered(commit)
-        self._runner.commit(commit, num_known=num_tokens - commit.position)
-
-    def close(self) -> None:
-        """End the session's tasks, and free its slot of the draft engine."""
-        for task in self._tasks:
-            task.cancel()
-        self._metrics.left()
-        self._engine.close(self._draft)

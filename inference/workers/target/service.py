@@ -1,0 +1,62 @@
+"""VerificationService of a target: draft workers attach, each with one stream for all of its sessions."""
+
+from __future__ import annotations
+
+import grpc
+
+from grpc_comm.call import Call
+from grpc_comm.options import max_request_bytes
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.caller import Right, caller
+from inference.engine.pool import DraftPool
+from inference.errors import ForbiddenError, IncompatibleDraftError, InvalidRequestError
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.admitting import private_scope
+from inference.workers.convert import PROTOCOL_VERSION
+from inference.workers.target.assist import StreamWorker, serve_worker
+
+
+class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Translator between VerificationService and the pool; owns no algorithm.
+
+    Args:
+        pool: pool of the draft workers that attach.
+        vocabulary: vocabulary of the target, which draft workers must have too.
+    """
+
+    service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
+
+    def __init__(self, pool: DraftPool, vocabulary: Vocabulary) -> None:
+        self._pool = pool
+        self._vocabulary = vocabulary
+
+    @property
+    def max_request_bytes(self) -> int:
+        """See `Servicer`."""
+        return max_request_bytes(self._pool.max_length)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """See `Servicer`."""
+        rpc.add_VerificationServiceServicer_to_server(self, server)
+
+    async def Assist(self, _: object, call: Call) -> None:
+        """Serve one draft worker until it leaves."""
+        message = await call.read()
+        if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
+            raise InvalidRequestError("the first message of a draft worker must be Attach")
+        attach = message.attach
+        self._check_fits(attach)
+        if not attach.is_private and Right.WORKER not in caller().rights:
+            name, has = caller().name, ", ".join(sorted(caller().rights))
+            raise ForbiddenError(f"{name} has role {has}: to draft for the requests of others takes role worker")
+        worker = StreamWorker(attach, self._vocabulary, private_scope(call) if attach.is_private else "")
+        await serve_worker(worker, self._pool, call)
+
+    def _check_fits(self, attach: pb.Attach) -> None:
+        """Refuse a draft worker that does not fit. One of version 1 is a worker of the pool, as it is today."""
+        if not 1 <= attach.protocol_version <= PROTOCOL_VERSION:
+            fault = f"the draft worker speaks protocol version {attach.protocol_version}"
+            raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
+        words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
+        require_one_vocabulary(words, self._vocabulary, one_size=False)
