@@ -125,7 +125,8 @@ class Admission(Generic[HolderT]):
         """
         new = self._new()
         full = CapacityError(
-            f"all {self.num_slots} {self._what} are busy and {len(new)} requests wait already (limit {self._max_waiting})",
+            f"all {self.num_slots} {self._what} are busy and {len(new)} requests wait already "
+            f"(limit {self._max_waiting})",
             retry_after_s=self._retry_after_s(),
         )
         waiting = Counter(new.values())

@@ -47,7 +47,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """In order of arrival within an account. A job that is cancelled leaves the queue; one that runs keeps its thread."""
+    """Within an account the order is that of arrival. A job that is cancelled leaves the queue, or keeps its thread."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:
