@@ -198,7 +198,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
 
 
 def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
-    """Return the fields that `Commit` and `Delta` have alike, with sizes that a pass over a tree can have.
+    """Return the fields that `Commit` and `Delta` have alike, with sizes and counts that a pass over a tree can have.
 
     Raises:
         InvalidRequestError: a field is too large; the message names its size and the limit.
@@ -206,15 +206,18 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
     token_ids, logprobs, timings = message.token_ids, message.logprobs, message.timings
     _check_count(token_ids, MAX_TOKENS_OF_PASS, "token_ids")
     _check_count(logprobs, MAX_TOKENS_OF_PASS, "logprobs")
+    num_draft_tokens = min(message.num_draft_tokens, MAX_TREE_TOKENS)
+    num_accepted_tokens = min(message.num_accepted_tokens, num_draft_tokens, len(token_ids))
+    num_lookup_accepted = min(message.num_lookup_accepted, num_accepted_tokens)
     return {
         "token_ids": tuple(token_ids),
-        "num_draft_tokens": message.num_draft_tokens,
-        "num_accepted_tokens": message.num_accepted_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "num_accepted_tokens": num_accepted_tokens,
         "timings": Timings(*_timings_of(timings)),
         "counts": Counts(*_counts_of(timings)),
         "finish_reason": reason_from_message(message.finish_reason) if message.finish_reason else None,
         "logprobs": all_logprobs(logprobs) if logprobs else (),
-        "own": OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
+        "own": OwnDrafts(min(message.num_lookup_tokens, num_draft_tokens), num_lookup_accepted),
     }
 
 
