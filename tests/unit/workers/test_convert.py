@@ -179,6 +179,15 @@ def test_a_card_says_what_its_server_hears() -> None:
     assert convert.card_from_message(convert.card_to_message(card)) == card
 
 
+def test_names_of_a_card_are_short() -> None:
+    """The story: a target with a name of 3 MB made /metrics of its gateway 609 MB, which has it some 200 times."""
+    long = "x" * 1_000_000
+    card = ModelCard(long, long, 8, 9, long, model_id=long)
+    back = convert.card_from_message(convert.card_to_message(card))
+    names = (back.name, back.topology, back.tokenizer_fingerprint, back.model_id)
+    assert {*map(len, names)} == {convert.MAX_NAME_CHARACTERS}
+
+
 def test_unset_fields() -> None:
     """A stranger's smallest request: the server's defaults, or else greedy and 128 tokens; a seed of its choice."""
     request = convert.completion_from_message(pb.GenerateRequest(text="a"))

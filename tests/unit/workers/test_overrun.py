@@ -22,7 +22,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta, OwnDrafts
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
-from inference.errors import UnavailableError
+from inference.errors import InvalidRequestError, UnavailableError
 from inference.gateway.app import create_app
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.tokenizer import Tokenizer
@@ -272,6 +272,13 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused() -> None:
     async with asked_by_client(Target(honest, text="x" * 1_000_000)) as completer:
         with pytest.raises(UnavailableError, match="text has 1000000 elements, the limit is 263168"):
+            await read(completer, [])
+
+
+async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> None:
+    """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
+    async with asked_by_client(Target(honest, text="x" * 5_000_000)) as completer:
+        with pytest.raises(InvalidRequestError, match="a message of the answer is too long"):
             await read(completer, [])
 
 
