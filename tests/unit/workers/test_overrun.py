@@ -96,11 +96,10 @@ def prompt_scores(position: int, left: int) -> Iterator[pb.Commit]:
 
 def boasting(position: int, left: int) -> Iterator[pb.Commit]:
     """Claims that a pass verified 80 million draft tokens."""
-    counts = dict.fromkeys(BOASTS, 80_000_000)
     for commit in honest(position, left):
-        yield pb.Commit(
-            position=commit.position, token_ids=commit.token_ids, finish_reason=commit.finish_reason, **counts
-        )
+        for name in BOASTS:
+            setattr(commit, name, 80_000_000)
+        yield commit
 
 
 BOASTS = ("num_draft_tokens", "num_accepted_tokens", "num_lookup_tokens", "num_lookup_accepted")
