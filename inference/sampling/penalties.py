@@ -31,7 +31,6 @@ from inference.model.slots import Array
 from inference.request import MinLengthSampling, SamplingParams
 from inference.tokens import Tally, logged
 
-
 MIN_DIVISOR = 1e-100
 """Least number that scores are divided by: a penalty, and after it a temperature. Less could overflow to infinity, and
 infinities to NaN. A float32 logit that is divided by so little is already above, or below, all that are not."""

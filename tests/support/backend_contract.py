@@ -219,7 +219,7 @@ class BackendContract:
         working, failing = fault[:2], fault[2:]
         run(*working)
         number = 1
-        while strikes(lambda: run(*failing), number, "inference.backends"):
+        while strikes(lambda: run(*failing), number, ("inference.backends",)):
             run(*working)
             number += 1
         assert number > 10

@@ -364,7 +364,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     """No legal parameters let the batch show: rows choose, and rank, together what they do alone.
 
     The story: a repetition_penalty below 1e-307 made logits infinite and their scores NaN. Such a row chose token 0
-    beside a row that does not truncate, and another token alone. NaN and infinities are warnings, which are errors here.
+    beside a row that does not truncate, and another token alone. NaN is a warning of numpy's, and warnings are errors.
     """
     logits = np.stack([row for row, *_ in rows])
     for array in (logits, torch.from_numpy(logits)):
