@@ -64,8 +64,8 @@ def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]
 def _after_steps(
     decoder: Decoder, turns: list[Turn], number: int, within: tuple[str, ...]
 ) -> list[Sequence[int]] | None:
-    """Return the tokens of each sequence after five steps; None if the third has no such point. 0: none fails."""
-    for step in range(5):
+    """Return the tokens of each sequence after four steps; None if the third has no such point. 0: none fails."""
+    for step in range(4):
         if step == 2 and number:
             if not strikes(partial(decoder.step, turns), number, within):
                 return None
