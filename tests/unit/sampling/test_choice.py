@@ -331,10 +331,10 @@ def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: S
 
 
 def any_number(limits: Range) -> st.SearchStrategy[float]:
-    """Return any number of a range; every second one is a power of two, so that tiny ones are as likely as others."""
+    """Return any number of a range; half of them are powers of two, tiny ones included."""
     if isinstance(limits.low, int):
         return st.one_of(st.integers(0, 60), st.integers(limits.low, int(limits.high)))
-    exponents = st.one_of(st.integers(-1074, 7), st.integers(-1074, -1000))  # twice those that make infinities
+    exponents = st.one_of(st.integers(-1074, 7), st.integers(-1074, -1000))  # half of them make infinite quotients
     powers = exponents.map(lambda exponent: 2.0**exponent)
     powers = st.one_of(powers, powers.map(operator.neg)).filter(limits.__contains__)
     return st.one_of(powers, st.floats(limits.low, limits.high, exclude_min=limits.above))
