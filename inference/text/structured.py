@@ -1,4 +1,4 @@
-"""Structured output, as OpenAI's `response_format` and vLLM's `guided_*` and `structured_outputs` ask for it, as grammars.
+"""Structured output: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
 
 Schemas may be given as objects, or as their text where vLLM takes that. An output keeps to its schema or is cut by the
 limit of tokens; `strict` also leaves no object open.

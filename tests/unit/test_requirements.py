@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 
 import pytest
 from packaging.requirements import Requirement
@@ -57,30 +57,82 @@ def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
 
 CLIENT_ALONE = """
 import sys
-from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 
-class Blocker(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in BLOCKED:
-            raise ImportError(f"{name} is not installed")
+class Client(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in BLOCKED else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Blocker())
-from specdec import main
-sys.argv = ["specdec", "fused_client", "--port", "1", "--connect_timeout_s", "0.1", "--prompt", "x"]
-sys.exit(main())
+    @classmethod
+    def find_distributions(cls, *context):
+        found = super().find_distributions(*context)
+        return (each for each in found if each.name.lower().replace("_", "-") in INSTALLED)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Client
+sys.argv[0] = "specdec"
+"""
+COMMAND = "from specdec import main; sys.exit(main())"
+LIBRARY = """
+import specdec
+from inference.errors import SpecDecError
+chat = [{"role": "user", "content": "hello"}]
+try:
+    with specdec.Client("127.0.0.1:1", connect_timeout_s=0.1) as client:
+        client.generate([chat], structured_outputs={"regex": "a"})
+except SpecDecError as error:
+    sys.exit(f"{error}")
 """
 
 
-def test_a_client_needs_no_more_than_its_file() -> None:
-    """A thin client took the 1.5 GB of a server."""
-    wanted = {name_of(line) for line in requirements()["requirements-client.txt"].splitlines() if "==" in line}
-    missing = {name_of(spec) for spec in PROJECT["dependencies"]} - wanted
+def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
+    """Run code where nothing but requirements-client.txt seems to be installed; return exit code and stderr."""
+    installed = closure(
+        {name_of(line) for line in requirements()["requirements-client.txt"].splitlines() if "==" in line}
+    )
     owners = packages_distributions()
-    blocked = {module for module, names in owners.items() if {each.lower() for each in names} & missing}
-    assert {"torch", "transformers", "fastapi", "onnxruntime", "matplotlib"} <= blocked
-    code = f"BLOCKED = {blocked!r}\n{CLIENT_ALONE}"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert (run.returncode, "no server answers" in run.stderr) == (1, True), run.stderr
+    blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
+    assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked
+    given = f"BLOCKED, INSTALLED = {blocked!r}, {installed!r}\n{CLIENT_ALONE}{code}"
+    command = [sys.executable, "-c", given, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return run.returncode, run.stderr
+
+
+def closure(names: set[str]) -> set[str]:
+    """Return packages with all that they depend on."""
+    found: set[str] = set()
+    while names:
+        found |= names
+        specs = [Requirement(spec) for name in names for spec in requires(name) or ()]
+        names = {name_of(spec.name) for spec in specs if spec.marker is None or spec.marker.evaluate()} - found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (COMMAND, ("fused_client", "--port", "1", "--connect_timeout_s", "0.1", "--prompt", "x")),
+        (LIBRARY, ()),
+    ],
+    ids=["fused_client", "Client"],
+)
+def test_a_client_needs_no_more_than_its_file(code: str, arguments: tuple[str, ...]) -> None:
+    """A thin client took the 1.5 GB of a server; later neither client started, since one asked for the version of
+    llguidance, and the other imported Pydantic."""
+    status, report = run_as_client(code, *arguments)
+    assert (status, "no server answers" in report) == (1, True), report
+    assert "Traceback" not in report
+
+
+@pytest.mark.parametrize(
+    "arguments", ["gateway", "verify_target --prompt x", "rescale_fp8 --model a --output b", "compare"]
+)
+def test_what_a_client_cannot_do_names_the_full_installation(arguments: str) -> None:
+    """Each was a traceback."""
+    status, report = run_as_client(COMMAND, *arguments.split())
+    assert (status, len(report.splitlines())) == (2, 1), report
+    assert "needs the full installation (`pip install .`)" in report
 
 
 def test_the_demo_installs_what_it_runs() -> None:
