@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from inference import VERSION
 from inference.config import ROOT
@@ -141,6 +144,49 @@ def test_the_demo_installs_what_it_runs() -> None:
     )
     assert "requirements.txt" in run.stdout
     assert "requirements-dev.txt" not in run.stdout
+
+
+OLD_PYTHON = """#!/bin/sh
+test "$1" = -c || {{ touch {folder}/went_on; exit 1; }}
+exec {python} -c 'import sys; sys.version_info = (3, 10, 13, "final", 0); exec(sys.argv.pop(1))' "$2"
+"""
+REFUSAL = "specdec needs Python 3.11 to 3.14, {python} is 3.10"
+
+
+@pytest.fixture
+def old_python(tmp_path: Path) -> Path:
+    """Stand-in of a Python 3.10, which notes whether it is asked for more than its version."""
+    python = tmp_path / "python3.10"
+    python.write_text(OLD_PYTHON.format(folder=tmp_path, python=sys.executable))
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("goal", ["demo", "install", "test", "test-python", "manifests", "lock"])
+def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
+    """pip downloaded half a gigabyte of torch, and then named another package."""
+    for file in ("Makefile", *requirements()):
+        shutil.copy(ROOT / file, tmp_path)
+    run = subprocess.run(
+        ["make", goal, f"PYTHON={old_python}"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    hint = f"{REFUSAL.format(python=old_python)}: make {goal} PYTHON=python3.12"
+    assert (run.returncode, run.stderr.splitlines()[0]) == (2, hint)
+    assert not (tmp_path / "went_on").exists()
+
+
+def test_pip_refuses_an_old_python_before_it_downloads() -> None:
+    """pip asks for requires-python only after all downloads, before its version 24.1."""
+    code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))
+
+
+def test_refusals_name_the_supported_pythons() -> None:
+    supported = SpecifierSet(PROJECT["requires-python"])
+    minors = [minor for minor in range(30) if f"3.{minor}" in supported]
+    assert REFUSAL.startswith(f"specdec needs Python 3.{minors[0]} to 3.{minors[-1]},")
+    assert PROJECT["classifiers"] == [f"Programming Language :: Python :: 3.{minor}" for minor in minors]
 
 
 def test_the_version_is_one() -> None:
