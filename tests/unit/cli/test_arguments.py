@@ -209,6 +209,18 @@ def test_a_bad_value_is_named_with_its_limit(
     assert captured.err.strip() == f"error: {message}"
 
 
+@pytest.mark.parametrize("role", ["fused_target", "verify_fused"])
+@pytest.mark.parametrize("flags", [("--target_model", "mine"), ("--draft_model", "none")])
+def test_no_draft_is_taken_for_another_target(
+    role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled draft was, silently: the error then was about vocabularies of a draft that had not been named."""
+    usage_error("--role", role, *flags)
+    report = capsys.readouterr().err
+    assert all(way in report for way in ("--draft_model DIR", "--draft_model ngram", "role target")), report
+    assert "vocabulary" not in report
+
+
 @pytest.mark.parametrize(("name", "value", "fault"), [
     ("max_body_mib", "inf", "inf is not finite"), ("max_body_mib", "nan", "nan is not above 0"),
     ("max_body_mib", "0", "0.0 is not above 0"), ("metrics_port", "70000", "70000 is outside 0..65535"),
@@ -218,7 +230,7 @@ def test_servers_refuse_what_they_cannot_use_before_they_load(
     name: str, value: str, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """These were an OverflowError's traceback after both models were loaded."""
-    usage_error("--role", "fused_target", "--target_model", "/nowhere", "--http_port", "0", f"--{name}", value)
+    usage_error("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0", f"--{name}", value)
     assert capsys.readouterr().err == f"error: {name} {fault}\n"
 
 
