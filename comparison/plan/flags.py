@@ -221,16 +221,8 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = comparison_parser().parse_args([with_underscores(argument) for argument in arguments])
+    args = comparison_parser().parse_args(arguments)
     return read(ComparisonSettings, args).config(as_toml(args))
-
-
-def with_underscores(argument: str) -> str:
-    """Return `--rtt-ms=5` as `--rtt_ms=5`, so that both spellings work."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument[2:].partition("=")
-    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def _local(model: Path) -> Path:
@@ -241,7 +233,7 @@ def _local(model: Path) -> Path:
 _ABOUT: dict[str, Any] = {
     "description": "Compare the target alone, both models in one server (fused), and draft and target on two "
     "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
-    "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
+    "every server itself and writes a report. LIST is comma-separated.",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
-from comparison.plan.flags import ComparisonSettings, comparison_parser, with_underscores
+from comparison.plan.flags import ComparisonSettings, comparison_parser
 from comparison.plan.lists import list_of, one_or_two
 from comparison.study.advice import Prices
 from comparison.study.space import Space
@@ -115,7 +115,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = study_parser().parse_args([with_underscores(argument) for argument in arguments])
+    args = study_parser().parse_args(arguments)
     return read(StudySettings, args).config(as_toml(args))
 
 

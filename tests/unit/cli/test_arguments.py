@@ -103,6 +103,24 @@ def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys:
     assert hint == "`specdec draft --help` shows the flags"
 
 
+@pytest.mark.parametrize(("role", "arguments"), [
+    ("fused_target", "--http-port 8000 --no-prefix_caching --no-adaptive-gamma --max-waiting=3"),
+    ("draft", "--target-host localhost:1 --max-new-tokens 5"),
+    ("token", "--auth-file x --name n --grant ops --speaks-for-others"),
+])  # fmt: skip
+def test_dashes_are_underscores(role: str, arguments: str) -> None:
+    """A comparison took both; a role refused dashes, and named the flag that it meant."""
+    spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
+    assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
+
+
+def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
+    file = tmp_path / "flags.toml"
+    file.write_text("http-port = 8000\n[fused_target]\nadaptive-gamma = false\n")
+    settings = settings_of("fused_target", ["--config", str(file)])
+    assert settings == settings_of("fused_target", ["--http_port", "8000", "--no-adaptive_gamma"])
+
+
 def test_several_prompts_are_all_completed() -> None:
     """The last of two `--prompt` won, without a word."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
