@@ -114,6 +114,12 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
 
 
+def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> None:
+    """`./nowhere/model` was looked for at the hub, which could not be reached."""
+    usage_error("--role", "verify_target", "--model", "./nowhere/model", "--prompt", "x")
+    assert "nowhere/model: no such directory" in capsys.readouterr().err
+
+
 def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
     file = tmp_path / "flags.toml"
     file.write_text("http-port = 8000\n[fused_target]\nadaptive-gamma = false\n")
