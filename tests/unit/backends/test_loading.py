@@ -119,12 +119,14 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert not ours, "a warning about backends came first, and gave the same reason"
 
 
+def write(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("{}")
+
+
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "model.gguf": (lambda path: path.write_bytes(b"GGUF"), "GGUF is not read here: take llama.cpp, or the checkpoint"),
-    "adapter": (
-        lambda path: (path.mkdir(), (path / "adapter_config.json").write_text("{}")),
-        "an adapter .* merge the two first",
-    ),
+    "adapter": (lambda path: write(path / "adapter_config.json"), "an adapter .* merge the two first"),
     "model.safetensors": (lambda path: path.touch(), "a directory with config.json is expected"),
 }
 
