@@ -3,7 +3,7 @@
 This module belongs to text and not to sampling: a grammar describes text, and only the tokenizer knows which tokens
 write it. Sampling sees nothing of it but a mask. One rule is added to the library's: where the grammar is complete, an
 end-of-sequence token may follow, and nothing after it. Masks change the distribution of a request's tokens, so
-`grammar_source.VERSION` names all that they depend on beside the tokenizer.
+`grammar_source.grammar_version` names all that they depend on beside the tokenizer.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
 from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
-from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
+from inference.text.grammar_source import grammar_version
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.convert import (
@@ -142,8 +142,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     def _check_resumes(self, message: pb.Open) -> None:
         """Refuse to continue a sequence of another model; a draft worker may leave the origin open."""
         if message.num_committed_tokens:
-            begun = Provenance(message.model_id or self._model_id, message.grammar.version or GRAMMAR_VERSION)
-            begun.require_same(Provenance(self._model_id, GRAMMAR_VERSION))
+            begun = Provenance(message.model_id or self._model_id, message.grammar.version or grammar_version())
+            begun.require_same(Provenance(self._model_id, grammar_version()))
 
     def _opened(self, session: VerificationSession) -> pb.VerifyResponse:
         opened = pb.Opened(
@@ -152,7 +152,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
             model_id=self._model_id,
-            grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
+            grammar_version=grammar_version() if session.request.grammar is not None else "",
             num_cached_tokens=session.num_cached_tokens,
         )
         return pb.VerifyResponse(opened=opened)

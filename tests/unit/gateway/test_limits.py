@@ -20,7 +20,7 @@ import uvloop
 from inference.caller import request_id
 from inference.commit import Event
 from inference.config import ServerConfig
-from inference.gateway import middleware, protocol, requests, stream, structured
+from inference.gateway import middleware, protocol, requests, stream
 from inference.gateway.middleware import parse_fault
 from inference.gateway.port import Probes
 from inference.gateway.schema import CompletionBody
@@ -28,6 +28,7 @@ from inference.gateway.server import HttpFront
 from inference.request import Provenance
 from inference.serving.host import opened
 from inference.serving.processes import free_port
+from inference.text import structured
 from inference.workers.access import Access
 from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
