@@ -10,6 +10,7 @@ import enum
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -97,6 +98,8 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
     """Return the function that parses a value, None for plain text."""
     if kind is str:
         return None
+    if kind is Path:
+        return _path
     if kind is Mapping:
         return _json_object
     if not hasattr(kind, "parse"):
@@ -109,6 +112,11 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse
+
+
+def _path(text: str) -> Path:
+    """Return a path; one that begins with a dot stays no hub id, although Path drops `./`."""
+    return Path(text).absolute() if text.startswith("./") else Path(text)
 
 
 def _json_object(text: str) -> dict[str, Any]:

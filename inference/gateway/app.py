@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -47,6 +47,8 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """Content security policy of the page, which is one file and may connect to its own server alone."""
+SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
+"""Paths that an answer for an unknown path names."""
 T = TypeVar("T")
 
 
@@ -301,8 +303,9 @@ def _add_failures(app: FastAPI) -> None:
         return from_error(error, request.url.path).answer()
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation(_: Request, error: RequestValidationError) -> JsonAnswer:
-        return from_validation(error).answer()
+    async def on_validation(request: Request, error: RequestValidationError) -> JsonAnswer:
+        body = get_type_hints(request.scope["endpoint"])["body"]
+        return from_validation(error, names=list(body.model_fields)).answer()
 
     @app.exception_handler(RecursionError)
     async def on_depth(_: Request, error: RecursionError) -> JsonAnswer:
@@ -310,7 +313,9 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
+        if error.status_code == 404:
+            message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"
         response = ApiError(error.status_code, message).answer()
         response.headers.update(error.headers or {})
         return response
