@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
@@ -76,8 +76,8 @@ _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_
 _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
-_COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
-_COMPLETION = (*_COMMON, "ignore_eos", "echo", "gamma")
+_COMMON = ("max_new_tokens", "min_new_tokens", "cache_salt")
+_COMPLETION = (*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma")
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
@@ -198,7 +198,6 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
         "num_accepted_tokens": piece.num_accepted_tokens,
         "timings": _timings_to_message(piece.timings, piece.counts),
         "finish_reason": _REASON_TO_MESSAGE[piece.finish_reason] if piece.finish_reason else None,
-        "logprobs": map(logprobs_to_message, piece.logprobs) if piece.logprobs else None,
         "num_lookup_tokens": piece.own.num_lookup_tokens,
         "num_lookup_accepted": piece.own.num_lookup_accepted,
         "num_received_tokens": min(piece.num_received_tokens, MAX_COUNT),
@@ -212,9 +211,8 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
     Raises:
         InvalidRequestError: a field is too large; the message names its size and the limit.
     """
-    token_ids, logprobs, timings = message.token_ids, message.logprobs, message.timings
+    token_ids, timings = message.token_ids, message.timings
     _check_count(token_ids, MAX_TOKENS_OF_PASS, "token_ids")
-    _check_count(logprobs, MAX_TOKENS_OF_PASS, "logprobs")
     num_draft_tokens = min(message.num_draft_tokens, MAX_TREE_TOKENS)
     num_accepted_tokens = min(message.num_accepted_tokens, num_draft_tokens, len(token_ids))
     num_lookup_accepted = min(message.num_lookup_accepted, num_accepted_tokens)
@@ -225,7 +223,6 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
         "timings": Timings(*_timings_of(timings)),
         "counts": Counts(*_counts_of(timings)),
         "finish_reason": reason_from_message(message.finish_reason) if message.finish_reason else None,
-        "logprobs": all_logprobs(logprobs) if logprobs else (),
         "own": OwnDrafts(min(message.num_lookup_tokens, num_draft_tokens), num_lookup_accepted),
         "num_received_tokens": message.num_received_tokens,
         "hold_us": message.hold_us,
@@ -335,7 +332,12 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
-    delta = pb.Delta(text=event.text, piece_lengths=event.piece_lengths, **_pass_to_message(event))
+    delta = pb.Delta(
+        text=event.text,
+        piece_lengths=event.piece_lengths,
+        logprobs=map(logprobs_to_message, event.logprobs) if event.logprobs else None,
+        **_pass_to_message(event),
+    )
     return pb.GenerateResponse(delta=delta)
 
 
@@ -355,10 +357,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     delta = message.delta
     _check_count(delta.piece_lengths, MAX_TOKENS_OF_PASS, "piece_lengths")
     _check_count(delta.text, MAX_CHARACTERS_OF_PASS, "text")
+    _check_count(delta.logprobs, MAX_TOKENS_OF_PASS, "logprobs")
     return Delta(
         text=delta.text,
         piece_lengths=tuple(delta.piece_lengths),
         position=delta.position if delta.HasField("position") else -1,
+        logprobs=all_logprobs(delta.logprobs),
         **_pass_from_message(delta),
     )
 
@@ -424,12 +428,9 @@ def branch_to_message(branch: Branch) -> pb.Branch:
     return pb.Branch(parent_node=branch.parent_node, token_ids=branch.token_ids)
 
 
-def commit_to_message(commit: Commit, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> pb.Commit:
-    """Return a commit's message; the first one of a session carries the prompt's log-probabilities."""
-    return pb.Commit(
-        prompt_logprobs=map(logprobs_to_message, prompt_logprobs),
-        **_pass_to_message(commit),
-    )
+def commit_to_message(commit: Commit) -> pb.Commit:
+    """Return a commit's message for a draft worker, which has no use for log-probabilities."""
+    return pb.Commit(**_pass_to_message(commit))
 
 
 def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
@@ -438,11 +439,7 @@ def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, .
 
 
 def commit_from_message(message: pb.Commit) -> Commit:
-    _check_count(message.prompt_logprobs, message.position, "prompt_logprobs")
-    return Commit(
-        position=message.position,
-        **_pass_from_message(message),
-    )
+    return Commit(position=message.position, **_pass_from_message(message))
 
 
 def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:

@@ -88,7 +88,7 @@ class _Answer:
     """
 
     def __init__(self, request: CompletionRequest) -> None:
-        self._request = request
+        self._request = replace(request, draft_session="")  # it names a draft worker of the caller
         self.answered = False
         self._started: Started | None = None
         self._token_ids: list[int] = []

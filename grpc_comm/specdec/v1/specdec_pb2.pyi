@@ -365,22 +365,6 @@ class DrainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class VerifyRequest(_message.Message):
-    __slots__ = ("open", "propose")
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    PROPOSE_FIELD_NUMBER: _ClassVar[int]
-    open: Open
-    propose: Propose
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ...) -> None: ...
-
-class VerifyResponse(_message.Message):
-    __slots__ = ("opened", "commit")
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    opened: Opened
-    commit: Commit
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
-
 class AssistRequest(_message.Message):
     __slots__ = ("attach", "propose", "decline", "slots")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
@@ -476,7 +460,7 @@ class AssistClose(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs", "stop_at_eos", "model_id", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt")
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "stop_at_eos", "min_new_tokens", "grammar", "cache_salt")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -487,11 +471,8 @@ class Open(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STOP_AT_EOS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -504,14 +485,11 @@ class Open(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     schedule: Schedule
     gamma: int
-    logprobs: int
     stop_at_eos: bool
-    model_id: str
     min_new_tokens: int
-    prompt_logprobs: int
     grammar: Grammar
     cache_salt: str
-    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_at_eos: bool = ..., model_id: _Optional[str] = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., stop_at_eos: bool = ..., min_new_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("branches",)
@@ -529,36 +507,16 @@ class Branch(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, prefix_length: _Optional[int] = ..., parent_node: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Opened(_message.Message):
-    __slots__ = ("session_id", "max_length", "max_tree_tokens", "pass_us", "model_id", "grammar_version", "num_cached_tokens")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    MAX_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PASS_US_FIELD_NUMBER: _ClassVar[int]
-    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_VERSION_FIELD_NUMBER: _ClassVar[int]
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    max_length: int
-    max_tree_tokens: int
-    pass_us: int
-    model_id: str
-    grammar_version: str
-    num_cached_tokens: int
-    def __init__(self, session_id: _Optional[str] = ..., max_length: _Optional[int] = ..., max_tree_tokens: _Optional[int] = ..., pass_us: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
-
 class Commit(_message.Message):
-    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us", "prompt_logprobs", "num_lookup_tokens", "num_lookup_accepted")
+    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "num_received_tokens", "hold_us", "num_lookup_tokens", "num_lookup_accepted")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOLD_US_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     position: int
@@ -567,10 +525,8 @@ class Commit(_message.Message):
     num_draft_tokens: int
     timings: Timings
     finish_reason: FinishReason
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     num_received_tokens: int
     hold_us: int
-    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     num_lookup_tokens: int
     num_lookup_accepted: int
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...

@@ -334,11 +334,6 @@ class VerificationServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Verify = channel.stream_stream(
-                '/specdec.v1.VerificationService/Verify',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyResponse.FromString,
-                _registered_method=True)
         self.Assist = channel.stream_stream(
                 '/specdec.v1.VerificationService/Assist',
                 request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
@@ -350,20 +345,11 @@ class VerificationServiceServicer(object):
     """A target that verifies the proposals of draft workers.
     """
 
-    def Verify(self, request_iterator, context):
-        """One session: one request whose draft worker is the caller. The first request message is Open, all others are
-        Propose; the first response message is Opened, all others are Commits. The session ends with its stream: cancelling
-        the call frees the slot.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Assist(self, request_iterator, context):
-        """A draft worker joins the target's pool: one stream per worker, many sessions on it, told apart by id. Here the
-        requests live at the target, which opens sessions towards the workers that attached. The first request message is
-        Attach, all others are AssistPropose; the first response message is Attached. A worker that leaves, lags or errs only
-        makes its sessions slower.
+        """A draft worker attaches to the target: one stream per worker, many sessions on it, told apart by id. A worker of the
+        pool drafts for requests of all clients, which the target opens towards it. A private worker drafts for the requests
+        that its own process sends by Generate on the same connection, and for no others. The first request message is
+        Attach; the first response message is Attached. A worker that leaves, lags or errs only makes its sessions slower.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -372,11 +358,6 @@ class VerificationServiceServicer(object):
 
 def add_VerificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Verify': grpc.stream_stream_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyResponse.SerializeToString,
-            ),
             'Assist': grpc.stream_stream_rpc_method_handler(
                     servicer.Assist,
                     request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.FromString,
@@ -393,33 +374,6 @@ def add_VerificationServiceServicer_to_server(servicer, server):
 class VerificationService(object):
     """A target that verifies the proposals of draft workers.
     """
-
-    @staticmethod
-    def Verify(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/specdec.v1.VerificationService/Verify',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.VerifyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Assist(request_iterator,

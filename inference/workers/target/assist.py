@@ -53,7 +53,7 @@ class StreamWorker:
         request = session.request
         rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
         schedule = Schedule.ASYNC if session.runs_ahead else Schedule.SYNC
-        opening = replace(rest, schedule=schedule, prompt_logprobs=None)
+        opening = replace(rest, schedule=schedule)
         words = self._vocabulary
         message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
         opened = pb.AssistOpen(session_id=session.help_id, open=message, request_id=session.request_id)
@@ -63,8 +63,7 @@ class StreamWorker:
         """See `Worker`; the process of a private worker reads the commits in the answer."""
         if self.scope:
             return
-        lean = replace(commit, logprobs=())  # a draft has no use for them
-        message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(lean))
+        message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
         self._put(pb.AssistResponse(commit=message))
 
     def close(self, session: VerificationSession) -> None:
