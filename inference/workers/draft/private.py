@@ -18,8 +18,7 @@ from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.errors import CapacityError, HandshakeError, InvalidRequestError, RequestError, UnavailableError
 from inference.text.vocabulary import Vocabulary
-from inference.workers.completion import CompletionRequest
-from inference.workers.convert import DRAFT_SESSION_BYTES
+from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 from inference.workers.draft.session import DraftingSession
 from inference.workers.draft.stream import AssistStream, Offer
 from inference.workers.fleet import Fleet, Replica
@@ -102,8 +101,7 @@ class PrivateWorker:
             schedule=request.schedule or self._config.schedule,
         )
         if stream.is_attached and request.gamma:
-            seed = secrets.randbits(64) if request.seed is None else request.seed
-            request = replace(request, seed=seed, draft_session=name)
+            request = replace(request, draft_session=name)
         async with aclosing(remote.complete(request)) as events:
             first = asyncio.ensure_future(anext(events))
             try:
