@@ -76,7 +76,7 @@ _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIN
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "min_new_tokens", "cache_salt")
-_COMPLETION = (*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma")
+_COMPLETION = (*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma", "ids_only")
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
