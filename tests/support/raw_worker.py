@@ -111,13 +111,15 @@ def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
 
 
 @asynccontextmanager
-async def raw_worker(address: str, *metadata: tuple[str, str], **fields: Any) -> AsyncGenerator[RawWorker, None]:
+async def raw_worker(
+    address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), **fields: Any
+) -> AsyncGenerator[RawWorker, None]:
     """Attach a worker, private unless `fields` of its Attach say otherwise, on a connection of its own.
 
     Raises:
         AioRpcError: the target refuses it.
     """
-    async with grpc.aio.insecure_channel(address, options=OWN_CONNECTION) as channel:
+    async with grpc.aio.insecure_channel(address, options=[*OWN_CONNECTION, *options]) as channel:
         card = await rpc.GenerationServiceStub(channel).GetModel(
             pb.GetModelRequest(), timeout=TIMEOUT_S, metadata=metadata
         )
