@@ -124,8 +124,11 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def private_scope(call: Call) -> str:
-    """Return the beginning of the names of a private worker's sessions: those of its account and connection."""
-    return f"{caller().account} {call.peer}/"
+    """Return the beginning of the names of a private worker's sessions: those of its caller and connection.
+
+    The users that the caller speaks for do not count: it attaches its worker for all of them.
+    """
+    return f"{caller().name} {call.peer}/"
 
 
 def passed_on() -> dict[str, str]:

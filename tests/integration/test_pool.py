@@ -23,7 +23,7 @@ from inference.commit import Delta
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.pool_worker import AssistCall
+from inference.workers.draft.stream import AssistCall
 from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, command, complete, complete_all, target_server

@@ -38,9 +38,6 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
     def add_to(self, server: grpc.aio.Server) -> None:
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
-    async def Verify(self, _: object, call: Call) -> None:
-        await call.write(pb.VerifyResponse())
-
     async def Assist(self, _: object, call: Call) -> None:
         await call.write(pb.AssistResponse())
 
