@@ -27,6 +27,7 @@ from inference.speculation.tree import MAX_TREE_TOKENS, Branch
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
+"""Most workers that help all requests, and most private ones."""
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
@@ -162,7 +163,7 @@ class DraftPool:
         Raises:
             CapacityError: there are `MAX_WORKERS` already.
         """
-        if len(self._workers) >= MAX_WORKERS:
+        if sum(bool(each.scope) == bool(worker.scope) for each in self._workers) >= MAX_WORKERS:
             raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
         self._workers[worker] = _Record()
         if worker.scope:

@@ -21,6 +21,9 @@ from inference.request import (
 from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
 
+DRAFT_SESSION_BYTES = 16
+"""Length of the name that a client's process gives to a session; see `GenerateRequest.draft_session`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -68,7 +71,8 @@ class CompletionRequest:
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
         min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
-        draft_session: name of the session for a private draft worker on the same connection; empty without one.
+        draft_session: name of the session for a private draft worker on the same connection, in hexadecimal digits,
+            at a server after the worker's scope; empty without such a worker.
         resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
 
     Raises:

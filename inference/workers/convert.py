@@ -44,13 +44,12 @@ from inference.text.chat import MAX_MESSAGES, Chat, ChatMessage
 from inference.text.grammar_source import written_out
 from inference.text.stop_strings import MAX_STOPS
 from inference.workers import completion
+from inference.workers.completion import DRAFT_SESSION_BYTES
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 PROTOCOL_VERSION = 2
 
-DRAFT_SESSION_BYTES = 16
-"""Length of the name that a client's process gives a session; see `GenerateRequest.draft_session`."""
 MAX_BRANCHES_OF_MESSAGE = 1024
 """Most branches of one Propose, far more than a draft needs; each is kept until its place in the tree is decided."""
 MAX_TOKENS_OF_MESSAGE = 4096

@@ -18,8 +18,7 @@ from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.errors import CapacityError, HandshakeError, InvalidRequestError, RequestError, UnavailableError
 from inference.text.vocabulary import Vocabulary
-from inference.workers.completion import CompletionRequest
-from inference.workers.convert import DRAFT_SESSION_BYTES
+from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 from inference.workers.draft.session import DraftingSession
 from inference.workers.draft.stream import AssistStream, Offer
 from inference.workers.fleet import Fleet, Replica
@@ -43,6 +42,7 @@ class PrivateWorker:
 
     Attributes:
         reader: reads requests as the targets do; the owner replaces it with the model that they serve.
+        num_undrafted: requests that were to have drafts, none of which reached a target.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class PrivateWorker:
         self._config = config
         self._vocabulary = vocabulary
         self.reader = reader
+        self.num_undrafted = 0
         self._streams: dict[Replica, tuple[AssistStream, asyncio.Task[None]]] = {}
         self._following = asyncio.create_task(self._follow(fleet))
 
@@ -102,8 +103,9 @@ class PrivateWorker:
             schedule=request.schedule or self._config.schedule,
         )
         if stream.is_attached and request.gamma:
-            seed = secrets.randbits(64) if request.seed is None else request.seed
-            request = replace(request, seed=seed, draft_session=name)
+            request = replace(request, draft_session=name)
+        elif request.gamma:
+            self.num_undrafted += 1
         async with aclosing(remote.complete(request)) as events:
             first = asyncio.ensure_future(anext(events))
             try:
@@ -136,7 +138,13 @@ class PrivateWorker:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens
             stream.drop(session, exc)
-        if delta.finish_reason is not None and session.is_unheard and not stream.is_unheard:
+        if delta.finish_reason is not None and session.is_unheard:
+            self._report_unheard(stream)
+        return replace(delta, counts=replace(delta.counts, bytes_down=bytes_down))
+
+    def _report_unheard(self, stream: AssistStream) -> None:
+        """Count a request that ran without drafts, and log the likely cause once."""
+        self.num_undrafted += 1
+        if not stream.is_unheard:
             stream.is_unheard = True
             logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", stream.address)
-        return replace(delta, counts=replace(delta.counts, bytes_down=bytes_down))

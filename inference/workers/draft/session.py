@@ -109,6 +109,7 @@ class DraftingSession:
         self._end = len(request.prompt_token_ids) + request.max_new_tokens
         self._metrics = None if metrics is None else metrics.request()
         self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
+        self._is_heard = False
         self._committed = asyncio.Event()
         self._drafting_s = 0.0  # of the latest round
         self._waits_since = time.monotonic()  # for the next commit
@@ -120,8 +121,8 @@ class DraftingSession:
 
     @property
     def is_unheard(self) -> bool:
-        """Whether draft tokens were sent, and no commit has acknowledged any."""
-        return self._proposals.num_nodes > 0 and self._num_unanswered > PROBE_AFTER
+        """Whether no commit has acknowledged any draft token, though enough have come since the first was sent."""
+        return not self._is_heard and self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0
 
     async def _add_grammar(self, grammar: Grammar) -> None:
         """Compile the grammar, and let the draft obey it from then on."""
@@ -180,6 +181,7 @@ class DraftingSession:
         self._engine.commit(draft, commit.token_ids[num_tokens - commit.position :])
         link.record_pass(commit.timings.compute_us / 1e6)
         self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
+        self._is_heard |= commit.num_received_tokens > 0
         if not self._in_rounds:
             self._pace()
         self._committed.set()

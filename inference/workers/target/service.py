@@ -59,4 +59,4 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             fault = f"the draft worker speaks protocol version {attach.protocol_version}"
             raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
         words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
-        require_one_vocabulary(words, self._vocabulary, one_size=False)
+        require_one_vocabulary(words, self._vocabulary)
