@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from inference.caller import caller
 from inference.commit import Delta, Event
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
@@ -101,6 +102,7 @@ class PrivateWorker:
             request,
             gamma=self._config.gamma if request.gamma is None else request.gamma,
             schedule=request.schedule or self._config.schedule,
+            cache_salt=caller().cache_salt(request.cache_salt),  # the target may know this process alone
         )
         if stream.is_attached and request.gamma:
             request = replace(request, draft_session=name)
