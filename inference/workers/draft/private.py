@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from inference.caller import caller
 from inference.commit import Delta, Event
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
@@ -101,6 +102,7 @@ class PrivateWorker:
             request,
             gamma=self._config.gamma if request.gamma is None else request.gamma,
             schedule=request.schedule or self._config.schedule,
+            cache_salt=caller().cache_salt(request.cache_salt),  # the target may know this process alone
         )
         if stream.is_attached and request.gamma:
             request = replace(request, draft_session=name)
@@ -114,7 +116,8 @@ class PrivateWorker:
                 yield await first
                 async for event in events:
                     if session is not None and isinstance(event, Delta):
-                        event = self._committed(stream, session, event, remote.take_bytes())
+                        event = self._committed(stream, name, session, event)
+                        event = replace(event, counts=replace(event.counts, bytes_down=remote.take_bytes()))
                     yield event
             finally:
                 first.cancel()
@@ -129,18 +132,18 @@ class PrivateWorker:
                 generation = generation.resumed(request.resume.token_ids)
             return stream.begin(request.draft_session, generation, vocab_size=self.reader.vocab_size)
         except (CapacityError, RequestError, UnavailableError) as exc:
-            logger.info("a request goes on without drafts: %s", exc)
+            stream.decline(request.draft_session, exc)
             return None
 
-    def _committed(self, stream: AssistStream, session: DraftingSession, delta: Delta, bytes_down: int) -> Delta:
+    def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
         """Apply tokens of the answer to the session; return them with the draft's share of their cost."""
         try:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens
-            stream.drop(session, exc)
+            stream.decline(name, exc)
         if delta.finish_reason is not None and session.is_unheard:
             self._report_unheard(stream)
-        return replace(delta, counts=replace(delta.counts, bytes_down=bytes_down))
+        return delta
 
     def _report_unheard(self, stream: AssistStream) -> None:
         """Count a request that ran without drafts, and log the likely cause once."""

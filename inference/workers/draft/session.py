@@ -82,6 +82,7 @@ class DraftingSession:
 
     Attributes:
         context: context variables from which log records take the request's id.
+        drafting: task that drafts until the session is closed; it fails with the draft engine's error.
 
     Raises:
         CapacityError, UnavailableError: the engine accepts no session.
@@ -115,7 +116,8 @@ class DraftingSession:
         self._waits_since = time.monotonic()  # for the next commit
         self.context = copy_context()
         self._in_rounds = request.schedule is not None and request.schedule.target_waits
-        self._tasks = [asyncio.create_task(self._rounds() if self._in_rounds else self._run_ahead())]
+        self.drafting = asyncio.create_task(self._rounds() if self._in_rounds else self._run_ahead())
+        self._tasks = [self.drafting]
         if request.grammar is not None:  # in a task, since commits may come meanwhile
             self._tasks.append(asyncio.create_task(self._add_grammar(request.grammar)))
 

@@ -296,21 +296,24 @@ class AssistStream:
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
-            context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
-            context.run(logger.warning, "session %s gets no draft: %s", session_id, exc)
-            self.close(session_id)
-            self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
+            self.decline(session_id, exc)
 
     def close(self, session_id: str) -> None:
         """Stop drafting for a session, if it is still drafted for."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
 
-    def drop(self, session: DraftingSession, reason: Exception) -> None:
-        """Stop drafting for a session, and log why."""
-        for session_id in [each for each, held in self._sessions.items() if held is session]:
-            logger.warning("session %s gets no draft: %s", session_id, reason)
-            self.close(session_id)
+    def decline(self, session_id: str, reason: BaseException) -> None:
+        """Stop drafting for a session, log why, and let the target go on without waiting for drafts."""
+        context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
+        context.run(logger.warning, "session %s gets no draft: %s", session_id, reason)
+        self.close(session_id)
+        self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
+
+    def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
+        """Decline a session whose drafting has failed; a session that is closed cancels it."""
+        if not drafting.cancelled() and (error := drafting.exception()) is not None:
+            self.decline(session_id, error)
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
@@ -345,4 +348,5 @@ class AssistStream:
         proposals = ProposalSender(send, link)
         session = DraftingSession(self._engine, request, proposals, vocab_size=self.vocab_size, metrics=self._metrics)
         self._sessions[session_id] = session
+        session.drafting.add_done_callback(partial(self._ended, session_id))
         return session
