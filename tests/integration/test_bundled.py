@@ -100,7 +100,7 @@ async def test_the_minimal_example_gives_a_servers_tokens(temperature: float) ->
 async def test_the_wire_examples_give_equal_texts() -> None:
     """A client and a draft worker with grpcio and the .proto alone: a reader in another language begins with them.
 
-    The worker drafts for its own request, in rounds: the target accepts some of its tokens, and the text is the client's.
+    The worker drafts for its own request, in rounds: the target accepts some of its tokens, the text is the client's.
     """
     prompt = "one two three one two three one two"
     async with target_server(BUNDLED_TARGET) as server:
