@@ -50,7 +50,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         if not attach.is_private and Right.WORKER not in caller().rights:
             name, has = caller().name, ", ".join(sorted(caller().rights))
             raise ForbiddenError(f"{name} has role {has}: to draft for the requests of others takes role worker")
-        worker = StreamWorker(attach, self._vocabulary, private_scope(call) if attach.is_private else "")
+        worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         await serve_worker(worker, self._pool, call)
 
     def _check_fits(self, attach: pb.Attach) -> None:

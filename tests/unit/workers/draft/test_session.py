@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inference.workers.draft.proposals import ProposalSender
+from inference.workers.draft.schedules import PROBE_AFTER, Runner, run_ahead
 
 from inference.commit import Commit, Timings
 from inference.engine.draft import DraftEngine
@@ -12,8 +14,6 @@ from inference.engine.draft_session import DraftSession
 from inference.errors import UnavailableError
 from inference.request import SamplingParams
 from inference.scheduling.link import Link
-from inference.workers.draft.proposals import ProposalSender
-from inference.workers.draft.schedules import PROBE_AFTER, Runner, run_ahead
 from tests.support.scripted import ScriptedProposer, token_at
 
 FAR_S, PASS_US = 0.1, 5000
