@@ -46,7 +46,7 @@ REDIAL_S = 1.0
 REFUSED_S = 60.0
 """Mean wait before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
-"""Limit of messages beside proposals that wait to be written; further ones are dropped."""
+"""Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
 
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
@@ -181,8 +181,6 @@ class AssistStream:
         self.is_attached = self.is_refused = self.is_unheard = False
         self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
-        self._call: AssistCall | None = None  # while attached
-        self._writing = asyncio.Lock()
         self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
         self._dial_now = asyncio.Event()
@@ -258,27 +256,19 @@ class AssistStream:
 
     async def _draft(self, call: AssistCall) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
-        self._call = call
-        writer = asyncio.create_task(self._write_notes())
+        writer = asyncio.create_task(self._write(call))
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
                 self._handle(message)
         finally:
-            self._call = None
             writer.cancel()
             while self._sessions:
                 self._sessions.popitem()[1].close()
 
-    async def _write_notes(self) -> None:
+    async def _write(self, call: AssistCall) -> None:
+        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
         while True:
-            await self._write(await self._outbox.get())
-
-    async def _write(self, message: pb.AssistRequest) -> None:
-        """Write a message; do nothing if the stream has ended, since reading finds out why."""
-        async with self._writing:
-            if self._call is not None:
-                with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-                    await self._call.write(message)
+            await call.write(await self._outbox.get())
 
     def _handle(self, message: pb.AssistResponse) -> None:
         kind = message.WhichOneof("message")
@@ -342,7 +332,7 @@ class AssistStream:
 
         async def send(propose: pb.Propose) -> None:
             proposal = pb.AssistPropose(session_id=session_id, propose=propose)
-            await self._write(pb.AssistRequest(propose=proposal))
+            await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         link = self._link = Link(self._link)
         proposals = ProposalSender(send, link)
