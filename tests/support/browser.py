@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 START_TIMEOUT_S = 60.0
 

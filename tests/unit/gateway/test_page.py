@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,10 @@ pytestmark = [
 
 
 @asynccontextmanager
-async def page_of(completer: ScriptedCompleter, directory: Path) -> AsyncGenerator[Page, None]:
+async def page_of(completer: ScriptedCompleter, directory: Path, **settings: Any) -> AsyncGenerator[Page, None]:
     port = free_port()
     async with (
-        opened(HttpFront(gateway(completer, port=port), ServerConfig(grace_s=1.0))),
+        opened(HttpFront(gateway(completer, port=port, **settings), ServerConfig(grace_s=1.0))),
         browser_page(directory) as page,
     ):
         await page.open(f"http://127.0.0.1:{port}/")
@@ -49,6 +50,21 @@ async def test_tokens_per_second_counts_all_time(tmp_path: Path) -> None:
         elapsed_s = time.monotonic() - started
         assert await text_of(page, "tokens") == "12"
         assert 12 / elapsed_s <= float(await text_of(page, "speed")) <= 12 / (2 * 0.5)
+
+
+async def test_reasoning_is_shown_above_the_answer(tmp_path: Path) -> None:
+    """The story: the page read the content alone, so a model that reasons seemed to answer nothing."""
+    completer = ScriptedCompleter([["<think>", "It is "], ["even.", "</think>"], ["Yes", "."]])
+    async with page_of(completer, tmp_path, reasoning_parser="think") as page:
+        await page.run("document.getElementById('mode').value = 'chat'")
+        await page.run("document.getElementById('form').requestSubmit()")
+        await page.until("document.getElementById('finish').textContent === 'length'")
+        spans = "[...document.querySelectorAll('#output span')]"
+        thought = f"{spans}.filter((each) => each.className === 'thought')"
+        assert await page.run(f"{thought}.map((each) => each.textContent).join('')") == "It is even."
+        assert await text_of(page, "output") == "It is even.Yes."
+        colour = await page.run(f"getComputedStyle({thought}[0]).color")
+        assert colour == await page.run("getComputedStyle(document.getElementById('model')).color")
 
 
 async def test_a_refused_prompt_does_not_fill_the_answer(tmp_path: Path) -> None:
