@@ -62,6 +62,13 @@ class Page:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
 
+    async def visit(self, url: str) -> None:
+        """Open an address, and forget what pages before it asked for."""
+        await self.open("about:blank")
+        self.requested.clear()
+        self.complaints.clear()
+        await self.open(url)
+
     async def run(self, script: str) -> Any:
         """The value of a JavaScript expression."""
         answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
