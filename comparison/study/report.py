@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from comparison.plan.config import ComparisonConfig, Contender
+from comparison.plan.roles import service_toml
 from comparison.report.files import write_page
 from comparison.report.findings import emulation_of, measured_conditions
 from comparison.run.host_load import HostLoad, busy_warning
 from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
-from comparison.study.service import service_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _page(study: Study, directory: Path) -> str:
     skipped = [str(group) for group in study.evidence.skipped]
     trials = html.Table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials)))
     parts: dict[str, Sequence[html.Block]] = {
-        "Advice": [("listed", study.sentences[num_first:])],
+        "Advice": [("listed", study.sentences[num_first:] or ["None: the reason stands above."])],
         "Pictures": [("figure", picture) for picture in pictures],
         "Evidence": [("table", trials)],
         "Not tried, since the time was over": [("listed", skipped or ["Nothing that the search wanted."])],
