@@ -84,9 +84,14 @@ class Model(BaseModel):
     @classmethod
     def of(cls, card: ModelCard, *, created: int) -> Model:
         name, length = card.name, card.max_length
-        has_template = card.chat_template is not None
-        ids = {"id": name, "root": name, "model_id": card.model_id}
-        return cls(**ids, created=created, max_model_len=length, has_chat_template=has_template)
+        return cls(
+            id=name,
+            created=created,
+            root=name,
+            max_model_len=length,
+            model_id=card.model_id,
+            has_chat_template=card.chat_template is not None,
+        )
 
 
 class ModelList(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -437,7 +438,9 @@ async def test_paths_beside_generation() -> None:
         assert "/v1/completions" in (await client.get("/openapi.json")).json()["paths"]
         page = await client.get("/")
         assert "Speculative decoding" in page.text
-        assert "http://" not in page.text, "nothing is fetched from elsewhere"
+        assert not re.search(r"""(src|href)=["']?\w+:""", page.text.replace('href="data:,"', "")), "all is served here"
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "script-src 'sha256-" in page.headers["content-security-policy"]
         assert "https://" not in page.text
         missing = await client.get("/nothing")
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
