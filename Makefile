@@ -16,9 +16,15 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 
 install: $(STAMP)
 
+# Asks for the version first: pip would download half a gigabyte before it finds a package without a build for this Python.
+RETRY = make $(or $(MAKECMDGOALS),install) PYTHON=python3.12
+SUPPORTED = import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 14) or \
+    sys.exit("specdec needs Python 3.11 to 3.14, $(PYTHON) is %d.%d: $(RETRY)" % v)
+NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
+
 # A stamp has the text of what was installed: files that are newer, but say the same, install nothing. That keeps a fresh
 # clone from writing into an environment that it is linked to.
-INSTALL = $(PYTHON) -m venv $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
+INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
     && $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement
 
 $(STAMP): requirements.txt requirements-dev.txt
@@ -45,7 +51,7 @@ test-oldest: $(OLDEST)/.installed
 	    tests/unit/observe tests/integration/test_library.py
 
 $(OLDEST)/.installed: pyproject.toml $(STAMP)
-	$(PYTHON) -m venv $(OLDEST)
+	@$(NEW_VENV) $(OLDEST)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(OLDEST)/newest.pth
 	mv $(OLDEST)/newest.pth $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	$(BIN)/python -m scripts.requirements --oldest > $(OLDEST)/requirements.txt
@@ -56,11 +62,11 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 # torch, which for some Pythons comes only with gigabytes of CUDA. TORCH=1 installs it too, and then all of `make test` runs.
 test-python:
 	@if ! $(PYTHON) -c 0 2> /dev/null; then echo "SKIPPED: there is no $(PYTHON) here"; exit 0; fi; \
-	$(MAKE) PYTHON=$(PYTHON) TORCH=$(TORCH) $(OTHER)/.installed \
+	$(PYTHON) -c '$(SUPPORTED)' && $(MAKE) PYTHON=$(PYTHON) TORCH=$(TORCH) $(OTHER)/.installed \
 	    && OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(if $(TORCH),,$(WITHOUT_TORCH) tests/test_layering.py)
 
 $(OTHER)/.installed: requirements.txt requirements-dev.txt requirements-tracing.txt requirements-endpoints.txt
-	$(PYTHON) -m venv $(OTHER)
+	@$(NEW_VENV) $(OTHER)
 	cat $^ | grep -v "^-r$(if $(TORCH),,\|^torch==)" > $(OTHER)/requirements.txt
 	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
 	touch $@
@@ -75,6 +81,7 @@ test-release: install
 	$(MAKE) ray-test ARGS=release
 	$(MAKE) test-python PYTHON=python3.12
 	$(MAKE) test-python PYTHON=python3.13
+	$(MAKE) test-python PYTHON=python3.14
 
 # deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
@@ -107,7 +114,7 @@ sbom: $(TOOLS)/.installed
 
 # In an environment of their own: they are no part of what is served, tested or locked.
 $(TOOLS)/.installed: requirements-deploy.txt requirements-cloudwatch.txt
-	$(PYTHON) -m venv $(TOOLS)
+	@$(NEW_VENV) $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-deploy.txt
 	touch $@
 
@@ -118,7 +125,7 @@ test-nxdi: install
 
 # An environment of its own again, which sees the packages of ours, and adds Ray.
 $(RAY)/.installed: requirements-ray.txt
-	$(PYTHON) -m venv $(RAY)
+	@$(NEW_VENV) $(RAY)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
 	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-ray.txt

@@ -71,7 +71,7 @@ def main() -> None:
     header = ["backend", "prompt", "parts", "pass, ms", "gap p50", "p99", "longest", "TTFT / alone"]
     print_table(f"{args.model}, {args.threads} thread(s), {NUM_STREAMS} streams; gaps in passes", header, rows)
     if args.page:
-        write_part(args.page, markdown(header, rows), "-m benchmarks.long_prompts")
+        write_part(args.page, markdown(header, rows), "python -m benchmarks.long_prompts")
     print_json("long_prompts", {"model": args.model, "threads": args.threads, "found": found})
 
 

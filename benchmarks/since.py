@@ -1,7 +1,7 @@
 """Latencies of an earlier commit and of this checkout: `python -m benchmarks.since [COMMIT] [--file FILE]`.
 
 The earlier commit is checked out under build/since. Both run the same comparison in turns, twice, in three to six
-minutes, and `compare_architectures.py diff` has the method. FILE (docs/since.json) gets the changes, and
+minutes, and `specdec diff` has the method. FILE (docs/since.json) gets the changes, and
 `python -m benchmarks.page` puts them on docs/measurements/architectures.md.
 """
 
@@ -25,7 +25,7 @@ from inference.config import ROOT
 FILE = ROOT / "docs" / "since.json"
 FIRST = "41a4973"
 """Commit before the work that docs/measurements/architectures.md compares with."""
-COMPARISON = "compare_architectures.py --num_prompts 2 --num_runs 4 --rtt_ms 0,10 --max_new_tokens 64"
+FLAGS = "--num_prompts 2 --num_runs 4 --rtt_ms 0,10 --max_new_tokens 64"
 HEADER = ["measurement", "figure", "new / old, 95 %", "verdict"]
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     before, after = (joined(results, checkout) for checkout, results in found.items())
     content = {
         "command": f"python -m benchmarks.since {args.commit}",
-        "comparison": f"python {COMPARISON}",
+        "comparison": f"specdec compare {FLAGS}",
         "old": args.commit,
         "commit": commit(),
         "load_before": load,
@@ -81,8 +81,8 @@ def _compared(checkout: Path) -> Results:
         SystemExit: it failed; differing answers are no failure here.
     """
     output = checkout / "reports" / "since"
-    command = [sys.executable, *shlex.split(COMPARISON), "--output", str(output)]
-    print(f"{checkout}: {COMPARISON}", flush=True)
+    command = [sys.executable, "compare_architectures.py", *shlex.split(FLAGS), "--output", str(output)]
+    print(f"{checkout}: specdec compare {FLAGS}", flush=True)
     done = subprocess.run(command, cwd=checkout, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1):
         sys.exit(f"the comparison in {checkout} ended with exit code {done.returncode}")

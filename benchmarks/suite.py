@@ -2,7 +2,7 @@
 
 It takes under ten minutes on two cores with nothing else to do. FILE (docs/performance.json) holds every result with
 the machine, the versions, the commit and how busy the machine was; `python -m benchmarks.page` makes the tables of
-docs/measurements and the figures of README.md from it, and `compare_architectures.py diff OLD NEW` compares two.
+docs/measurements and the figures of README.md from it, and `specdec diff OLD NEW` compares two.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def _benchmark(name: str, command: str, *, quick: bool) -> dict[str, Any]:
 
 
 def _comparison(*, quick: bool) -> dict[str, Any]:
-    command = f"{COMPARISON} {QUICK_COMPARISON}" if quick else COMPARISON
+    flags = f" {QUICK_COMPARISON}" if quick else ""
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
-        _run("comparison", f"{command} --output {directory}")
+        _run("comparison", f"{COMPARISON}{flags} --output {directory}")
         results = json.loads((Path(directory) / "results.json").read_text(encoding="utf-8"))
     # Paths relative to the checkout hold on every machine.
     conditions = {name: text.replace(f"{ROOT}/", "") for name, text in results["conditions"].items()}
-    return {"command": f"python {command}", **results, "conditions": conditions}
+    return {"command": f"specdec compare{flags}", **results, "conditions": conditions}
 
 
 def _run(name: str, command: str) -> str:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from grpc_comm.call import CAN_MOVE, Call, Context, Limit
 from grpc_comm.errors import Status, StatusError
+from grpc_comm.secured import AUTHORIZATION
 from grpc_comm.tls import names_in
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def guard(_: object, context: Context) -> None:
             try:
-                headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+                headers = _headers(context)
                 trailers, admitted = self._gate.admit(name, headers, _names(context))
                 context.set_trailing_metadata(trailers)
                 with admitted:
@@ -202,6 +203,18 @@ def _handler(method: Any) -> Handler:
             await call.write(response)
 
     return writing
+
+
+def _headers(context: Context) -> Headers:
+    """Return the headers of a call that are text.
+
+    Raises:
+        StatusError: two of them have a token; a proxy may have judged the one that would not count here.
+    """
+    pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+    if [key for key, _ in pairs].count(AUTHORIZATION) > 1:
+        raise StatusError(Status(grpc.StatusCode.INVALID_ARGUMENT, f"more than one {AUTHORIZATION} header came"))
+    return dict(pairs)
 
 
 def _names(context: Context) -> Sequence[str] | None:

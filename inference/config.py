@@ -75,8 +75,18 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _require_model(path: Path) -> None:
-    what = "no config.json there" if path.is_dir() else "no such directory, and no id of the hub (NAMESPACE/NAME)"
-    _require((path / "config.json").is_file(), f"model {path}: {what}")
+    _require((path / "config.json").is_file(), f"model {path}: {_missing(path)}")
+
+
+def _missing(path: Path) -> str:
+    """Return what is in the place of a model's directory, and what to do about it."""
+    if path.suffix == ".gguf" or any(path.glob("*.gguf")):
+        return "GGUF is not read here: take llama.cpp, or the checkpoint that it was made of"
+    if (path / "adapter_config.json").is_file():
+        return "an adapter (LoRA) without its model: merge the two first, as PEFT's merge_and_unload does"
+    if path.is_file():
+        return "a file, where a directory with config.json is expected"
+    return "no config.json there" if path.is_dir() else "no such directory, and no id of the hub (NAMESPACE/NAME)"
 
 
 def _num_positions(path: Path) -> float:

@@ -27,6 +27,13 @@ class ConfigError(SpecDecError):
     """Flag, file or checkpoint that cannot be used; found before anything is served."""
 
 
+class MissingPackageError(ConfigError):
+    """Package that is not installed, as where a client has requirements-client.txt alone."""
+
+    def __init__(self, what: str, package: str | None) -> None:
+        super().__init__(f"{what} needs the full installation (`pip install .`): package {package} is not installed")
+
+
 class RoomError(ConfigError):
     """Setting above what the model or the machine has, whatever the backend."""
 

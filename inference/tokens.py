@@ -100,12 +100,14 @@ class Tally:
 
     def count(self, log: Sequence[int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the ids in the sequence, ascending, with their count in the output and whether the prompt has them."""
-        token_ids = np.fromiter(log[self._num_counted :], dtype=np.int64)
-        in_output = np.arange(self._num_counted, len(log)) >= self._output_start
-        self._num_counted = len(log)
-        num_more = 1 + int(token_ids.max(initial=-1)) - self._counts.shape[1]
+        start, self._num_counted = self._num_counted, 0  # after an error within, all are counted again
+        counts = self._counts if start else np.zeros((2, 0), dtype=np.int64)
+        token_ids = np.fromiter(log[start:], dtype=np.int64)
+        in_output = np.arange(start, len(log)) >= self._output_start
+        num_more = 1 + int(token_ids.max(initial=-1)) - counts.shape[1]
         if num_more > 0:
-            self._counts = np.pad(self._counts, ((0, 0), (0, num_more)))
-        np.add.at(self._counts, (in_output.astype(np.int64), token_ids), 1)
-        seen = np.flatnonzero(self._counts.any(axis=0))
-        return seen, self._counts[1, seen], self._counts[0, seen] > 0
+            counts = np.pad(counts, ((0, 0), (0, num_more)))
+        np.add.at(counts, (in_output.astype(np.int64), token_ids), 1)
+        self._counts, self._num_counted = counts, len(log)
+        seen = np.flatnonzero(counts.any(axis=0))
+        return seen, counts[1, seen], counts[0, seen] > 0

@@ -22,9 +22,9 @@ NO_DEFAULT = ("None", "False", "[]", "{}", "")
 
 def page() -> str:
     """Return the text of the page."""
-    parts = [HEAD, *(_command(f"main.py --role {name}", parser_of(name), role.summary) for name, role in ROLES.items())]
-    parts.append(_command("compare_architectures.py", comparison_parser(), "LIST is comma-separated."))
-    parts.append(_command("compare_architectures.py study", study_parser(), STUDY, StudySettings.SECTION))
+    parts = [HEAD, *(_command(f"specdec {name}", parser_of(name), role.summary) for name, role in ROLES.items())]
+    parts.append(_command("specdec compare", comparison_parser(), "LIST is comma-separated."))
+    parts.append(_command("specdec study", study_parser(), STUDY, StudySettings.SECTION))
     return "\n".join(parts).replace(f"{ROOT}/", "")
 
 

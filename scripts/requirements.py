@@ -45,7 +45,7 @@ def requirements() -> dict[str, str]:
         files[f"requirements-{extra}.txt"] = _file(extra, specs, comments)
     files["requirements-neuron.txt"] += _runtime_beside_neuron(project)
     asked = [spec for spec in project["dependencies"] if spec.startswith(CLIENT)]
-    comments["client"] = "# A client alone: `pip install --no-deps .` beside this file; tens of megabytes, no torch.\n"
+    comments["client"] = "# A client alone: `pip install --no-deps .` beside this file; some 200 megabytes, no torch.\n"
     files["requirements-client.txt"] = _file("client", asked, comments)
     return files
 

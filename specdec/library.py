@@ -25,11 +25,10 @@ from inference.cli.roles.registry import settings_by_name
 from inference.commit import Delta
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ObserveConfig, usable_cores
 from inference.errors import ConfigError
-from inference.gateway.conversation import Message, chat_of
-from inference.gateway.structured import the_grammar
 from inference.request import SamplingParams
 from inference.serving.assembly import target_engine
 from inference.text.chat import Chat
+from inference.text.structured import the_grammar
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
@@ -232,7 +231,7 @@ def _several(prompts: Any) -> Sequence[Prompt]:
 
 def _prompt(prompt: Any) -> str | tuple[int, ...] | Chat:
     if prompt and isinstance(prompt[0], Mapping):
-        return chat_of([Message.model_validate(message) for message in prompt], [], {})
+        return Chat.read(prompt)
     return prompt if isinstance(prompt, str) else tuple(prompt)
 
 

@@ -61,6 +61,17 @@ def test_every_named_test_exists() -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
+BY_FILE = re.compile(r"python3? (main|compare_architectures)\.py|`(main|compare_architectures)\.py ")
+AS_TYPED = ("docs/tutorials/", "docs/eks.md")
+"""Pages that repeat walks through a clone as they were typed."""
+
+
+def test_pages_name_the_installed_command() -> None:
+    """Pages said `python main.py --role`, a file that pip does not install; README says once what is the same."""
+    found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
+    assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 2}
+
+
 def test_pages_are_short() -> None:
     """A page of more than 250 lines answers more than one question; references may be longer."""
     pages = [page for page in PAGES if page.name not in LONG_PAGES]

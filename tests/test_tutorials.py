@@ -80,7 +80,7 @@ def check_python(words: list[str]) -> None:
     elif script == "compare_architectures.py":
         is_study = arguments[0] == "study"
         parser = study_parser() if is_study else comparison.comparison_parser()
-        parser.parse_args([comparison.with_underscores(word) for word in arguments[is_study:]])
+        parser.parse_args(arguments[is_study:])
     else:
         raise AssertionError(f"{script} is not known here")
 

@@ -311,7 +311,8 @@ class ComparisonConfig:
         self.parts  # noqa: B018 - raises if the host has too few cores
 
     def _require_models(self) -> None:
-        _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
+        if self.topologies != (Topology.TARGET,):
+            _require_distinct("draft model", [model_name(Path(draft)) for draft in self.draft_models])
         _require(_has_model(self.target_model), f"target model {self.target_model}: no config.json there")
         for draft in self.draft_models:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")

@@ -26,8 +26,8 @@ from comparison.plan.lists import list_of, one_of, one_or_two, seconds_of, time_
 from comparison.plan.slo import FIGURES, Slo, parse_slo
 from inference.cli.config_file import ConfigFileParser, as_toml, program
 from inference.cli.flags import add_group, read
+from inference.cli.models import draft_beside
 from inference.config import (
-    BUNDLED_DRAFT,
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
     DEFAULT_BRANCHES,
@@ -56,7 +56,8 @@ class ComparisonSettings:
 
     Attributes:
         target_model: target model directory.
-        draft_models: draft model directories; ngram is prompt lookup without a model.
+        draft_models: draft model directories; ngram is prompt lookup without a model (default: the bundled one, beside
+            the bundled target alone).
         gammas: draft tokens per round; several values are a sweep.
         schedules: schedules of topology distributed: sync (rounds), async (the draft runs ahead), or both.
         branches: maximum number of branches beside the chain of a draft that runs ahead; 0 is none.
@@ -93,7 +94,7 @@ class ComparisonSettings:
         kind=list_of(one_of("topology", STARTED)),
     )
     target_model: Path = setting(BUNDLED_TARGET, "--target_model DIR")
-    draft_models: tuple[str, ...] = setting((str(BUNDLED_DRAFT),), "--draft_models LIST", kind=list_of(str))
+    draft_models: tuple[str, ...] | None = setting(None, "--draft_models LIST", kind=list_of(str))
     gammas: tuple[int, ...] = setting((DEFAULT_GAMMA,), "--gamma LIST", kind=list_of(int))
     schedules: tuple[Schedule, ...] = setting(
         (Schedule.SYNC, Schedule.ASYNC), "--schedule LIST", kind=list_of(one_of("schedule", Schedule))
@@ -153,8 +154,8 @@ class ComparisonSettings:
         rtts_ms = self.rtts_ms or ((0.0,) if self.endpoints else self.network.rtts_ms)
         return ComparisonConfig(
             target_model=_local(self.target_model),
-            draft_models=tuple(str(_local(Path(draft))) for draft in self.draft_models),
-            topologies=self.topologies or (() if self.endpoints else STARTED),
+            draft_models=tuple(str(_local(Path(draft))) for draft in self.drafts()),
+            topologies=self._started(),
             gammas=self.gammas,
             schedules=self.schedules,
             branches=self.branches,
@@ -174,6 +175,21 @@ class ComparisonSettings:
             one_at_a_time=self.one_at_a_time,
             asked=asked,
         )
+
+    def drafts(self) -> tuple[str, ...]:
+        """Return the draft models; none if no topology has a draft.
+
+        Raises:
+            ConfigError: none is named beside a target that is not the bundled one.
+        """
+        if set(self._started()) <= {Topology.TARGET}:
+            return self.draft_models or ()
+        named = self.draft_models or (None,)
+        ways = {"flag": "--draft_models", "alone": "--topologies target"}
+        return tuple(draft_beside(self.target_model, draft, **ways) for draft in named)
+
+    def _started(self) -> tuple[Topology, ...]:
+        return self.topologies or (() if self.endpoints else STARTED)
 
     def _prompt_sets(self) -> tuple[PromptSet, ...]:
         limit = self.num_prompts if self.datasets or self.num_prompts else NUM_BUNDLED_PROMPTS
@@ -205,16 +221,8 @@ def parse_config(arguments: Sequence[str]) -> ComparisonConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = comparison_parser().parse_args([with_underscores(argument) for argument in arguments])
+    args = comparison_parser().parse_args(arguments)
     return read(ComparisonSettings, args).config(as_toml(args))
-
-
-def with_underscores(argument: str) -> str:
-    """Return `--rtt-ms=5` as `--rtt_ms=5`, so that both spellings work."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument[2:].partition("=")
-    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def _local(model: Path) -> Path:
@@ -225,7 +233,7 @@ def _local(model: Path) -> Path:
 _ABOUT: dict[str, Any] = {
     "description": "Compare the target alone, both models in one server (fused), and draft and target on two "
     "machines, with the requests at the draft (distributed) or at the target (pool): speed at equal tokens. Starts "
-    "every server itself and writes a report. LIST is comma-separated; names may be spelled with - or _.",
+    "every server itself and writes a report. LIST is comma-separated.",
 }
 
 

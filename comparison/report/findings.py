@@ -165,7 +165,7 @@ def conditions(config: ComparisonConfig) -> list[tuple[str, str]]:
         *([("Passes", emulation)] if emulation else []),
         *([("Backend", backends)] if (backends := _backends(config.backend)) else []),
         ("Target model", str(config.target_model)),
-        ("Draft models", ", ".join([*config.draft_models, *filter(None, [config.backend.draft_dtype])])),
+        ("Draft models", ", ".join([*config.draft_models, *filter(None, [config.backend.draft_dtype])]) or "none"),
         ("Gamma", f"{_listed(config.gammas)} draft tokens per round"),
         ("Machines", _machines(config)),
         ("Network", _network(config)),
@@ -211,7 +211,7 @@ def short_conditions(config: ComparisonConfig) -> str:
     rates = _listed(workload.request_rates)
     where = (
         f"{cpu_model()}, {config.cores_per_machine or 'all on 1'} of {len(config.usable_cores)} cores per model",
-        f"{model_name(config.target_model)} with {', '.join(names)}",
+        f"{model_name(config.target_model)} with {', '.join(names) or 'no draft'}",
         f"round trip {_listed(config.network.rtts_ms)} ms",
     )
     load = f"{_listed(workload.concurrencies)} in flight" + (f", {rates} requests/s" if rates else "")

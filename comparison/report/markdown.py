@@ -40,15 +40,15 @@ def page_part(place: str) -> tuple[Path, str]:
     return Path(file), name
 
 
-def write_part(place: str, text: str, program: str = "compare_architectures.py") -> None:
+def write_part(place: str, text: str, program: str = "specdec compare") -> None:
     """Write the text into the part FILE#NAME of a page, below command and commit; see `page_part` for errors.
 
     Args:
-        program: what python was given to run.
+        program: command without its flags.
     """
     file, name = page_part(place)
     words = (word.replace(f"{ROOT}/", "") for word in sys.argv[1:])
-    text = f"`python {program} {shlex.join(words)}`, commit {commit()}.\n\n{text}"
+    text = f"`{program} {shlex.join(words)}`, commit {commit()}.\n\n{text}"
     old = file.read_text(encoding="utf-8")
     new = PART.sub(lambda found: f"{found[1]}{text}\n{found[3]}" if found[2] == name else found[0], old)
     file.write_text(new, encoding="utf-8")

@@ -29,12 +29,13 @@ from comparison.run.grpc_client import record_of
 from comparison.run.record import RequestRecord
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ROOT
-from inference.errors import ConfigError, UnavailableError
+from inference.errors import ConfigError, MissingPackageError, UnavailableError
 from inference.workers.completion import CompletionRequest
 from inference.workers.convert import completion_to_message, event_from_message
 
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2
+_PIP = f"{sys.executable} -m pip install"
 START_S = 30.0
 """Seconds for Locust to start and connect."""
 
@@ -102,21 +103,21 @@ def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> li
 
 
 def require_clients(config: ComparisonConfig) -> None:
-    """Check that the packages of the extras that this load and these endpoints need are installed.
+    """Check that what this load, these endpoints and the servers to start need is installed.
 
     Raises:
         ConfigError: a package is not installed; the message has the command that installs it.
     """
-    if config.uses_locust:
-        _require("locust", "concurrency above 1 is driven by Locust", "loadtest")
-    if not all(endpoint.is_grpc for endpoint in config.endpoints):
-        _require("aiohttp", "HTTP endpoints need aiohttp", "endpoints")
+    if config.servers and _is_missing("transformers"):
+        raise MissingPackageError("a comparison that starts servers", "transformers")
+    if config.uses_locust and _is_missing("locust"):
+        raise ConfigError(f"concurrency above 1 is driven by Locust, which is not installed: {_PIP} locust gevent")
+    if not all(endpoint.is_grpc for endpoint in config.endpoints) and _is_missing("aiohttp"):
+        raise ConfigError(f"HTTP endpoints need aiohttp, which is not installed: {_PIP} aiohttp")
 
 
-def _require(package: str, why: str, extra: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        install = f"{sys.executable} -m pip install -r requirements-{extra}.txt"
-        raise ConfigError(f"{why}, which is not installed: {install}")
+def _is_missing(package: str) -> bool:
+    return importlib.util.find_spec(package) is None
 
 
 async def by_locust(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
-from comparison.plan.flags import ComparisonSettings, comparison_parser, with_underscores
+from comparison.plan.flags import ComparisonSettings, comparison_parser
 from comparison.plan.lists import list_of, one_or_two
 from comparison.study.advice import Prices
 from comparison.study.space import Space
@@ -17,7 +17,6 @@ from inference.cli.config_file import ConfigFileParser, as_toml, program
 from inference.cli.flags import read
 from inference.cli.models import NGRAM
 from inference.cli.prompts.source import text_of
-from inference.config import BUNDLED_DRAFT
 from inference.errors import ConfigError
 from inference.request import Grammar, GrammarKind
 from inference.settings import group, setting
@@ -26,7 +25,6 @@ AS_JSON = " as JSON"
 """Suffix of a prompt kind with answers in the JSON schema."""
 _LOADS = "1,4,16" if importlib.util.find_spec("locust") else "1"  # more than one needs Locust
 _DEFAULTS = {
-    "draft_models": f"{BUNDLED_DRAFT},{NGRAM}",
     "gamma": "8,4,2,16",
     "topologies": "target,fused,distributed",
     "rtt_ms": "10,0.2,80",
@@ -84,7 +82,8 @@ class StudySettings:
         """Return the study; see `ComparisonSettings.config`."""
         length, temperature = next(iter(self.max_new_tokens), 0), next(iter(self.temperatures), -1.0)
         usual = replace(self.comparison.workload, max_new_tokens=length, temperature=temperature)
-        comparison = replace(self.comparison, workload=usual).config(asked)
+        drafts = self.comparison.draft_models or (*self.comparison.drafts(), NGRAM)
+        comparison = replace(self.comparison, workload=usual, draft_models=drafts).config(asked)
         _require_what_can_be_studied(comparison)
         for length in self.max_new_tokens:  # checks ranges before any server starts
             for temperature in self.temperatures:
@@ -116,7 +115,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
         ConfigError: a value is out of range, or a file cannot be read.
         SystemExit: --help, or a flag that does not exist.
     """
-    args = study_parser().parse_args([with_underscores(argument) for argument in arguments])
+    args = study_parser().parse_args(arguments)
     return read(StudySettings, args).config(as_toml(args))
 
 
@@ -144,7 +143,7 @@ def study_parser() -> ConfigFileParser:
         prog=program("study", "compare_architectures.py study"),
         description="Find out when speculation pays, and with what: search over topologies, drafts and conditions "
         "within --budget, and give advice. The search starts from the first value of every list, the usual one. "
-        f"Takes the comparison's flags, here with defaults {defaults}, and those at the end.",
+        f"Takes the comparison's flags, here with defaults {defaults} and the draft {NGRAM} too, and those at the end.",
     )
     parser.set_defaults(**_DEFAULTS)
     return parser

@@ -14,7 +14,7 @@ from typing import Any
 
 from inference.backends.neuron.environment import DEVICE, take_cores
 from inference.config import NO_TIME, ModelConfig
-from inference.errors import ConfigError, RoomError
+from inference.errors import ConfigError, MissingPackageError, RoomError
 from inference.model.decoder import CompiledDecoder, Decide
 from inference.model.slots import Array, Backend, Span
 
@@ -138,10 +138,11 @@ def _load_fastest(config: ModelConfig) -> Backend:
         return _load("onnx", config)
     except RoomError:  # torch has no more
         raise
-    except Exception as error:  # a model it cannot run, a full disk; torch reports a broken model again
+    except Exception as error:  # a model it cannot run, a full disk; torch reports a broken model in its own words
+        backend = _load("torch", config)
         cost = TORCH_COST if config.device in ("auto", "cpu") else f"on {config.device}"
         logger.warning("model %s: backend torch, because %s; %s", config.path.name, error, cost)
-        return _load("torch", config)
+        return backend
 
 
 def _has_cuda() -> bool:
@@ -160,7 +161,7 @@ def _load(name: str, config: ModelConfig) -> Backend:
     try:
         load = _function(LOADERS[name])
     except ModuleNotFoundError as error:
-        raise ConfigError(f"backend {name} needs the package {error.name}, which is not installed") from error
+        raise MissingPackageError(f"backend {name}", error.name) from error
     backend: Backend = load(config)
     return backend
 

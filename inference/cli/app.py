@@ -20,7 +20,7 @@ from inference.cli.models import Models
 from inference.cli.roles.registry import ROLES, settings_of
 from inference.cli.trial import make_certificates
 from inference.config import ServerConfig
-from inference.errors import ConfigError, InvalidRequestError, SpecDecError
+from inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         return _run(ROLES[role_name].run(prepared(settings)))
     except (ConfigError, InvalidRequestError) as exc:
         return _report(exc, EXIT_USAGE)
+    except ModuleNotFoundError as exc:
+        return _report(MissingPackageError(f"role {role_name}", exc.name), EXIT_USAGE)
     except SpecDecError as exc:
         return _report(exc, 1)
     except OSError as exc:

@@ -45,7 +45,13 @@ class ConfigFileParser(argparse.ArgumentParser):
             from_files = [text for file in _files(arguments) for text in self._arguments(file)]
         except ConfigError as error:
             self.error(str(error))
-        return super().parse_known_args([*from_files, *arguments], namespace)
+        return super().parse_known_args([*map(self._spelled, [*from_files, *arguments])], namespace)
+
+    def _spelled(self, argument: str) -> str:
+        """Return an argument with its flag as it is declared: names may be written with - or _."""
+        name, equals, value = argument.partition("=")
+        flags = {_alike(flag): flag for flag in self._option_string_actions}
+        return f"{flags.get(_alike(name), name)}{equals}{value}" if name.startswith("--") else argument
 
     def as_arguments(self, values: Mapping[str, Any]) -> Iterator[str]:
         """Yield values by the names of flags as a user would type them.
@@ -88,10 +94,14 @@ class ConfigFileParser(argparse.ArgumentParser):
             yield from _as_arguments(action, key, value)
 
     def _flag(self, key: str) -> argparse.Action | None:
-        return self._option_string_actions.get(f"--{key}")
+        return self._option_string_actions.get(self._spelled(f"--{key}"))
 
     def _is_flag_of_any_role(self, key: str) -> bool:
         return any(parser()._flag(key) is not None for parser in self._roles.values())
+
+
+def _alike(flag: str) -> str:
+    return flag.replace("-", "_")
 
 
 def program(command: str, script: str) -> str:
@@ -123,8 +133,8 @@ def _as_arguments(action: argparse.Action, key: str, value: Any) -> Iterator[str
     if action.nargs == 0:
         if value:
             yield f"--{key}"
-        elif (negated := f"--no-{key}") in action.option_strings:
-            yield negated
+        elif any(option.startswith("--no-") for option in action.option_strings):
+            yield f"--no-{key}"
         return
     if isinstance(action, argparse._AppendAction) and isinstance(value, list):  # may be repeated
         yield from (f"--{key}={item}" for item in value)

@@ -10,6 +10,7 @@ import enum
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -97,6 +98,8 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
     """Return the function that parses a value, None for plain text."""
     if kind is str:
         return None
+    if kind is Path:
+        return _path
     if kind is Mapping:
         return _json_object
     if not hasattr(kind, "parse"):
@@ -109,6 +112,11 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse
+
+
+def _path(text: str) -> Path:
+    """Return a path; one that begins with a dot stays no hub id, although Path drops `./`."""
+    return Path(text).absolute() if text.startswith("./") else Path(text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -137,11 +145,6 @@ def add_group(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
         one_of = section.add_mutually_exclusive_group() if any(flag.setting.exclusive for flag in members) else section
         for flag in members:
             flag.add_to(one_of if flag.setting.exclusive else section)
-
-
-def add_flag(group: argparse._ActionsContainer, kind: type[Any], name: str) -> None:
-    """Add the flag of one field of a configuration."""
-    dict(_parts(_whole(kind)))[name].add_to(group)
 
 
 def read(kind: type[T], args: argparse.Namespace) -> T:

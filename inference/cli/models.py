@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -32,10 +33,18 @@ logger = logging.getLogger(__name__)
 
 NGRAM = "ngram"
 """Name of a draft "model" that looks drafts up in the sequence itself."""
+NO_DRAFT = "none"
+"""Name that people try for no draft."""
 DRAFT_TEXT = f"draft model directory, or {NGRAM} to look drafts up in the sequence itself"
 
 PAIR = {"target": "revision", "draft": "draft_revision"}
 """Models of a pair, and the fields of their revisions."""
+
+
+@cache
+def _warn_unsharded(tp_degree: int, backend: str) -> None:
+    """Warn once, though each model of a pair has options of its own."""
+    logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, backend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +93,7 @@ class LoadingSettings(Loading):
 
     def _check_other_backend(self, options: NeuronOptions) -> None:
         if options.tp_degree > 1:
-            unsharded = "tp_degree %d has no effect: backend %s does not shard a model"
-            logger.warning(unsharded, options.tp_degree, self.backend)
+            _warn_unsharded(options.tp_degree, self.backend)
         compiles = self.compile_policy != COMPILE_POLICIES[0] and self.backend not in COMPILERS
         if options.method != "vanilla" or options.overrides or options.device_sampling or compiles:
             neither = "--speculation_method, --neuron_config, --device_sampling nor --compile"
@@ -173,6 +181,24 @@ class DraftModel(Models):
         return self.loading.proposer(self.path, tokenizer=self.tokenizer, num_threads=1, neuron=neuron)
 
 
+def draft_beside(target: Path, draft: str | None, *, flag: str = "--draft_model", alone: str = "role target") -> str:
+    """Return the draft that settings name, or the bundled one beside the bundled target.
+
+    Args:
+        flag: flag that names a draft.
+        alone: setting with which the target needs none.
+
+    Raises:
+        ConfigError: none is named beside another target.
+    """
+    if draft is None and target.resolve() == BUNDLED_TARGET.resolve():
+        return str(BUNDLED_DRAFT)
+    if draft is None or draft == NO_DRAFT:
+        ways = f"{flag} DIR, a smaller model with the same tokenizer; {flag} {NGRAM}, no model; {alone}, no draft"
+        raise ConfigError(f"target_model {target} has no draft beside it; there are: {ways}")
+    return draft
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPair(Models):
     """Settings of target and draft in one process.
@@ -188,13 +214,27 @@ class ModelPair(Models):
     REVISIONS: ClassVar = PAIR
 
     target: Path = setting(BUNDLED_TARGET, "--target_model DIR")
-    draft: str = setting(str(BUNDLED_DRAFT), "--draft_model DIR", help=DRAFT_TEXT)
+    draft: str | None = setting(
+        None, "--draft_model DIR", help=f"{DRAFT_TEXT} (default: the bundled one, beside the bundled target alone)"
+    )
     revision: str | None = same(OneModel, "revision")
     draft_revision: str | None = setting(None, "--draft_revision REV")
     loading: LoadingSettings = group(LoadingSettings)
     draft_tp_degree: int | None = setting(
         None, "--draft_tp_degree N", section="AWS Neuron devices: the draft beside its target"
     )
+
+    def __post_init__(self) -> None:
+        self.proposer()
+
+    def proposer(self) -> str:
+        """Return the draft; Medusa's is in the target.
+
+        Raises:
+            ConfigError: none is named beside a target that is not the bundled one.
+        """
+        is_medusa = self.loading.speculation_method == "medusa"
+        return str(self.target) if is_medusa else draft_beside(self.target, self.draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,15 +54,25 @@ class Admission(Generic[HolderT]):
         num_slots: most holders at a time.
         model: backend that has the slots; None if no session may reuse the content of a freed slot.
         num_spare: further slots, which keep what sessions have left: one that yielded finds all of its tokens there.
+        what: plural of what the slots are, for errors.
     """
 
-    def __init__(self, *, num_slots: int, max_waiting: int, model: Backend | None = None, num_spare: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_waiting: int,
+        model: Backend | None = None,
+        num_spare: int = 0,
+        what: str = "slots",
+    ) -> None:
         self._free = list(range(num_slots + num_spare - 1, -1, -1))  # the latest used is last
         self.num_slots = num_slots
         self._model = model
         self._left: dict[int, Prefix] = {}  # content of free slots
         self._slots = frozenset(self._free)
         self._max_waiting = max_waiting
+        self._what = what
         self._waiting: dict[HolderT, str] = {}  # with their accounts, in order of arrival
         self._begun: set[HolderT] = set()  # those that wait again; the limit of the queue is not for them
         self._held: dict[HolderT, str] = {}  # with their accounts
@@ -115,7 +125,8 @@ class Admission(Generic[HolderT]):
         """
         new = self._new()
         full = CapacityError(
-            f"all {self.num_slots} slots are busy and {len(new)} requests wait already (limit {self._max_waiting})",
+            f"all {self.num_slots} {self._what} are busy and {len(new)} requests wait already "
+            f"(limit {self._max_waiting})",
             retry_after_s=self._retry_after_s(),
         )
         waiting = Counter(new.values())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
+from inference.engine.threads import Threads
 from inference.errors import CapacityError
 from inference.request import Grammar
 from inference.text.grammar import GrammarCompiler, GrammarMatcher
@@ -27,8 +27,7 @@ class Grammars:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._num_compiling = 0
+        self._threads = Threads("grammars", num_threads=1, num_places=MAX_COMPILING)
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
         """Compile a grammar; return a matcher for an output that has no tokens yet.
@@ -37,24 +36,9 @@ class Grammars:
             InvalidRequestError: the grammar has a fault, or is too complex.
             CapacityError: `MAX_COMPILING` others are being compiled, or the machine is too busy.
         """
-        if self._num_compiling >= MAX_COMPILING:
-            raise self._busy(f"the limit is {MAX_COMPILING}")
-        compiling = self._thread.submit(self._compiler.compile, grammar)
-        work = asyncio.wrap_future(compiling)
-        self._num_compiling += 1
-        work.add_done_callback(self._done)
         try:
             async with asyncio.timeout(COMPILE_TIMEOUT_S):
-                return await asyncio.shield(work)  # a thread cannot be stopped: it holds its place until it is done
+                return await self._threads.run(self._compiler.compile, grammar)
         except TimeoutError:
-            compiling.cancel()  # has an effect on one that has not begun
-            raise self._busy(f"this one was not ready after {COMPILE_TIMEOUT_S:g} s") from None
-
-    def _busy(self, why: str) -> CapacityError:
-        message = f"{self._num_compiling} grammars are being compiled, {why}"
-        return CapacityError(message, retry_after_s=_RETRY_AFTER_S)
-
-    def _done(self, work: asyncio.Future[GrammarMatcher]) -> None:
-        self._num_compiling -= 1
-        if not work.cancelled():
-            work.exception()  # read here, since the request that waited for it may have ended
+            message = f"other grammars are being compiled, this one was not ready after {COMPILE_TIMEOUT_S:g} s"
+            raise CapacityError(message, retry_after_s=_RETRY_AFTER_S) from None

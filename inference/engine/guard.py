@@ -7,6 +7,7 @@ and each takes its next step alone, from its committed tokens. A session that fa
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -20,6 +21,10 @@ MAX_FAILED_STEPS = 8
 """Failed steps in a row after which the engine is broken."""
 SHRUNK_STEPS = 100
 """Number of steps that fewer sessions share, after memory ran out."""
+
+NO_MEMORY = re.compile("OutOfMemory|bad_alloc|allocate memory")
+"""Part of the name or text of errors that are no MemoryError: devices have classes of their own, ONNX Runtime and torch
+raise RuntimeError where a CPU's memory ends."""
 
 
 class EngineSession(Holder, Protocol):
@@ -96,7 +101,7 @@ class StepGuard(Generic[SessionT, WorkT]):
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
         """Let the sessions of a failed step replay; return those that must end instead, each with its error."""
         self.num_failed_steps += 1
-        if isinstance(exc, MemoryError) or "OutOfMemory" in type(exc).__name__:  # devices have classes of their own
+        if isinstance(exc, MemoryError) or NO_MEMORY.search(f"{type(exc).__name__}: {exc}"):
             self._num_together = max(1, len(sessions) // 2)
             self._shrunk_until = self._num_steps + SHRUNK_STEPS
         tried = len(sessions) == 1 and all(session.is_suspect for session in sessions)

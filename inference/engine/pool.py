@@ -13,12 +13,11 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from inference.commit import Answer, Commit
 from inference.config import DEFAULT_WORKER_SLOTS
-from inference.engine.target import TargetEngine
-from inference.engine.target_session import TargetSession
+from inference.engine.contract import VerificationEngine, VerificationSession
 from inference.errors import CapacityError, InvalidRequestError
 from inference.request import GenerationRequest
 from inference.speculation.tree import Branch
@@ -40,13 +39,13 @@ class Worker(Protocol):
     id: str
     num_slots: int
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         """Let the worker draft for this session from its present tokens on."""
 
-    def commit(self, session: TargetSession, commit: Commit) -> None:
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
         """Send the tokens of a session that became final."""
 
-    def close(self, session: TargetSession) -> None:
+    def close(self, session: VerificationSession) -> None:
         """Let the worker stop drafting for this session."""
 
 
@@ -59,7 +58,7 @@ class _Record:
         trust: most sessions that it may have, by its success so far.
     """
 
-    sessions: dict[str, TargetSession] = field(default_factory=dict)
+    sessions: dict[str, VerificationSession] = field(default_factory=dict)
     trust: int = FIRST_SESSIONS
 
 
@@ -87,18 +86,20 @@ class DraftPool:
         max_worker_slots: most sessions of one worker.
     """
 
-    def __init__(self, engine: TargetEngine, *, max_worker_slots: int = DEFAULT_WORKER_SLOTS) -> None:
+    def __init__(self, engine: VerificationEngine[Any], *, max_worker_slots: int = DEFAULT_WORKER_SLOTS) -> None:
         self._engine = engine
         self._max_worker_slots = max_worker_slots
         self._workers: dict[Worker, _Record] = {}
-        self._alone: dict[str, TargetSession] = {}
+        self._alone: dict[str, VerificationSession] = {}
         self._help: dict[str, _Help] = {}
         self.max_length, self.vocab_size = engine.max_length, engine.vocab_size
         self.seed_invariant = engine.seed_invariant
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
         """See `Generator`; a request with gamma 0 gets no worker."""
-        session = self._engine.open(request, drafted=False, grammar=await self._engine.compiled(request))
+        session: VerificationSession = self._engine.open(
+            request, drafted=False, grammar=await self._engine.compiled(request)
+        )
         try:
             if request.gamma != 0:
                 self._alone[session.id], self._help[session.id] = session, _Help()
@@ -183,7 +184,7 @@ class DraftPool:
         record = self._workers[worker]
         return min(worker.num_slots, self._max_worker_slots, record.trust) - len(record.sessions)
 
-    def _count_help(self, session: TargetSession, commit: Commit) -> None:
+    def _count_help(self, session: VerificationSession, commit: Commit) -> None:
         help_ = self._help.get(session.id)
         if help_ is None or help_.worker is None:
             return
@@ -204,7 +205,7 @@ class DraftPool:
             record.trust += 1
             self._lend()
 
-    def _take_back(self, session: TargetSession, worker: Worker, *, trust: int) -> None:
+    def _take_back(self, session: VerificationSession, worker: Worker, *, trust: int) -> None:
         """Take a session from a worker that does not help it; set the worker's limit of sessions to `trust`."""
         record = self._workers[worker]
         del record.sessions[session.help_id]
@@ -214,12 +215,12 @@ class DraftPool:
         self._put_back(session)
         self._lend()
 
-    def _put_back(self, session: TargetSession) -> None:
+    def _put_back(self, session: VerificationSession) -> None:
         self._help[session.id].worker = None
         self._engine.end_help(session)
         self._alone[session.id] = session
 
-    def _leave(self, session: TargetSession) -> None:
+    def _leave(self, session: VerificationSession) -> None:
         self._alone.pop(session.id, None)
         help_ = self._help.pop(session.id, None)
         if help_ is not None and help_.worker is not None:

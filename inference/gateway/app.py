@@ -7,16 +7,17 @@ import logging
 import re
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -28,13 +29,7 @@ from inference.gateway.dialect import Dialect
 from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
 from inference.gateway.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
 from inference.gateway.formats import ChatFormat, ChunkFormat, TextFormat
-from inference.gateway.middleware import (
-    AnswerCount,
-    BodyLimit,
-    HttpGate,
-    RequestId,
-    http_spans,
-)
+from inference.gateway.middleware import AnswerCount, BodyLimit, HttpGate, RequestId
 from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
 from inference.gateway.response_format import ResponseFormat, ResponseStream
 from inference.gateway.responses import ResponsesBody
@@ -58,7 +53,8 @@ PAGE_POLICY = (
     "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
 )
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
-"""Limit of an unknown model's name in an error message."""
+SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
+"""Paths that an answer for an unknown path names."""
 T = TypeVar("T")
 
 
@@ -89,8 +85,8 @@ class Gateway:
 
 def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     """Return the application of a gateway; `access` admits requests, None admits all."""
-    spans = http_spans(gateway.spans)
-    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=spans)
+    telemetry = _telemetry(gateway.spans)
+    app = FastAPI(title="specdec", version=VERSION, docs_url=None, redoc_url=None, telemetry=telemetry)
     _add_generation(app, gateway)
     _add_tokens(app, gateway)
     _add_operation(app, gateway)
@@ -105,6 +101,24 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
     app.add_middleware(RequestId)  # the outermost: refusals have an id too
     return app
+
+
+def _telemetry(spans: Spans | None) -> TelemetryConfig:
+    """Return the telemetry settings: spans, which continue the trace in a client's headers, or nothing at all."""
+    if spans is None:
+        return {"tracing": False, "metrics": False, "logs": False}
+    return {
+        "tracer_provider": spans.provider,
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "exclude": _is_noise,
+    }
+
+
+def _is_noise(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether a request gets no span: health checks, scrapes, the page."""
+    return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
 def _add_generation(app: FastAPI, gateway: Gateway) -> None:
@@ -299,8 +313,9 @@ def _add_failures(app: FastAPI) -> None:
         return from_error(error, request.url.path).answer()
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation(_: Request, error: RequestValidationError) -> JsonAnswer:
-        return from_validation(error).answer()
+    async def on_validation(request: Request, error: RequestValidationError) -> JsonAnswer:
+        body = get_type_hints(request.scope["endpoint"])["body"]
+        return from_validation(error, names=list(body.model_fields)).answer()
 
     @app.exception_handler(RecursionError)
     async def on_depth(_: Request, error: RecursionError) -> JsonAnswer:
@@ -308,7 +323,9 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JsonAnswer:
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
+        if error.status_code == 404:
+            message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"
         response = ApiError(error.status_code, message).answer()
         response.headers.update(error.headers or {})
         return response

@@ -174,10 +174,7 @@ class Message(Body):
 
     def message(self) -> ChatMessage:
         """Return the message for the chat template."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        calls = json.dumps([call.model_dump() for call in self.tool_calls]) if self.tool_calls else ""
-        name = self.name if self.role == "tool" else None
-        return ChatMessage(self.role, text, calls, self.tool_call_id or "", name or "", self.reasoning_content or "")
+        return ChatMessage.read(self.model_dump(), "messages")
 
 
 class TemplateBody(Body):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
 
 from inference.workers.completion import ModelCard
 

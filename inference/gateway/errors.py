@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from fastapi.exceptions import RequestValidationError
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference import errors
 from inference.gateway.documents import JsonAnswer
 from inference.gateway.noops import UNSUPPORTED
 from inference.workers.status import REFUSED_UPSTREAM
+
+if TYPE_CHECKING:
+    from fastapi.exceptions import RequestValidationError
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +136,8 @@ def _param(field: str | None, path: str) -> str | None:
     return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
 
 
-def from_validation(error: RequestValidationError) -> ApiError:
-    """Return the failure of a body that does not fit its schema, by its worst fault."""
+def from_validation(error: RequestValidationError, names: Sequence[str] = ()) -> ApiError:
+    """Return the failure of a body that does not fit its schema, by its worst fault; `names` are the body's fields."""
     fault = _worst(error.errors())
     place = [_cut(part, MAX_ECHO_CHARACTERS) for part in fault["loc"] if part != "body"]
     if fault["type"] == "json_invalid":
@@ -144,7 +147,8 @@ def from_validation(error: RequestValidationError) -> ApiError:
     param = str(place[0]) if place else _named_first(fault)
     if fault["type"] == "extra_forbidden":
         name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
-        return ApiError(400, f"{name} is not supported here", param=param, code="unsupported_parameter")
+        meant = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, names, n=1))
+        return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
     message = message or fault["msg"].removeprefix("Value error, ")
     code = _CODES.get(fault["type"], "invalid_value")

@@ -1,4 +1,4 @@
-"""Middleware of the application: request ids, access, limits on bodies, a count of answers, and spans.
+"""Middleware of the application: request ids, access, limits on bodies, and a count of answers.
 
 Plain ASGI, so that streams stay streams. All of it is HTTP, since a port has neither websockets nor a lifespan.
 """
@@ -6,27 +6,27 @@ Plain ASGI, so that streams stay streams. All of it is HTTP, since a port has ne
 from __future__ import annotations
 
 import asyncio
+import collections
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Caller, Right, audit, harmless_id, is_audited, request_context, request_id
+from inference.caller import ANYBODY, Caller, Right, audit, caller, harmless_id, is_audited, request_context, request_id
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
+from inference.gateway.protocol import BODY_TIMEOUT_S
 from inference.workers.access import Access, rights_of_path
 from inference.workers.status import code_name
-
-if TYPE_CHECKING:
-    from inference.observe.spans import Spans
 
 REQUEST_ID = b"x-request-id"
 
 
+MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
+"""Most bytes of all bodies that have begun and not ended: 4096 connections could hold 8 MiB each for 30 s."""
 _SMALL_BYTES = 8 * 1024
 _INLINE_BYTES = 32 * 1024
 
@@ -34,7 +34,8 @@ _INLINE_BYTES = 32 * 1024
 class BodyLimit:
     """Middleware that refuses bodies above `max_bytes` with 413, with or without a length, and crowded ones with 400.
 
-    Bodies within these limits are read and validated on the event loop.
+    Bodies within these limits are read and validated on the event loop. While `MAX_UNFINISHED_BYTES` of bodies that
+    have not ended are in memory, or half of it for one account, such a body is refused with 503.
 
     Args:
         max_numbers: returns how many numbers a body for the present model may have.
@@ -44,25 +45,12 @@ class BodyLimit:
         self._app = app
         self._max_bytes = max_bytes
         self._max_numbers = max_numbers
+        self._unfinished = collections.Counter[str]()  # bytes by account
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        num_bytes = int(length) if length.isdigit() else 0
-        messages: list[Message] = []
-        if scope["method"] == "POST" and num_bytes <= self._max_bytes:
-            messages, num_bytes = await _read(receive, self._max_bytes)
-        coding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
-        fault = None
-        if coding.lower() not in ("", "identity"):
-            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
-            fault = ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
-        elif num_bytes > self._max_bytes:
-            fault = ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
-        elif num_bytes > _SMALL_BYTES and messages:
-            body = b"".join(message.get("body", b"") for message in messages)
-            find = partial(parse_fault, body, self._max_numbers())
-            fault = await asyncio.to_thread(find) if num_bytes > _INLINE_BYTES else find()
-        if fault is not None:
+        try:
+            messages = await self._checked(scope, receive)
+        except ApiError as fault:
             await fault.answer(connection="close")(scope, receive, send)
             return
 
@@ -71,18 +59,54 @@ class BodyLimit:
 
         await self._app(scope, again, send)
 
+    async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
+        """Return the messages of a body; none if it is not read here. Raises ApiError for one beyond the limits."""
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        num_bytes = int(length) if length.isdigit() else 0
+        messages: list[Message] = []
+        if scope["method"] == "POST" and num_bytes <= self._max_bytes:
+            messages, num_bytes = await self._read(receive)
+        coding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.lower() not in ("", "identity"):
+            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
+            raise ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
+        if num_bytes > self._max_bytes:
+            raise ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
+        if num_bytes > _SMALL_BYTES and messages:
+            body = b"".join(message.get("body", b"") for message in messages)
+            find = partial(parse_fault, body, self._max_numbers())
+            fault = await asyncio.to_thread(find) if num_bytes > _INLINE_BYTES else find()
+            if fault is not None:
+                raise fault
+        return messages
 
-async def _read(receive: Receive, max_bytes: int) -> tuple[list[Message], int]:
-    """Return the messages of a body, to its end or as far as its length is allowed, and its length."""
-    messages: list[Message] = []
-    num_bytes = 0
-    while num_bytes <= max_bytes:
-        message = await receive()
-        messages.append(message)
-        num_bytes += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
-            break
-    return messages, num_bytes
+    async def _read(self, receive: Receive) -> tuple[list[Message], int]:
+        """Return the messages of a body, to its end or as far as its length is allowed, and its length."""
+        messages: list[Message] = []
+        num_bytes, account = 0, caller().account
+        try:
+            while num_bytes <= self._max_bytes:
+                message = await receive()
+                messages.append(message)
+                size = len(message.get("body", b""))
+                num_bytes += size
+                self._unfinished[account] += size
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    break
+                self._check_room(account)
+        finally:
+            self._unfinished -= collections.Counter({account: num_bytes})  # drops accounts without a byte
+        return messages, num_bytes
+
+    def _check_room(self, account: str) -> None:
+        limits = [(self._unfinished.total(), MAX_UNFINISHED_BYTES, "")]
+        if account:
+            limits.append((self._unfinished[account], MAX_UNFINISHED_BYTES // 2, " of one account"))
+        for num_bytes, limit, whose in limits:
+            if num_bytes > limit:
+                message = f"unfinished bodies{whose} have {num_bytes} bytes, the limit is {limit}: send this one later"
+                kind, code = "service_unavailable_error", "unavailable"
+                raise ApiError(503, message, kind, code=code, retry_after_s=BODY_TIMEOUT_S)
 
 
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[-+0-9.,eE\s]++|[a-zA-Z]++|.', re.DOTALL)
@@ -188,24 +212,3 @@ class AnswerCount:
             await send(message)
 
         await self._app(scope, receive, counting)
-
-
-PREFIX = "/v1/"
-
-
-def http_spans(spans: Spans | None) -> TelemetryConfig:
-    """Return the telemetry settings: spans, which continue the trace in a client's headers, or nothing at all."""
-    if spans is None:
-        return {"tracing": False, "metrics": False, "logs": False}
-    return {
-        "tracer_provider": spans.provider,
-        "metrics": False,
-        "logs": False,
-        "operation_spans": False,
-        "exclude": _is_noise,
-    }
-
-
-def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no span: health checks, scrapes, the page."""
-    return scope["method"] != "POST" or not scope["path"].startswith(PREFIX)

@@ -53,6 +53,7 @@ CHAT: NoOps = {
     **_each("mm_processor_kwargs media_io_kwargs", {}),
     **_each("modalities", ["text"]),
     **_each("function_call", "none", "auto"),
+    **_each("reasoning_effort verbosity", "medium"),
 }
 RESPONSES: NoOps = {
     **BOTH,
@@ -80,6 +81,7 @@ _HINTS = {
     "max_tokens": "use max_output_tokens",
     "max_completion_tokens": "use max_output_tokens",
     "response_format": "use text.format",
+    "reasoning_effort": "templates that know it take it as chat_template_kwargs",
 }
 
 

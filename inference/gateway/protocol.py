@@ -17,6 +17,7 @@ HEADERS_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
+_ONLY_ONCE = (b"host", b"authorization")
 MAX_PIPELINED = 64
 """Limit of requests that wait for earlier answers: one read held 14,000, which took 0.2 s to separate."""
 
@@ -36,7 +37,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_bytes_between = self._num_headers = self._num_hosts = self._num_unread = 0
+        self._num_bytes_between = self._num_headers = self._num_unread = 0
+        self._seen: set[bytes] = set()  # headers of this request that may come once
         self._in_headers = True
         self._deadline: asyncio.TimerHandle | None = None
         self._owed_s: float | None = None  # left for what has begun to come in; None: nothing has
@@ -66,7 +68,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin a request at its first byte; raising ends the connection, as in `on_header`."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait for their answers")
-        self._num_headers = self._num_hosts = 0
+        self._num_headers = 0
+        self._seen.clear()
         self._in_headers = True
         self._expect_within(HEADERS_TIMEOUT_S)
         super().on_message_begin()
@@ -86,9 +89,10 @@ class LimitedProtocol(HttpToolsProtocol):
             raise ValueError(f"more than {MAX_HEADERS} headers, or one above {MAX_HEADER_BYTES} bytes")
         if not self._in_headers:
             return
-        self._num_hosts += name.lower() == b"host"
-        if self._num_hosts > 1:  # RFC 9112, 3.2: a proxy may have believed the other one
-            raise ValueError("more than one Host header")
+        if name.lower() in _ONLY_ONCE:  # RFC 9112, 3.2: a proxy may have believed the other one
+            if name.lower() in self._seen:
+                raise ValueError(f"more than one {name.decode()} header")
+            self._seen.add(name.lower())
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

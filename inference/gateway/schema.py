@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from inference.gateway import noops, structured
+from inference.gateway import noops
 from inference.gateway.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
 from inference.gateway.conversation import Message, TemplateBody, Tool, ToolChoice, Tools, chat_of, check_choice
 from inference.request import (
     BIAS,
     MAX_CACHE_SALT_CHARACTERS,
     MAX_GAMMA,
+    MAX_GRAMMAR_CHARACTERS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     RANGES,
@@ -26,6 +27,7 @@ from inference.request import (
     SamplingParams,
 )
 from inference.settings import Range
+from inference.text import structured
 from inference.text.chat import MAX_MESSAGES, Chat
 from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 
@@ -59,6 +61,11 @@ Biases: TypeAlias = Annotated[
     dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$(?!\n)")], Annotated[float, _limits(BIAS)]],
     Field(max_length=MAX_LOGIT_BIASES),
     BeforeValidator(partial(check_size, limit=MAX_LOGIT_BIASES)),
+]
+GrammarText: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+Schema: TypeAlias = dict[str, Any] | GrammarText
+Choices: TypeAlias = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)
 ]
 Prompt: TypeAlias = (
     Text
@@ -152,10 +159,10 @@ class StructuredOutputs(Body):
 
     model_config = ConfigDict(json_schema_extra=_one_of_structured)
 
-    json_: structured.Schema | None = Field(None, alias="json", description="A JSON schema.")
-    regex: structured.GrammarText | None = None
-    choice: structured.Choices | None = None
-    grammar: structured.GrammarText | None = Field(None, description="Lark or GBNF.")
+    json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = Field(None, description="Lark or GBNF.")
     json_object: Literal[True] | None = None
 
     @model_validator(mode="after")
@@ -202,10 +209,10 @@ class GenerationBody(Body):
         None
     )
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's; instead of response_format.")
-    guided_json: structured.Schema | None = Field(None, description="vLLM's: a JSON schema.")
-    guided_regex: structured.GrammarText | None = None
-    guided_choice: structured.Choices | None = None
-    guided_grammar: structured.GrammarText | None = Field(None, description="Lark or GBNF.")
+    guided_json: Schema | None = Field(None, description="vLLM's: a JSON schema.")
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = Field(None, description="Lark or GBNF.")
     user: str | None = Field(None, description="Accepted without effect: it names the end user.")
     safety_identifier: str | None = Field(None, description="Accepted without effect: it names the end user.")
     session_id: str | None = Field(None, description="Accepted without effect: names the conversation.")
@@ -292,6 +299,7 @@ class ChatBody(GenerationBody, TemplateBody):
     tool_choice: ToolChoice | None = Field(None, description="Unset: auto.")
     parallel_tool_calls: bool = Field(True, description="Several calls in one answer, where the model writes such.")
     max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
+    prediction: dict[str, Any] | None = Field(None, description="Accepted without effect: no answer depends on it.")
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import itertools
 import json
 import statistics
@@ -15,10 +16,11 @@ import time
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
+from inference.observe.files import write_whole
 from inference.observe.stats import SOURCES, RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
@@ -57,22 +59,24 @@ class Profile:
         """
         rows, total = self.rows(), self.total()
         document = {"role": self.role, "started": self._started, "requests": rows, "total": total}
-        with self._create(directory) as json_file:
-            json_file.write(json.dumps(document, indent=2) + "\n")
-        json_path = Path(json_file.name)
+        json_path = self._create(directory)
+        write_whole(json_path, json.dumps(document, indent=2) + "\n")
+        table = io.StringIO()
+        writer = csv.DictWriter(table, fieldnames=list(total))
+        writer.writeheader()
+        writer.writerows([_flat(row) for row in rows])
         csv_path = json_path.with_suffix(".csv")
-        with csv_path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(total))
-            writer.writeheader()
-            writer.writerows([_flat(row) for row in rows])
+        write_whole(csv_path, table.getvalue())
         return csv_path, json_path
 
-    def _create(self, directory: Path) -> TextIO:
+    def _create(self, directory: Path) -> Path:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._started))
         for number in itertools.count(1):
             suffix = "" if number == 1 else f"_{number}"
             with contextlib.suppress(FileExistsError):
-                return (directory / f"performance_{self.role}_{stamp}{suffix}.json").open("x")
+                path = directory / f"performance_{self.role}_{stamp}{suffix}.json"
+                path.touch(exist_ok=False)
+                return path
         raise AssertionError("unreachable: numbers do not end")
 
 

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from inference.observe.files import write_whole
+
 MAX_EVENTS = 1_000_000
 """Most events kept; a long-lived server stops tracing there."""
 
@@ -31,4 +33,4 @@ class Timeline:
 
     def write(self, path: Path) -> None:
         """Write the events collected so far."""
-        path.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")
+        write_whole(path, json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")

@@ -22,10 +22,8 @@ import array_api_compat
 from inference.model.slots import Array
 from inference.request import SamplingParams
 from inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
-from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, adjusts, hold_back
+from inference.sampling.penalties import MIN_DIVISOR, NONE_BEFORE, TokensBefore, adjust_logits, adjusts, hold_back
 
-# Dividing by less could overflow to a tie of infinities; this is greedy already, for any two float32 logits.
-_MIN_TEMPERATURE = 1e-200
 # Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
 _ROUGH_MARGIN = 1e-8
 
@@ -41,7 +39,7 @@ def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
         float64 [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with the last one kept are kept.
     """
     xp = array_api_compat.array_namespace(logits)
-    scores = xp.astype(logits, xp.float64) / _column(logits, [max(p.temperature, _MIN_TEMPERATURE) for p in sampling])
+    scores = xp.astype(logits, xp.float64) / _column(logits, [max(p.temperature, MIN_DIVISOR) for p in sampling])
     if any(p.top_k or p.top_p < 1.0 for p in sampling):
         scores = _keep_above(scores, _top_k_top_p_floor(scores, sampling))
     if any(p.min_p for p in sampling):
@@ -65,9 +63,11 @@ def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Arr
     ascending = _keep_above(ascending, top_k_floor)
     weights = xp.exp(ascending - ascending[:, -1:])
     cumulative = xp.cumulative_sum(weights, axis=-1)
-    tail = cumulative / cumulative[:, -1:] <= _column(scores, [1.0 - p.top_p for p in sampling])
+    cut = [1.0 - p.top_p if p.top_p < 1.0 else -1.0 for p in sampling]  # not 0: a share may be rounded to it
+    tail = cumulative / cumulative[:, -1:] <= _column(scores, cut)
     top_p_floor = xp.min(xp.where(tail, math.inf, ascending), axis=-1, keepdims=True)
-    return xp.minimum(top_p_floor, ascending[:, -1:])  # the best token always stays
+    top_p_floor = xp.minimum(top_p_floor, ascending[:, -1:])  # the best token always stays
+    return xp.maximum(top_k_floor, top_p_floor)
 
 
 def _column(like: Array, values: Sequence[float]) -> Array:

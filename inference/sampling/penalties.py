@@ -31,6 +31,10 @@ from inference.model.slots import Array
 from inference.request import MinLengthSampling, SamplingParams
 from inference.tokens import Tally, logged
 
+MIN_DIVISOR = 1e-100
+"""Least number that scores are divided by: a penalty, and after it a temperature. Less could overflow to infinity, and
+infinities to NaN. A float32 logit that is divided by so little is already above, or below, all that are not."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
@@ -163,7 +167,7 @@ def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> N
     place = tuple(xp.asarray(ids, dtype=xp.int64, device=device) for ids in (rows, token_ids))
     bias, repetition, frequency, presence = (xp.asarray(c, dtype=xp.float64, device=device) for c in columns)
     values = scores[place] + bias
-    values = xp.where(values > 0.0, values / repetition, values * repetition)
+    values = xp.where(values > 0.0, values / repetition.clip(min=MIN_DIVISOR), values * repetition)
     scores[place] = values - frequency - presence
 
 

@@ -56,7 +56,9 @@ class Replicas:
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
     def set_ready(self, address: str, *, ready: bool) -> bool:
-        """Record whether a replica accepts requests; one that returns starts without failures and without a pause.
+        """Record whether a replica accepts requests; one that returns after its first ejection starts without a pause.
+
+        A link that breaks again and again returns each time: its failures count on, and its pauses grow.
 
         Returns:
             False if there is no such replica.
@@ -64,8 +66,8 @@ class Replicas:
         record = self.records.get(address)
         if record is None:
             return False
-        if ready and not record.ready:
-            record.num_failures, record.back_at = 0, 0.0
+        if ready and not record.ready and record.num_ejections <= 1:
+            record.back_at = 0.0
         record.ready = ready
         return True
 

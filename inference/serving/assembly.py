@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from inference.backends.identity import model_id_of
 from inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from inference.engine.contract import SessionT, VerificationEngine
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
@@ -21,9 +22,12 @@ from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetE
 from inference.model.decoder import CompiledDecoder, Decoder
 from inference.model.proposer import Proposer
 from inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
+from inference.observe.metrics import SlotLoad
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
 from inference.scheduling.draft_length import DraftLength
+from inference.serving.host import Work
+from inference.serving.observers import Timed
 from inference.speculation.lookup import MAX_NGRAM_LENGTH, NgramProposer
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder, decide
@@ -53,6 +57,10 @@ class LoadedDraft:
         return self.proposer.slots if isinstance(self.proposer, PrefixKeeper) else None
 
 
+class ServedEngine(VerificationEngine[SessionT], SlotLoad, Work, Timed, Protocol[SessionT]):
+    """Engine that a server of a target can hold: it verifies, reports its load and faults, and drains."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
     """Running engine, the tokenizer of its model, what its logits depend on beside the weights, and a draft's share.
@@ -62,7 +70,7 @@ class RunningTarget:
         models: the slot models, target and draft.
     """
 
-    engine: TargetEngine
+    engine: ServedEngine[Any]
     tokenizer: Tokenizer
     arithmetic: str = ""
     vocabulary_share: float | None = None

@@ -8,11 +8,10 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from inference.config import ObserveConfig
-from inference.engine.loop import Engine
 from inference.errors import ConfigError
 from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
@@ -57,8 +56,18 @@ class Observers:
         return {} if self.spans is None else self.spans.headers()
 
 
+class Timed(Protocol):
+    """Engine that records its steps.
+
+    Attributes:
+        timeline: recorder of the steps; None records nothing.
+    """
+
+    timeline: Timeline | None
+
+
 @contextmanager
-def timeline(config: ObserveConfig, engine: Engine[Any, Any, Any]) -> Generator[None, None, None]:
+def timeline(config: ObserveConfig, engine: Timed) -> Generator[None, None, None]:
     """Draw the engine's steps while the block runs, if a file for it is named."""
     if config.timeline is None:
         yield

@@ -38,27 +38,31 @@ async def serve_target(
             prompt_share=server.prompt_share,
             num_spare=int(server.security.auth_file is not None),  # without one there is a single account
         ) as running:
-            host = _host(running, target_of(config), topology, ports, observers)
+            model = target_of(config)
+            host = host_of(running, model.name, running.model_id(model), topology, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
-def _host(running: RunningTarget, model: ModelConfig, topology: str, ports: Ports, observers: Observers) -> Host:
-    engine, server, model_id = running.engine, ports.server, running.model_id(model)
-    metrics = Metrics(model.name, role=observers.config.role)
+def host_of(
+    running: RunningTarget, name: str, model_id: str, topology: str, ports: Ports, observers: Observers
+) -> Host:
+    """Return the server of a running target, whichever engine it has, under the model's name and id."""
+    engine, server = running.engine, ports.server
+    metrics = Metrics(name, role=observers.config.role)
     metrics.watch(engine)
     if (share := running.vocabulary_share) is not None:
         metrics.watch_vocabulary(lambda: share)
     metrics.watch_graphs(running.models)
     generator: Generator = engine
-    card = model_card(model.name, topology, generator, running.tokenizer, server.defaults, model_id)
+    card = model_card(name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []
     if topology == TARGET:
         generator = pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
         idle_timeout_s, observer = server.idle_timeout_s, observers.of_sessions(metrics)
         servicers.append(VerificationServicer(engine, pool, card, idle_timeout_s=idle_timeout_s, observer=observer))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id)
-    completer = observers.around(local, metrics, model=model.name)
+    completer = observers.around(local, metrics, model=name)
     operation = Operation(engine, may_drain=server.ends_by_call)
     servicers.append(GenerationServicer(completer, card, local.codec, operation))
     fronts = ports.fronts(observers, metrics, servicers)

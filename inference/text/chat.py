@@ -6,11 +6,13 @@ Tools and calls travel as JSON; only the process that owns the template parses t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
 from inference.errors import InvalidRequestError
+from inference.text.unicode import check_unicode
 
 MAX_MESSAGES = 1024
 """Limit of one conversation."""
@@ -18,6 +20,8 @@ MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
 MAX_TEMPLATE_KWARGS_CHARACTERS = 4096
+_TEXTS = {**{name: name for name in ("role", "content", "name", "tool_call_id")}, "reasoning_content": "reasoning"}
+"""Texts of a message in OpenAI's API, and their fields here; the name counts in a tool's answer alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,28 @@ class ChatMessage:
     tool_call_id: str = ""
     name: str = ""
     reasoning: str = ""
+
+    @classmethod
+    def read(cls, message: Mapping[str, Any], place: str) -> ChatMessage:
+        """Return a message that is written as in OpenAI's API; its content may be a list of text parts.
+
+        Raises:
+            InvalidRequestError: it is none; the message names the `place`.
+        """
+        given = {name: value for name, value in message.items() if value is not None}
+        calls = given.pop("tool_calls", None)
+        if isinstance(parts := given.get("content"), list):
+            given["content"] = "".join(_text_of(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
+        texts = {"role": None, "content": "" if calls else None, **given}
+        for name, text in texts.items():
+            if name not in _TEXTS or not isinstance(text, str):
+                fields = ", ".join(_TEXTS)
+                raise InvalidRequestError(
+                    f"{place}.{name}: a message has texts ({fields}) and tool_calls", field=_field(place)
+                )
+            check_unicode(text, f"{place}.{name}")
+        kept = {_TEXTS[name]: text for name, text in texts.items() if name != "name" or texts["role"] == "tool"}
+        return cls(**kept, tool_calls_json=json.dumps(calls) if calls else "")
 
     def for_template(self, place: str) -> dict[str, Any]:
         """Return the message as templates read it; empty fields are left out, since templates test for them.
@@ -67,6 +93,17 @@ class Chat:
     template_kwargs_json: str = ""
 
     @classmethod
+    def read(cls, messages: Sequence[Mapping[str, Any]]) -> Chat:
+        """Return a conversation that is written as in OpenAI's API.
+
+        Raises:
+            InvalidRequestError: a message is malformed, or a limit is exceeded.
+        """
+        chat = cls(tuple(ChatMessage.read(message, f"messages[{i}]") for i, message in enumerate(messages)))
+        chat.check()
+        return chat
+
+    @classmethod
     def of(cls, *messages: tuple[str, str]) -> Chat:
         """Return a conversation of (role, content) pairs."""
         return cls(tuple(ChatMessage(role, content) for role, content in messages))
@@ -95,6 +132,12 @@ class Chat:
         _check("tools", "characters", len(self.tools_json), MAX_TOOLS_CHARACTERS)
         _check("chat_template_kwargs", "characters", len(self.template_kwargs_json), MAX_TEMPLATE_KWARGS_CHARACTERS)
         return sum(message.num_characters for message in self.messages) + len(self.tools_json)
+
+
+def _text_of(part: Any, place: str) -> str:
+    if not isinstance(part, Mapping) or not isinstance(text := part.get("text"), str):
+        raise InvalidRequestError(f"{place}: a part with a text is expected", field=_field(place))
+    return text
 
 
 def _check(what: str, unit: str, count: int, limit: int) -> None:

@@ -3,7 +3,7 @@
 This module belongs to text and not to sampling: a grammar describes text, and only the tokenizer knows which tokens
 write it. Sampling sees nothing of it but a mask. One rule is added to the library's: where the grammar is complete, an
 end-of-sequence token may follow, and nothing after it. Masks change the distribution of a request's tokens, so
-`grammar_source.VERSION` names all that they depend on beside the tokenizer.
+`grammar_source.grammar_version` names all that they depend on beside the tokenizer.
 """
 
 from __future__ import annotations
@@ -49,16 +49,24 @@ class GrammarCompiler:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
         try:
             try_out(source_of(grammar))
-            matcher = self._matcher(grammar)
-            if matcher.is_error():
-                raise ValueError(matcher.get_error())
-            compiled = GrammarMatcher(matcher, self._eos, lambda: self._matcher(grammar))
+            compiled = self.another(grammar)
             compiled.masks((), ())
         except (ValueError, RecursionError) as exc:
             path = _path(grammar)
             message = f"{grammar.kind.value}: {path and f'{path}: '}{brief(str(exc))}"
             raise InvalidRequestError(message, field="grammar") from exc
         return compiled
+
+    def another(self, grammar: Grammar) -> GrammarMatcher:
+        """Return a further matcher of a grammar that `compile` has accepted, here or in another process.
+
+        Raises:
+            ValueError: the grammar has a fault.
+        """
+        matcher = self._matcher(grammar)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return GrammarMatcher(matcher, self._eos, lambda: self._matcher(grammar))
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
@@ -99,7 +107,7 @@ class GrammarMatcher:
         self._matcher = matcher
         self._eos = eos_token_ids
         self._remake = remake
-        self._held: Sequence[int] = ()
+        self._held: Sequence[int] | None = ()  # None: unknown, so that the matcher cannot be used any more
         self._fault = ""
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
@@ -167,9 +175,12 @@ class GrammarMatcher:
         raise self._too_complex()
 
     def _advance(self, tokens: Sequence[int]) -> int:
-        common = common_length(self._held, tokens)
-        if common < len(self._held):
-            self._matcher.rollback(len(self._held) - common)
+        if self._held is None:
+            self._matcher, self._held = self._remake(), ()
+        held, self._held = self._held, None  # until it is known: after an error within, the matcher may be anywhere
+        common = common_length(held, tokens)
+        if common < len(held):
+            self._matcher.rollback(len(held) - common)
         rest = [*tokens[common:]]
         end = next((i for i, token_id in enumerate(rest) if token_id in self._eos), len(rest))
         num_taken: int = common + self._matcher.try_consume_tokens(rest[:end])
@@ -190,11 +201,10 @@ class GrammarMatcher:
         raise self._too_complex()
 
     def _has_error(self) -> bool:
-        """Return whether the library gave up; if so, a new matcher is made."""
+        """Return whether the library gave up; if so, a new matcher is made for the next tokens."""
         if not self._matcher.is_error():
             return False
-        self._fault = self._matcher.get_error()
-        self._matcher, self._held = self._remake(), ()
+        self._fault, self._held = self._matcher.get_error(), None
         return True
 
     def _too_complex(self) -> InvalidRequestError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,6 @@ from inference.text.reasoning import BEGIN, END
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-VERSION = f"llguidance {version('llguidance')}, compact JSON, separate oneOf"
-"""Library and whitespace rule. Others mask differently, so a sequence must end with those with which it began."""
 LIMITS = {
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
@@ -38,6 +36,15 @@ _PREAMBLES = {
     Preamble.REASONING: f'start: (begin thought SPACE)? @output\nbegin: "{BEGIN}"\n{_THOUGHT}',
     Preamble.REST_OF_REASONING: f"start: thought SPACE @output\n{_THOUGHT}",
 }
+
+
+@cache
+def grammar_version() -> str:
+    """Return the library's version and the whitespace rule.
+
+    Others mask differently, so a sequence must end with those with which it began.
+    """
+    return f"llguidance {version('llguidance')}, compact JSON, separate oneOf"
 
 
 @lru_cache(maxsize=64)  # GBNF takes seconds: converted on the compiling thread, not again when sent on

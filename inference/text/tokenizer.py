@@ -234,7 +234,10 @@ def _load(path: Path, *, whole: bool = False) -> Any:
         plain = None if whole else load_plain(path)
         return plain if plain is not None else _load_with_transformers(path)
     except Exception as exc:  # whatever a broken directory makes the libraries raise
-        raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({exc})") from exc
+        reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
+        if not (path / "tokenizer.json").exists():
+            reason = "no tokenizer.json there; copy the files tokenizer* of the model that it was made of"
+        raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({reason})") from exc
 
 
 def _load_with_transformers(path: Path) -> Any:

@@ -58,6 +58,9 @@ MAX_TOKENS_OF_PASS = MAX_TREE_TOKENS + 1
 MAX_CHARACTERS_OF_PASS = 1024 * MAX_TOKENS_OF_PASS
 """Longest text of one pass in characters. No known vocabulary has a token of half that length."""
 
+MAX_NAME_CHARACTERS = 256
+"""Longest name that is taken from a server's card: /metrics has it some 200 times."""
+
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
     """Return an enumeration's numbers on the wire, where its names have a prefix."""
@@ -74,6 +77,7 @@ _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.it
 _COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt", "include_rejected")
 _COMPLETION, _OPEN = (*_COMMON, "ignore_eos", "echo", "gamma"), (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
+_NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
@@ -198,7 +202,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
 
 
 def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
-    """Return the fields that `Commit` and `Delta` have alike, with sizes that a pass over a tree can have.
+    """Return the fields that `Commit` and `Delta` have alike, with sizes and counts that a pass over a tree can have.
 
     Raises:
         InvalidRequestError: a field is too large; the message names its size and the limit.
@@ -206,15 +210,18 @@ def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
     token_ids, logprobs, timings = message.token_ids, message.logprobs, message.timings
     _check_count(token_ids, MAX_TOKENS_OF_PASS, "token_ids")
     _check_count(logprobs, MAX_TOKENS_OF_PASS, "logprobs")
+    num_draft_tokens = min(message.num_draft_tokens, MAX_TREE_TOKENS)
+    num_accepted_tokens = min(message.num_accepted_tokens, num_draft_tokens, len(token_ids))
+    num_lookup_accepted = min(message.num_lookup_accepted, num_accepted_tokens)
     return {
         "token_ids": tuple(token_ids),
-        "num_draft_tokens": message.num_draft_tokens,
-        "num_accepted_tokens": message.num_accepted_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "num_accepted_tokens": num_accepted_tokens,
         "timings": Timings(*_timings_of(timings)),
         "counts": Counts(*_counts_of(timings)),
         "finish_reason": reason_from_message(message.finish_reason) if message.finish_reason else None,
         "logprobs": all_logprobs(logprobs) if logprobs else (),
-        "own": OwnDrafts(message.num_lookup_tokens, message.num_lookup_accepted),
+        "own": OwnDrafts(min(message.num_lookup_tokens, num_draft_tokens), num_lookup_accepted),
     }
 
 
@@ -444,4 +451,6 @@ def _defaults_from_message(message: pb.RequestDefaults) -> RequestDefaults:
 
 
 def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
-    return completion.ModelCard(defaults=_defaults_from_message(message.defaults), **_from_message(message, _CARD))
+    values = _from_message(message, _CARD)
+    values |= {name: values[name][:MAX_NAME_CHARACTERS] for name in _NAMES}
+    return completion.ModelCard(defaults=_defaults_from_message(message.defaults), **values)

@@ -36,7 +36,7 @@ from inference.request import (
     check_logit_bias,
 )
 from inference.text.chat import Chat
-from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
+from inference.text.grammar_source import grammar_version
 from inference.text.reasoning import is_begun, is_over
 from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
@@ -121,7 +121,7 @@ class LocalCompleter:
         goes_on = generation.sampling.greedy or is_seed_invariant(self._generator)
         return Provenance(
             self._model_id if goes_on else "",
-            "" if generation.grammar is None else GRAMMAR_VERSION,
+            "" if generation.grammar is None else grammar_version(),
             _digest(generation.prompt_token_ids),
         )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import TypeVar
 
-from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
+from inference.engine.threads import Threads
+from inference.errors import ContextLengthError, InvalidRequestError
 from inference.text.chat import Chat
 from inference.text.tokenizer import Tokenizer
 
@@ -20,9 +20,7 @@ MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
 NUM_THREADS = 2
 MAX_READING = 16
 """Limit of long prompts being read or waiting for it: each takes up to 150 times its length in memory."""
-RETRY_AFTER_S = 1.0
 Ids = TypeVar("Ids", bound=Sequence[int])
-_Out = TypeVar("_Out")
 
 
 class LocalCodec:
@@ -40,8 +38,7 @@ class LocalCodec:
         self._max_characters = max(MIN_CHARACTERS, max_length * tokenizer.longest_token)
         self._max_ids = max(MIN_IDS, max_length)
         self._inline, self._num_inline = asyncio.Lock(), 0
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
-        self._num_reading = 0
+        self._threads = Threads("long texts", num_threads=NUM_THREADS, num_places=MAX_READING)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         """See `Codec`.
@@ -56,7 +53,7 @@ class LocalCodec:
             raise InvalidRequestError(message, field="prompt")
         is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
         if is_slow or num_characters > MAX_INLINE_CHARACTERS:
-            return self.checked(await self._beside_the_loop(self._read, prompt, special))
+            return self.checked(await self._threads.run(self._read, prompt, special))
         async with self._inline:  # others get a turn in between: a body may ask for 128 answers to one prompt
             self._num_inline += num_characters
             if self._num_inline > MAX_INLINE_CHARACTERS:
@@ -71,18 +68,6 @@ class LocalCodec:
             raise ContextLengthError(message, field="prompt")
         return token_ids
 
-    async def _beside_the_loop(self, work: Callable[..., _Out], *arguments: object) -> _Out:
-        if self._num_reading >= MAX_READING:
-            message = f"{self._num_reading} long texts are being read already (limit {MAX_READING})"
-            raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
-        self._num_reading += 1
-        reading = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-        reading.add_done_callback(lambda _: self._leave())  # cancelling ends only a reading that still waits
-        return await reading
-
-    def _leave(self) -> None:
-        self._num_reading -= 1
-
     def _read(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
             return self.tokenizer.encode_chat(prompt)
@@ -91,7 +76,7 @@ class LocalCodec:
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Codec`."""
         if len(self.checked(token_ids)) > MAX_INLINE_IDS:
-            return await self._beside_the_loop(self._write, token_ids)
+            return await self._threads.run(self._write, token_ids)
         async with self._inline:
             await asyncio.sleep(0)
             return self._write(token_ids)

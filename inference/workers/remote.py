@@ -18,6 +18,7 @@ from inference.errors import (
     InvalidRequestError,
     SpecDecError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest, ModelCard
@@ -63,7 +64,11 @@ class RemoteCompleter:
         try:
             with calls_to(self._address):
                 async for message in call:
-                    event = await answer.converted(event_from_message, message, message.started.prompt_logprobs)
+                    scores = message.started.prompt_logprobs
+                    if scores and request.prompt_logprobs is None:
+                        fault = f"prompt_logprobs has {len(scores)} elements, and none were asked for"
+                        raise UnavailableError(fault, address=self._address)
+                    event = await answer.converted(event_from_message, message, scores)
                     if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
                         fault = "grammar: this server knows none, and would have answered without"
                         raise InvalidRequestError(fault, field="grammar", address=self._address)

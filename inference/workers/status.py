@@ -41,6 +41,7 @@ _NO_HANDSHAKE = "handshake failed"  # in the middle of gRPC's message, which end
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
 """Bounds in seconds of the delay that a peer may request; a peer may send any value."""
 _TOO_LONG = "message larger than max"  # gRPC's own refusal; no retry makes the message shorter
+_ANSWER_TOO_LONG = "CLIENT: Received message larger than max"  # it names the side that refuses
 
 
 def to_status(error: Exception) -> Status | None:
@@ -101,6 +102,9 @@ def _from_status(status: Status, address: str) -> errors.SpecDecError:
     if code == grpc.StatusCode.INVALID_ARGUMENT:
         invalid = _INVALID.get(status.reason or "", errors.InvalidRequestError)
         return invalid(message, field=status.field, address=where)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _ANSWER_TOO_LONG in message:
+        fault = f"a message of the answer is too long here ({message}): ask for fewer log-probabilities, or for no echo"
+        return errors.InvalidRequestError(fault, address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LONG in message:
         return errors.InvalidRequestError(f"the request is too long: {message}", address=where)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -25,6 +25,8 @@ from tests.test_tutorials import LLMPERF
 pytestmark = pytest.mark.deploy
 
 NUM_CASES = 9
+OWN_LINE = "Shall I compare thee to a summer's day?"
+"""Stands for LLMPerf's own text, which is one case more."""
 METRICS = {
     *("TTFT", "InterTokenLatency", "EndToEndLatency", "InputTokens", "OutputTokens", "RequestOutputThroughput"),
 }
@@ -39,7 +41,7 @@ BENCHMARK = """#!/bin/sh
 case $1 in *publish.py) echo "published $2 $3" >> "$TOLD"; exit 0 ;; esac
 for word in "$@"; do echo "$word"; done >> "$TOLD"
 echo "base $OPENAI_API_BASE" >> "$TOLD"
-sort -u "$LLMPERF_LINES" >> "$TOLD"
+sort -u "${LLMPERF_LINES:-$OWN_LINES}" >> "$TOLD"
 for word in "$@"; do
     case $word in --results-dir=*) mkdir -p "${word#*=}"; touch "${word#*=}/a_summary.json" ;; esac
 done
@@ -155,23 +157,27 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
     stand_in(folder / "venv", "python", program)
     (folder / ".installed").touch()
     pod = Pod("llmperf", folder)
+    (folder / "sonnet.txt").write_text(OWN_LINE)
     environment = {**os.environ, "TOLD": str(folder / "told"), "PUBLISHING": str(python_with_boto3())}
+    environment["OWN_LINES"] = str(folder / "sonnet.txt")
     return pod, pod.run(environment)
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """Its flags as they stand in token_benchmark_ray.py at that commit; the prompts are lines of its sonnet.txt."""
+    """Its flags stand in token_benchmark_ray.py at that commit; prompts are lines of a text. The sample's one long
+    open-ended load, LLMPerf's own text, was missing."""
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "told").read_text().splitlines()
     bases = [endpoint.partition("=")[2] for endpoint in pod.variables["ENDPOINTS"].split()]
-    assert [line for line in lines if line.startswith("base ")] == [f"base {base}" for base in bases] * NUM_CASES
-    cases = [text for _, text in sorted(pod.cases.items()) for _ in bases]
+    assert [line for line in lines if line.startswith("base ")] == [f"base {base}" for base in bases] * (NUM_CASES + 1)
+    texts = [*(text for _, text in sorted(pod.cases.items())), OWN_LINE]
+    cases = [text for text in texts for _ in bases]
     assert [lines[at + 1] for at, line in enumerate(lines) if line.startswith("base ")] == cases
     flags = [line.removeprefix("--").partition("=") for line in lines if line.startswith("--")]
     assert {name for name, _, _ in flags} <= LLMPERF
     folders = [value for name, _, value in flags if name == "results-dir"]
-    assert len(set(folders)) == len(bases) * NUM_CASES
+    assert len(set(folders)) == len(bases) * (NUM_CASES + 1)
     assert [line for line in lines if line.startswith("published ")] == [
         f"published {folder} {pod.variables['PUBLISH']}" for folder in folders
     ]
@@ -191,7 +197,9 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
     pod, done = told_to_llmperf(tmp_path, failing)
     assert done.returncode == 1
     told = (tmp_path / "told").read_text()
-    assert told.count("published ") == told.count("base ") == len(pod.variables["ENDPOINTS"].split()) * NUM_CASES - 1
+    assert (
+        told.count("published ") == told.count("base ") == len(pod.variables["ENDPOINTS"].split()) * (NUM_CASES + 1) - 1
+    )
 
 
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:

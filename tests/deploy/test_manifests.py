@@ -262,13 +262,6 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
     assert len(volumes) == len(COMPILED)
 
 
-def test_claims_of_older_clusters(tmp_path: Path) -> None:
-    documents = with_components(tmp_path, "overlays/trn2-fused", "components/claims/v1beta1")
-    assert of_kind(documents, "ResourceClaimTemplate")[0]["apiVersion"] == "resource.k8s.io/v1beta1"
-    assert validated(core(documents), "1.32", tmp_path) == ""
-    assert faults(documents) == []
-
-
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
     """Instead of claims/xl; the file of flags shards over 32 cores, which a whole instance is not."""

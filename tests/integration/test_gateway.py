@@ -173,7 +173,7 @@ async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) 
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
         stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
         whole = (await client.post("/v1/chat/completions", json={**body, "stream": False})).json()
-    num_events, text = llmperf.reads(stream.content)
+    num_events, _, text = llmperf.reads(stream.content)
     assert text == whole["choices"][0]["message"]["content"]
     assert whole["usage"]["completion_tokens"] <= num_events <= whole["usage"]["completion_tokens"] + 2
 

@@ -17,34 +17,49 @@ import pytest
 
 from inference.config import ROOT
 from inference.serving.processes import free_port
-from tests.support.servers import until_healthy
+from tests.conftest import ModelDirectories
+from tests.support.servers import target_server, until_healthy
 
 pytestmark = pytest.mark.slow
 
 PACKAGES = ("specdec", "inference", "grpc_comm", "comparison")
-SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with our wheel. The packages that it depends on are those of the tests' environment, by a path
-    file; tests/unit/test_requirements.py checks that the wheel asks for all of them."""
-    home = tmp_path_factory.mktemp("install")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our wheel."""
+    home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()
     for name in SOURCES:  # a copy, since a build leaves its own files in the tree
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
-    subprocess.run([*pip, "wheel", "--quiet", *offline, "--wheel-dir", home, source], check=True)
+    subprocess.run([*PIP, "wheel", "--quiet", *offline, "--wheel-dir", home, source], check=True)
+    (made,) = home.glob("specdec-*.whl")
+    return made
+
+
+def environment_with(wheel: Path, home: Path) -> Path:
+    """Return a new environment that has our wheel, and none of the packages that it depends on."""
     venv.create(home / "env", with_pip=False)
-    (wheel,) = home.glob("specdec-*.whl")
     python = home / "env" / "bin" / "python"
-    subprocess.run([*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
-    packages = next((home / "env").glob("lib/python*/site-packages"))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
     return home / "env"
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with our wheel. The packages that it depends on are those of the tests' environment, by a path
+    file; tests/unit/test_requirements.py checks that the wheel asks for all of them."""
+    made = environment_with(wheel, tmp_path_factory.mktemp("install"))
+    packages = next(made.glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return made
 
 
 def variables(**more: str) -> dict[str, str]:
@@ -70,6 +85,36 @@ async def test_a_wheel_serves_what_it_brings(environment: Path, tmp_path: Path) 
     finally:
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+ASKING = """
+import sys, specdec
+with specdec.Client(sys.argv[1]) as client:
+    chat = [{"role": "user", "content": "hello"}]
+    for prompt in ("a house", chat):
+        (result,) = client.generate([prompt], max_new_tokens=4, structured_outputs={"regex": "[ab]{3}"})
+        print(result.text)
+"""
+
+
+@pytest.mark.long
+async def test_a_client_needs_its_own_file_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
+    """requirements-client.txt in an empty environment, as docs/first_steps.md has it: both of its clients ended at
+    once, since they imported llguidance and Pydantic."""
+    client = environment_with(wheel, tmp_path) / "bin"
+    install = f"install --quiet --requirement {ROOT / 'requirements-client.txt'}".split()
+    await asyncio.to_thread(subprocess.run, [*PIP, "--python", str(client / "python"), *install], check=True)
+    async with target_server(models.chat_target) as server:
+        flags = ("--port", str(server.port), "--prompt", "a house", "--max_new_tokens", "4", "--format", "json")
+        for command in (
+            (client / "specdec", "fused_client", *flags),
+            (client / "python", "-c", ASKING, server.address),
+        ):
+            run = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, cwd=tmp_path, env=variables(), timeout=60
+            )
+            assert run.returncode == 0, run.stderr
+            assert run.stdout.strip()
 
 
 def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:

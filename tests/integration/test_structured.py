@@ -107,7 +107,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
         server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
         await server.open()
         yield server
-        await loaded.engine.stop()
+        await loaded.engine.stop(grace_s=0.0)
         await server.close()
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from inference.model.slots import Backend, ForkingBackend, Span
+from tests.support.faults import strikes
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 
 NUM_SLOTS = 3
@@ -124,6 +125,17 @@ BROKEN = {
 }
 
 
+FAULTS = {
+    "another slot": ([0], 1, [1], 1),
+    "another number of tokens": ([0], 1, [0], 3),
+    "one slot of two": ([0, 1], 2, [2, 1], 2),
+    "other neighbours": ([0, 1], 1, [1, 2], 1),
+    "more slots": ([2, 0], 1, [0, 1, 2], 2),
+}
+"""Slots and tokens of a pass that works, and those of the pass that fails after it."""
+HELD = 4
+
+
 class BackendContract:
     """Derive it, and give it a fixture `family` and the two methods that raise here."""
 
@@ -188,6 +200,29 @@ class BackendContract:
         assert logits.dtype == np.float32
         logits = backend.forward([Span(0, 5, TOKENS[5:6], 1)])
         self.assert_close(logits, reference("llama").logits(TOKENS[:6])[5:])
+
+    @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+    def test_a_pass_that_fails_anywhere_spoils_no_other(self, fault: tuple[list[int], int, list[int], int]) -> None:
+        """The story: memory ran out while inputs were bound to another slot, half of them were, and nothing noticed:
+        the next pass read that slot's keys and values, which are another user's.
+        """
+        backend, plain = self.fresh(), reference("llama")
+        held = [TOKENS[slot : slot + HELD] for slot in range(NUM_SLOTS)]
+        backend.forward([Span(slot, 0, held[slot], 0) for slot in range(NUM_SLOTS)])
+
+        def run(slots: list[int], width: int) -> None:
+            new = [TOKENS[9 + slot : 9 + slot + width] for slot in slots]
+            logits = backend.forward([Span(slot, HELD, ids, width) for slot, ids in zip(slots, new, strict=True)])
+            expected = [plain.logits((*held[slot], *ids))[HELD:] for slot, ids in zip(slots, new, strict=True)]
+            self.assert_close(logits, np.concatenate(expected))
+
+        working, failing = fault[:2], fault[2:]
+        run(*working)
+        number = 1
+        while strikes(lambda: run(*failing), number, ("inference.backends",)):
+            run(*working)
+            number += 1
+        assert number > 10
 
     def test_the_last_position_can_be_used(self) -> None:
         backend = self.fresh()

@@ -13,7 +13,7 @@ from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
 from inference.request import UNKNOWN, Provenance
 from inference.text.chat import Chat
-from inference.workers.completion import Codec, CompletionRequest, ModelCard
+from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 from inference.workers.observer import Observer
 from inference.workers.scope import SupervisedCompleter
 
@@ -126,7 +126,7 @@ async def healthy() -> bool:
 
 
 def gateway(
-    completer: ScriptedCompleter,
+    completer: Completer,
     *,
     is_healthy: Callable[[], Awaitable[bool]] = healthy,
     codec: Codec | None = WORDS,

@@ -14,9 +14,12 @@ def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
     return {"model": f"/models/{model}", "messages": messages, "stream": True, "max_tokens": max_tokens}
 
 
-def reads(content: bytes) -> tuple[int, str]:
-    """As it parses a stream: (events it counts as tokens, text). Of every line the first six bytes are cut off."""
-    num_events, text = 0, ""
+def reads(content: bytes) -> tuple[int, int, str]:
+    """Return what its loop makes of a stream: events counted as tokens, events that it times, text.
+
+    The first timed event ends the TTFT. It cuts six bytes off every line.
+    """
+    num_events, num_timed, text = 0, 0, ""
     for line in content.splitlines():
         if not (chunk := line.strip()):
             continue
@@ -25,5 +28,7 @@ def reads(content: bytes) -> tuple[int, str]:
         num_events += 1
         data = json.loads(chunk)
         assert "error" not in data
-        text += data["choices"][0]["delta"].get("content") or ""
-    return num_events, text
+        if piece := data["choices"][0]["delta"].get("content"):
+            num_timed += 1
+            text += piece
+    return num_events, num_timed, text

@@ -14,7 +14,6 @@ from inference.backends.neuron.decoders.fused import FusedDecoder
 from inference.backends.neuron.decoders.medusa import MedusaDecoder
 from inference.backends.neuron.graphs.shape import SlotShape
 from inference.cli.roles.registry import parser_of
-from inference.config import ROOT
 from inference.errors import InvalidRequestError
 from inference.gateway.schema import CompletionBody
 from inference.model.decoder import check_request
@@ -68,19 +67,6 @@ def test_each_is_taken_over_http(name: str) -> None:
 def test_each_has_a_flag(role: str) -> None:
     args = vars(parser_of(role).parse_args([]))
     assert set(args) >= NAMES - NO_FLAG
-
-
-@pytest.mark.parametrize("name", sorted(RANGES))
-def test_each_is_described_with_its_range(name: str) -> None:
-    """The .proto is where a client author looks."""
-    lines = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text().splitlines()
-    message = lines[lines.index("message SamplingParams {") :]
-    place = next(i for i, line in enumerate(message) if f" {name} = " in line)
-    comment = "\n".join(line for line in message[max(0, place - 4) : place] if line.lstrip().startswith("//"))
-    low, high = RANGES[name].low, RANGES[name].high
-    if high <= 100:
-        assert f"{low:g}" in comment
-        assert f"{high:g}" in comment
 
 
 @pytest.mark.parametrize("name", sorted(RANGES))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from inference import VERSION
 from inference.config import ROOT
@@ -57,30 +60,82 @@ def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
 
 CLIENT_ALONE = """
 import sys
-from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 
-class Blocker(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in BLOCKED:
-            raise ImportError(f"{name} is not installed")
+class Client(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in BLOCKED else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Blocker())
-from specdec import main
-sys.argv = ["specdec", "fused_client", "--port", "1", "--connect_timeout_s", "0.1", "--prompt", "x"]
-sys.exit(main())
+    @classmethod
+    def find_distributions(cls, *context):
+        found = super().find_distributions(*context)
+        return (each for each in found if each.name.lower().replace("_", "-") in INSTALLED)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Client
+sys.argv[0] = "specdec"
+"""
+COMMAND = "from specdec import main; sys.exit(main())"
+LIBRARY = """
+import specdec
+from inference.errors import SpecDecError
+chat = [{"role": "user", "content": "hello"}]
+try:
+    with specdec.Client("127.0.0.1:1", connect_timeout_s=0.1) as client:
+        client.generate([chat], structured_outputs={"regex": "a"})
+except SpecDecError as error:
+    sys.exit(f"{error}")
 """
 
 
-def test_a_client_needs_no_more_than_its_file() -> None:
-    """A thin client took the 1.5 GB of a server."""
-    wanted = {name_of(line) for line in requirements()["requirements-client.txt"].splitlines() if "==" in line}
-    missing = {name_of(spec) for spec in PROJECT["dependencies"]} - wanted
+def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
+    """Run code where nothing but requirements-client.txt seems to be installed; return exit code and stderr."""
+    installed = closure(
+        {name_of(line) for line in requirements()["requirements-client.txt"].splitlines() if "==" in line}
+    )
     owners = packages_distributions()
-    blocked = {module for module, names in owners.items() if {each.lower() for each in names} & missing}
-    assert {"torch", "transformers", "fastapi", "onnxruntime", "matplotlib"} <= blocked
-    code = f"BLOCKED = {blocked!r}\n{CLIENT_ALONE}"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert (run.returncode, "no server answers" in run.stderr) == (1, True), run.stderr
+    blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
+    assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked
+    given = f"BLOCKED, INSTALLED = {blocked!r}, {installed!r}\n{CLIENT_ALONE}{code}"
+    command = [sys.executable, "-c", given, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return run.returncode, run.stderr
+
+
+def closure(names: set[str]) -> set[str]:
+    """Return packages with all that they depend on."""
+    found: set[str] = set()
+    while names:
+        found |= names
+        specs = [Requirement(spec) for name in names for spec in requires(name) or ()]
+        names = {name_of(spec.name) for spec in specs if spec.marker is None or spec.marker.evaluate()} - found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (COMMAND, ("fused_client", "--port", "1", "--connect_timeout_s", "0.1", "--prompt", "x")),
+        (LIBRARY, ()),
+    ],
+    ids=["fused_client", "Client"],
+)
+def test_a_client_needs_no_more_than_its_file(code: str, arguments: tuple[str, ...]) -> None:
+    """A thin client took the 1.5 GB of a server; later neither client started, since one asked for the version of
+    llguidance, and the other imported Pydantic."""
+    status, report = run_as_client(code, *arguments)
+    assert (status, "no server answers" in report) == (1, True), report
+    assert "Traceback" not in report
+
+
+@pytest.mark.parametrize(
+    "arguments", ["gateway", "verify_target --prompt x", "rescale_fp8 --model a --output b", "compare"]
+)
+def test_what_a_client_cannot_do_names_the_full_installation(arguments: str) -> None:
+    """Each was a traceback."""
+    status, report = run_as_client(COMMAND, *arguments.split())
+    assert (status, len(report.splitlines())) == (2, 1), report
+    assert "needs the full installation (`pip install .`)" in report
 
 
 def test_the_demo_installs_what_it_runs() -> None:
@@ -89,6 +144,49 @@ def test_the_demo_installs_what_it_runs() -> None:
     )
     assert "requirements.txt" in run.stdout
     assert "requirements-dev.txt" not in run.stdout
+
+
+OLD_PYTHON = """#!/bin/sh
+test "$1" = -c || {{ touch {folder}/went_on; exit 1; }}
+exec {python} -c 'import sys; sys.version_info = (3, 10, 13, "final", 0); exec(sys.argv.pop(1))' "$2"
+"""
+REFUSAL = "specdec needs Python 3.11 to 3.14, {python} is 3.10"
+
+
+@pytest.fixture
+def old_python(tmp_path: Path) -> Path:
+    """Stand-in of a Python 3.10, which notes whether it is asked for more than its version."""
+    python = tmp_path / "python3.10"
+    python.write_text(OLD_PYTHON.format(folder=tmp_path, python=sys.executable))
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("goal", ["demo", "install", "test", "test-python", "manifests", "lock"])
+def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
+    """pip downloaded half a gigabyte of torch, and then named another package."""
+    for file in ("Makefile", *requirements()):
+        shutil.copy(ROOT / file, tmp_path)
+    run = subprocess.run(
+        ["make", goal, f"PYTHON={old_python}"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    hint = f"{REFUSAL.format(python=old_python)}: make {goal} PYTHON=python3.12"
+    assert (run.returncode, run.stderr.splitlines()[0]) == (2, hint)
+    assert not (tmp_path / "went_on").exists()
+
+
+def test_pip_refuses_an_old_python_before_it_downloads() -> None:
+    """pip asks for requires-python only after all downloads, before its version 24.1."""
+    code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))
+
+
+def test_refusals_name_the_supported_pythons() -> None:
+    supported = SpecifierSet(PROJECT["requires-python"])
+    minors = [minor for minor in range(30) if f"3.{minor}" in supported]
+    assert REFUSAL.startswith(f"specdec needs Python 3.{minors[0]} to 3.{minors[-1]},")
+    assert PROJECT["classifiers"] == [f"Programming Language :: Python :: 3.{minor}" for minor in minors]
 
 
 def test_the_version_is_one() -> None:

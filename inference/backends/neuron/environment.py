@@ -37,6 +37,8 @@ DEVICE = "neuron"
 OLDEST_TORCH_NEURON = (2, 10)
 """First release that is TorchNeuron, with none of the old modules; NxDI runs on PyTorch/XLA, torch-neuronx to 2.9."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
+LAST_IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.1-ubuntu24.04"
+"""The last image with NxDI, and the only one that starts on a host with the driver of SDK 2.31 or later."""
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 COMPILER_ENVIRONMENT = (
     "NEURON_CC_FLAGS",
@@ -113,7 +115,7 @@ def _require_xla() -> None:
         found = f"{TORCH_NEURONX} {version_of(TORCH_NEURONX)}"
         raise ConfigError(
             f"backend neuron: {found} is TorchNeuron, on which NxD Inference does not run: take an image of Neuron "
-            f"SDK 2.31 or older, such as {IMAGE}"
+            f"SDK 2.31, {LAST_IMAGE}: older ones do not start on its driver, nor on later ones (docs/neuron.md)"
         )
     _require_package(TORCH_NEURONX, "torch_neuronx.xla_impl")
 

@@ -7,8 +7,8 @@ then share one copy. The file also keeps the plain form of each matrix, since ON
 has rearranged that form.
 
 A file fits one checkpoint, one version of the library and one kind of processor; the folder's name contains all three.
-Graphs are built when they are first needed, so a process locks the folder that it reads until the process ends. No
-process deletes a locked folder.
+The graphs of a loaded model map the folder's files, so a process locks the folder until the process ends. No process
+deletes a locked folder.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ class OnnxPass:
             if feeds.worth_keeping and len(self._kept) < MAX_KEPT:
                 self._kept[shape] = feeds
         if feeds is not self._bound_feeds:
+            self._bound_feeds = None  # until all are: if one fails, the rest are still another pass's
             feeds.bind(self._binding)
             self._bound_feeds = feeds
         return feeds
@@ -86,6 +87,7 @@ class OnnxPass:
 
     def _bind(self, place: int, slots: range) -> None:
         """Let a place read and extend the memory of slots."""
+        self._bound[place] = None  # until all are: if one fails, the rest are still another sequence's
         for name, value in zip(self._names[place], self._slots.values(slots), strict=True):
             self._binding.bind_ortvalue_input(name, value)
             self._binding.bind_ortvalue_output(f"new_{name}", value)

@@ -58,7 +58,7 @@ def fused_config(settings: PairSettings) -> FusedConfig:
     neuron = loading.neuron_options(gamma=gamma, method=method)
     target = loading.target(models.target, num_threads=usable_cores(), neuron=neuron)
     draft = loading.proposer(
-        str(models.target) if method == "medusa" else models.draft,  # Medusa's draft is in the target
+        models.proposer(),
         tokenizer=models.target,
         num_threads=usable_cores(),
         neuron=loading.neuron_options(method=method, tp_degree=models.draft_tp_degree),

@@ -11,8 +11,8 @@ import grpc
 from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit
+from inference.engine.contract import VerificationSession
 from inference.engine.pool import DraftPool
-from inference.engine.target_session import TargetSession
 from inference.errors import InvalidRequestError, UnavailableError
 from inference.request import Schedule
 from inference.text.vocabulary import Vocabulary
@@ -43,7 +43,7 @@ class StreamWorker:
         self._num_bytes = 0
         self._vocabulary = vocabulary
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         """See `Worker`."""
         request = session.request
         rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
@@ -53,13 +53,13 @@ class StreamWorker:
         opened = pb.AssistOpen(session_id=session.help_id, open=message, request_id=session.request_id)
         self._put(pb.AssistResponse(open=opened))
 
-    def commit(self, session: TargetSession, commit: Commit) -> None:
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
         """See `Worker`."""
         lean = replace(commit, logprobs=())  # a draft has no use for them
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(lean))
         self._put(pb.AssistResponse(commit=message))
 
-    def close(self, session: TargetSession) -> None:
+    def close(self, session: VerificationSession) -> None:
         """See `Worker`."""
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session.help_id)))
 

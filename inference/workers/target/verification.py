@@ -17,13 +17,12 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import caller
 from inference.commit import Answer, Commit, Opened, Started, TokenLogprobs
+from inference.engine.contract import VerificationEngine, VerificationSession
 from inference.engine.pool import DraftPool
-from inference.engine.target import TargetEngine
-from inference.engine.target_session import TargetSession
 from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
 from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
-from inference.text.grammar_source import VERSION as GRAMMAR_VERSION
+from inference.text.grammar_source import grammar_version
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.convert import (
@@ -56,7 +55,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     def __init__(
         self,
-        engine: TargetEngine,
+        engine: VerificationEngine[Any],
         pool: DraftPool,
         card: ModelCard,
         *,
@@ -106,7 +105,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
                 task.cancel()
             self._engine.close(session)
 
-    async def _answer(self, session: TargetSession, deadline: float | None) -> AsyncGenerator[Answer, None]:
+    async def _answer(self, session: VerificationSession, deadline: float | None) -> AsyncGenerator[Answer, None]:
         request = session.request
         with self._observer.request(deadline) as observation:
             observation.take(Started(len(request.prompt_token_ids), request.sampling.seed))
@@ -121,12 +120,15 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._check_fits(attach, one_size=False)
         await serve_worker(StreamWorker(attach, self._vocabulary), self._pool, call, pass_us=self._engine.pass_us)
 
-    async def _open(self, message: pb.Open) -> TargetSession:
+    async def _open(self, message: pb.Open) -> VerificationSession:
         self._check_fits(message, one_size=True)
         self._check_resumes(message)
         request = open_from_message(message)
         request = replace(request, cache_salt=caller().cache_salt(request.cache_salt))
-        return self._engine.open(request, drafted=True, grammar=await self._engine.compiled(request))
+        session: VerificationSession = self._engine.open(
+            request, drafted=True, grammar=await self._engine.compiled(request)
+        )
+        return session
 
     def _check_fits(self, message: pb.Open | pb.Attach, *, one_size: bool) -> None:
         """Refuse a draft that does not fit; one of a session names the size of its target's vocabulary."""
@@ -140,22 +142,22 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     def _check_resumes(self, message: pb.Open) -> None:
         """Refuse to continue a sequence of another model; a draft worker may leave the origin open."""
         if message.num_committed_tokens:
-            begun = Provenance(message.model_id or self._model_id, message.grammar.version or GRAMMAR_VERSION)
-            begun.require_same(Provenance(self._model_id, GRAMMAR_VERSION))
+            begun = Provenance(message.model_id or self._model_id, message.grammar.version or grammar_version())
+            begun.require_same(Provenance(self._model_id, grammar_version()))
 
-    def _opened(self, session: TargetSession) -> pb.VerifyResponse:
+    def _opened(self, session: VerificationSession) -> pb.VerifyResponse:
         opened = pb.Opened(
             session_id=session.id,
             max_length=self._engine.max_length,
             max_tree_tokens=MAX_TREE_TOKENS,
             pass_us=self._engine.pass_us,
             model_id=self._model_id,
-            grammar_version=GRAMMAR_VERSION if session.request.grammar is not None else "",
+            grammar_version=grammar_version() if session.request.grammar is not None else "",
             num_cached_tokens=session.num_cached_tokens,
         )
         return pb.VerifyResponse(opened=opened)
 
-    async def _read_proposals(self, session: TargetSession, call: Call) -> None:
+    async def _read_proposals(self, session: VerificationSession, call: Call) -> None:
         """Feed the session until its stream ends; a bad message ends the session."""
         try:
             while (message := await call.read()) != grpc.aio.EOF:
@@ -166,7 +168,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         except Exception as exc:
             self._end(session, exc)
 
-    async def _watch(self, session: TargetSession) -> None:
+    async def _watch(self, session: VerificationSession) -> None:
         """End a session after `idle_timeout_s` without a proposal, so that its slot serves others."""
         while True:
             left_s = self._idle_timeout_s - session.idle_s
@@ -175,7 +177,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             await asyncio.sleep(left_s)
         self._end(session, UnavailableError(f"no proposal came for {self._idle_timeout_s:g} s"))
 
-    def _end(self, session: TargetSession, error: Exception) -> None:
+    def _end(self, session: VerificationSession, error: Exception) -> None:
         """Fail a session and free its slot now, since the write that reports the failure may hang."""
         session.fail(error)
         self._engine.close(session)

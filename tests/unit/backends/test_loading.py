@@ -77,8 +77,19 @@ def drop_a_weight(path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no weights": (lambda path: (path / "model.safetensors").unlink(), "no file named"),
-    "truncated weights": (lambda path: (path / "model.safetensors").write_bytes(b"\x00" * 100), "header"),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "no file named .*: complete it"),
+    "truncated weights": (
+        lambda path: (path / "model.safetensors").write_bytes(b"\x00" * 100),
+        "header.*: complete it",
+    ),
+    "pickled weights": (
+        lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
+        r"\.bin\), which are not read here: make safetensors of them by .*save_pretrained",
+    ),
+    "quantized": (
+        edit_config(quantization_config={"quant_method": "awq", "bits": 4}),
+        r"its weights are quantized \(awq\): take the original checkpoint",
+    ),
     "one weight missing": (drop_a_weight, r"1 weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"),
     "more layers than weights": (edit_config(num_hidden_layers=3), "9 weights are missing"),
     "other shapes": (edit_config(vocab_size=DEFAULT_VOCAB_SIZE + 1), "mismatch"),
@@ -86,18 +97,47 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model type": (lambda path: (path / "config.json").write_text("{}"), "model_type"),
     "unknown architecture": (edit_config(model_type="unheard_of"), "unheard_of"),
     "not a language model": (edit_config(model_type="vit"), "ViTConfig"),
-    "code of its own": (edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}), "custom code"),
+    "code of its own": (
+        edit_config(model_type="own", auto_map={"AutoConfig": "own.Config"}),
+        "custom code, which is never run here",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_checkpoint_is_refused_in_one_line(checkpoint: Path, case: str) -> None:
+def test_a_broken_checkpoint_is_refused_in_one_line(
+    checkpoint: Path, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
     break_it, reason = BROKEN[case]
     break_it(checkpoint)
     with pytest.raises(ConfigError, match=f"(?i){reason}") as caught:
         load_backend(config_for(checkpoint))
     assert str(caught.value).startswith(f"model {checkpoint}: ")
     assert "\n" not in str(caught.value)
+    assert "trust_remote_code" not in str(caught.value)
+    ours = [record for record in caplog.records if record.name.startswith("inference")]
+    assert not ours, "a warning about backends came first, and gave the same reason"
+
+
+def write(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("{}")
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "model.gguf": (lambda path: path.write_bytes(b"GGUF"), "GGUF is not read here: take llama.cpp, or the checkpoint"),
+    "adapter": (lambda path: write(path / "adapter_config.json"), "an adapter .* merge the two first"),
+    "model.safetensors": (lambda path: path.touch(), "a directory with config.json is expected"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_model_says_what_to_do(tmp_path: Path, name: str) -> None:
+    """A GGUF file that exists was "no such directory"."""
+    make, way_out = FOREIGN[name]
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=way_out):
+        ModelConfig(tmp_path / name)
 
 
 def test_an_unsupported_architecture_is_refused_early(checkpoint: Path) -> None:

@@ -67,7 +67,7 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(registry.LOADERS, "onnx", ("no_such_package", "load"))
     path = save_tiny_model(tmp_path, "llama")
     assert isinstance(load_backend(config_for(path)), TorchBackend)
-    with pytest.raises(ConfigError, match="backend onnx needs the package no_such_package, which is not installed"):
+    with pytest.raises(ConfigError, match=r"backend onnx needs .* package no_such_package is not installed"):
         load_backend(ModelConfig(path, backend="onnx"))
 
 

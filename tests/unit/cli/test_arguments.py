@@ -11,6 +11,7 @@ import specdec
 from inference import VERSION
 from inference.cli.app import EXIT_USAGE, main
 from inference.cli.prompts.source import read_prompts
+from inference.cli.roles.fused_target import fused_config
 from inference.cli.roles.registry import ROLES, settings_of
 from tests.conftest import ModelDirectories
 
@@ -101,6 +102,30 @@ def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys:
     fault, hint = capsys.readouterr().err.splitlines()
     assert fault == "error: unrecognized arguments: --promt x --seeed=3 (did you mean --prompt --seed?)"
     assert hint == "`specdec draft --help` shows the flags"
+
+
+@pytest.mark.parametrize(("role", "arguments"), [
+    ("fused_target", "--http-port 8000 --no-prefix_caching --no-adaptive-gamma --max-waiting=3"),
+    ("draft", "--target-host localhost:1 --max-new-tokens 5"),
+    ("token", "--auth-file x --name n --grant ops --speaks-for-others"),
+])  # fmt: skip
+def test_dashes_are_underscores(role: str, arguments: str) -> None:
+    """A comparison took both; a role refused dashes, and named the flag that it meant."""
+    spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
+    assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
+
+
+def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> None:
+    """`./nowhere/model` was looked for at the hub, which could not be reached."""
+    usage_error("--role", "verify_target", "--model", "./nowhere/model", "--prompt", "x")
+    assert "nowhere/model: no such directory" in capsys.readouterr().err
+
+
+def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
+    file = tmp_path / "flags.toml"
+    file.write_text("http-port = 8000\n[fused_target]\nadaptive-gamma = false\n")
+    settings = settings_of("fused_target", ["--config", str(file)])
+    assert settings == settings_of("fused_target", ["--http_port", "8000", "--no-adaptive_gamma"])
 
 
 def test_several_prompts_are_all_completed() -> None:
@@ -209,6 +234,18 @@ def test_a_bad_value_is_named_with_its_limit(
     assert captured.err.strip() == f"error: {message}"
 
 
+@pytest.mark.parametrize("role", ["fused_target", "verify_fused"])
+@pytest.mark.parametrize("flags", [("--target_model", "mine"), ("--draft_model", "none")])
+def test_no_draft_is_taken_for_another_target(
+    role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled draft was, silently: the error then was about vocabularies of a draft that had not been named."""
+    usage_error("--role", role, *flags)
+    report = capsys.readouterr().err
+    assert all(way in report for way in ("--draft_model DIR", "--draft_model ngram", "role target")), report
+    assert "vocabulary" not in report
+
+
 @pytest.mark.parametrize(("name", "value", "fault"), [
     ("max_body_mib", "inf", "inf is not finite"), ("max_body_mib", "nan", "nan is not above 0"),
     ("max_body_mib", "0", "0.0 is not above 0"), ("metrics_port", "70000", "70000 is outside 0..65535"),
@@ -218,7 +255,7 @@ def test_servers_refuse_what_they_cannot_use_before_they_load(
     name: str, value: str, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """These were an OverflowError's traceback after both models were loaded."""
-    usage_error("--role", "fused_target", "--target_model", "/nowhere", "--http_port", "0", f"--{name}", value)
+    usage_error("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0", f"--{name}", value)
     assert capsys.readouterr().err == f"error: {name} {fault}\n"
 
 
@@ -248,6 +285,14 @@ def test_text_that_is_no_utf8_is_refused(name: str, flags: tuple[str, ...], caps
 def test_choices_are_listed(flags: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     usage_error("--role", "fused_client", "--prompt", "x", *flags)
     assert f"--{name}: invalid choice" in capsys.readouterr().err
+
+
+def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning came twice, once for each model of the pair."""
+    fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
+    assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [
+        "tp_degree 3 has no effect: backend auto does not shard a model"
+    ]
 
 
 def test_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from inference.commit import Commit
+from inference.engine.contract import VerificationSession
 from inference.engine.grammars import Grammars
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.engine.target_session import TargetSession
 from inference.model.decoder import Decoder
 from inference.model.proposer import Draft, DraftToken
 from inference.model.slots import Span
@@ -108,7 +108,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
         return await commits_of(engine.generate(request))
 
 
-def proposals(session: TargetSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
+def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
     """Nothing, or a chain whose tokens are right nine times out of ten, and sometimes a branch beside it."""
     if rng.random() < 0.5:
         return []
@@ -145,15 +145,15 @@ class Helper:
         self.id = name
         self._pool, self._truth, self._rng = pool, truth, random.Random(5)
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         pass
 
-    def commit(self, session: TargetSession, commit: Commit) -> None:
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
         branches = proposals(session, self._truth, self._rng)
         if branches:
             asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, branches)
 
-    def close(self, session: TargetSession) -> None:
+    def close(self, session: VerificationSession) -> None:
         pass
 
 

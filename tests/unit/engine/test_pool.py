@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from inference.commit import Commit
+from inference.engine.contract import VerificationSession
 from inference.engine.pool import FIRST_SESSIONS, MAX_SILENT_COMMITS, DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
@@ -29,27 +30,27 @@ class SilentWorker:
         self.most = 0
         self.sessions: set[str] = set()
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         self.sessions.add(session.id)
         self.most = max(self.most, len(self.sessions))
 
-    def commit(self, session: TargetSession, commit: Commit) -> None: ...
+    def commit(self, session: VerificationSession, commit: Commit) -> None: ...
 
-    def close(self, session: TargetSession) -> None:
+    def close(self, session: VerificationSession) -> None:
         self.sessions.discard(session.id)
 
 
 class GoodWorker(SilentWorker):
     """Is right about every token."""
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         super().open(session)
         self._propose(session)
 
-    def commit(self, session: TargetSession, commit: Commit) -> None:
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
         self._propose(session)
 
-    def _propose(self, session: TargetSession) -> None:
+    def _propose(self, session: VerificationSession) -> None:
         length = len(session.token_ids)
         branch = Branch(None, length, tokens_at(length, 32))
         asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, [branch])
@@ -58,7 +59,7 @@ class GoodWorker(SilentWorker):
 class JunkWorker(GoodWorker):
     """Proposes at once, and is never right."""
 
-    def _propose(self, session: TargetSession) -> None:
+    def _propose(self, session: VerificationSession) -> None:
         branch = Branch(None, len(session.token_ids), [7] * 4)
         asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, [branch])
 
@@ -128,7 +129,7 @@ async def test_a_good_worker_fills_its_room(pool: DraftPool) -> None:
 class FullWorker(SilentWorker):
     """Claims room for many, and has room for one."""
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         super().open(session)
         if len(self.sessions) > 1:
             asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
@@ -186,6 +187,7 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
     for commits in asked:
         await anext(commits)
     session = next(each for each in pool._workers[worker].sessions.values() if len(each.request.prompt_token_ids) == 4)
+    assert isinstance(session, TargetSession)
     first = session.help_id
     pool.propose(worker, first, [Branch(None, 4, tokens_at(4, 8))])
     worker.num_slots = 1

@@ -450,6 +450,44 @@ async def test_paths_beside_generation() -> None:
         assert (await client.get("/")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("POST", path) for path in ("/chat/completions", "/v1/v1/chat/completions", "/api/chat", "/completion")),
+        *(("POST", path) for path in ("/v1/messages", "/v1/embeddings")),
+        ("GET", "/api/tags"),
+    ],
+)
+async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> None:
+    """Clients of other APIs, and those with a base_url without /v1, got a bare "Not Found"."""
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        response = await client.request(method, path, json={})
+        assert response.status_code == 404
+        message = response.json()["error"]["message"]
+        assert message.startswith(f"{method} {path}: Not Found; this server speaks OpenAI's API: ")
+        assert message.endswith(f"set base_url to {client.base_url}/v1")
+        served = (await client.get("/openapi.json")).json()["paths"]
+        named = set(re.findall(r"/v1/\S+?(?=,| )", message.partition("API:")[2].partition(";")[0] + " "))
+        assert {"/v1/chat/completions", "/v1/models"} <= named <= served.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "meant"),
+    [
+        ("/v1/chat/completions", {"messages": [HELLO]}, "max_token", "max_tokens"),
+        ("/v1/chat/completions", {"messages": [HELLO]}, "temprature", "temperature"),
+        ("/v1/completions", {"prompt": "x"}, "max_new_tokens", "max_tokens"),
+        ("/v1/responses", {"input": "x"}, "max_output_token", "max_output_tokens"),
+        ("/tokenize", {"prompt": "x"}, "add_special_token", "add_special_tokens"),
+    ],
+)
+async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, Any], name: str, meant: str) -> None:
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        error = (await client.post(path, json={**body, name: 1})).json()["error"]
+    assert error["message"] == f"{name} is not supported here (did you mean {meant}?)"
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
 async def test_health_is_that_of_what_stands_behind() -> None:
     async def sick() -> bool:
         return False
@@ -567,7 +605,7 @@ async def test_what_llmperf_sends_and_reads() -> None:
         response = await client.post(
             "/v1/chat/completions", json=llmperf.body("x", 9, model="tiny"), headers=llmperf.HEADERS
         )
-    assert llmperf.reads(response.content) == (6, TEXT)
+    assert llmperf.reads(response.content) == (6, 5, TEXT)
 
 
 async def test_what_vllms_benchmark_sends_and_reads() -> None:

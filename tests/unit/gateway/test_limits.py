@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ import uvloop
 from inference.caller import request_id
 from inference.commit import Event
 from inference.config import ServerConfig
-from inference.gateway import protocol, requests, stream, structured
+from inference.gateway import middleware, protocol, requests, stream
 from inference.gateway.middleware import parse_fault
 from inference.gateway.port import Probes
 from inference.gateway.schema import CompletionBody
@@ -27,8 +28,11 @@ from inference.gateway.server import HttpFront
 from inference.request import Provenance
 from inference.serving.host import opened
 from inference.serving.processes import free_port
+from inference.text import structured
+from inference.workers.access import Access
 from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
+from tests.support.ports import entry, token_of
 from tests.support.scripted import until
 
 BODY = CompletionBody.model_validate({"prompt": "x"})
@@ -333,13 +337,56 @@ async def test_what_stands_behind_a_body_is_no_header() -> None:
     assert b"x-request-id: mine\r\n" in answer
 
 
-async def test_a_request_names_one_host() -> None:
-    """The story: of two Host headers the first one was checked, and a proxy in front may have gone by the other."""
+@pytest.mark.parametrize("name", ["Host", "Authorization"])
+async def test_a_request_has_one_host_and_one_token(name: str) -> None:
+    """The story: of two hosts the first was checked, of two tokens the last; a proxy in front may have gone by the
+    other."""
     async with serving([["a"]]) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        given = b"Host: localhost\r\nAuthorization: Bearer one\r\n"
+        writer.write(b"GET /version HTTP/1.1\r\n%b\r\n" % given)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"GET /version HTTP/1.1\r\n%b%b: other\r\n\r\n" % (given, name.encode()))
+        assert b"HTTP/1.1 400 " in await reader.read()
         writer.close()
+
+
+@pytest.mark.parametrize("has_accounts", [True, False])
+async def test_bodies_that_have_not_ended_have_a_total(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
+) -> None:
+    """The story: each of 4096 connections could hold 8 MiB for 30 s; 120 of one account, with `in_flight = 1`, took
+    1.2 GB. An account may have half of the total, here as all where there are none: two bodies and no third."""
+    size, auth_file = 90_000, tmp_path / "auth.toml"
+    auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
+    monkeypatch.setattr(middleware, "MAX_UNFINISHED_BYTES", size * 5 // (1 if has_accounts else 2))
+    access = Access(auth_file) if has_accounts else None
+    front = HttpFront(gateway(ScriptedCompleter([["a"]]), port=0), ServerConfig(), access=access)
+
+    async def begun(account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a body but for its last byte."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token_of(account)}\r\n"
+        head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+        writer.write(head.encode() + b'{"prompt": "x"'.ljust(size - 1))
+        return reader, writer
+
+    async with opened(front), asyncio.timeout(20):
+        flood = [await begun("mallory") for _ in range(3)]
+        answers = {asyncio.create_task(reader.read()): writer for reader, writer in flood}
+        (refused,), waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        if has_accounts:
+            reader, writer = await begun("alice")
+            answers[asyncio.create_task(reader.read())] = writer
+        for answer, writer in answers.items():
+            if answer is not refused:
+                writer.write(b"}")
+        statuses = {answer: (await answer).split(b" ", 2)[1] for answer in answers}
+        for writer in answers.values():
+            writer.close()
+    assert statuses.pop(refused) == b"503"
+    assert b"\r\nretry-after: 30\r\n" in refused.result()
+    assert [*statuses.values()] == [b"200"] * (len(waiting) + has_accounts)
 
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from inference.cli.roles.registry import parser_of
 from inference.commit import FinishReason
+from inference.config import ROOT
 from inference.errors import InvalidRequestError
 from inference.gateway import requests
 from inference.gateway.app import create_app
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.chat import Chat, ChatMessage
 from inference.workers.completion import ModelCard
+from tests.support import llmperf
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 from tests.support.tools import tool
 from tests.unit.gateway.test_app import HELLO, PASSES, events
@@ -230,6 +234,24 @@ async def test_reasoning_stands_apart(begun: bool) -> None:
         parts = [each["delta" if stream else "message"] for each in fields]
         assert "".join(each.get("reasoning_content", "") for each in parts) == "I think"
         assert "".join(each.get("content", "") for each in parts) == "So!"
+
+
+QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
+
+
+@pytest.mark.parametrize("role", ["target", "fused_target"])
+@pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
+async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
+    """Qwen3 thinks, and the servers of the tutorials sent its thoughts as `reasoning_content`, which LLMPerf does not
+    read: TTFT was the time until the thoughts ended, and answers that were all thought had 1 token."""
+    http = vars(parser_of(role).parse_args(["--config", str(file)]))
+    card = replace(CARD, chat_template=THINKING)
+    for begun in (True, False):
+        texts = ["<think>"] * (not begun) + ["I ", "think", "</think>", "So", "!"]
+        completer = ScriptedCompleter([[text] for text in texts], prompt="x<think>\n" if begun else "x")
+        body = llmperf.body("x", len(texts), model="tiny")
+        response = await ask(completer, body, card, reasoning_parser=http["reasoning_parser"])
+        assert llmperf.reads(response.content) == (len(texts), len(texts), "".join(texts))
 
 
 async def test_a_grammar_begins_behind_the_reasoning() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from inference.commit import NOTHING_COUNTED, Commit, Counts, Timings
 from inference.observe import profile as profile_module
 from inference.observe.profile import PERCENTILES, Profile, figures
 from inference.observe.stats import RequestStats
+from inference.observe.timeline import Timeline
 
 TIMINGS = Timings()
 
@@ -101,6 +104,25 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
     written = [path for profile in profiles for path in profile.write(tmp_path)]
     assert len(set(written)) == 6
     assert all(path.is_file() for path in written)
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
+    """The story: exit code 1, "No space left on device" without a name, and a part of the JSON under its name."""
+    profile = Profile("draft")
+    profile.add("one", request(started=0.0, gaps=[0.1]))
+    written: dict[str, Callable[[], object]] = {
+        "performance_": lambda: profile.write(tmp_path),
+        "trace": lambda: Timeline("draft").write(tmp_path / "trace.json"),
+    }
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # stands in for the disk
+    try:
+        for name, write in written.items():
+            with pytest.raises(OSError, match=f"{tmp_path}/{name}.*json"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_long_lived_server_keeps_bounded_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from inference.sampling.choice import choose_tokens
 from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.tokens import Tally, TokenView
+from tests.support.faults import strikes
 
 VOCAB_SIZE = 12
 relaxed = settings(deadline=None, max_examples=60)
@@ -132,13 +134,22 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
 
 
 @relaxed
-@given(sequences, st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3))))
-def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int]]]) -> None:
-    """Penalties counted every token of prompt and output in every pass once: a long context paid for each token."""
+@given(
+    sequences,
+    st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3), st.integers(1, 60))),
+)
+def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
+    """Penalties counted every token of prompt and output in every pass once: a long context paid for each token.
+
+    A count may fail at any line. The story: tokens were noted as counted before they were, and after an error within
+    they never were.
+    """
     tally, output_start = Tally(len(log)), len(log)
-    for committed, drafts in steps:
+    for committed, drafts, number in steps:
         log += committed
-        row = TokensBefore.of(TokenView(log, tail=drafts), output_start, tally)
+        view = TokenView(log, tail=drafts)
+        strikes(partial(TokensBefore.of, view, output_start, tally), number, ("inference.tokens",))
+        row = TokensBefore.of(view, output_start, tally)
         assert counted(row) == counted(TokensBefore.of([*log, *drafts], output_start))
 
 

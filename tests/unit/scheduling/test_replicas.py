@@ -39,7 +39,7 @@ def test_none_that_is_not_ready_while_another_is() -> None:
     assert {found.choose(0.0) for _ in range(10)} == {"c:1"}
 
 
-def test_a_returning_server_starts_without_failures() -> None:
+def test_a_returning_server_starts_without_a_pause() -> None:
     """The story: a server that was killed under three streams came back at once, and got nothing for a minute."""
     found = replicas("a:1", "b:1")
     for _ in range(MAX_FAILURES):
@@ -49,6 +49,20 @@ def test_a_returning_server_starts_without_failures() -> None:
     assert found.set_ready("a:1", ready=True)
     assert found.has_other(0.5, than=["b:1"])
     assert not found.set_ready("d:1", ready=True)
+
+
+def test_a_link_that_breaks_every_second_is_ejected() -> None:
+    """The story: each new connection forgave all failures, and the server got every second request for ever, none of
+    which it answered."""
+    found, chosen = replicas("a:1", "b:1"), Counter[str]()
+    for second in range(120):
+        found.set_ready("b:1", ready=True)
+        addresses = [str(found.choose(float(second))) for _ in range(4)]
+        found.set_ready("b:1", ready=False)
+        for address in addresses:
+            found.ended(address, second + 0.9, failed=address == "b:1")
+        chosen.update(addresses)
+    assert chosen["b:1"] < 40
 
 
 def test_none_is_ready_and_a_request_finds_out() -> None:

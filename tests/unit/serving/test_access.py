@@ -97,6 +97,17 @@ async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
     return found
 
 
+async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
+    """The story: the last of two tokens counted, and a proxy in front may have gone by the first."""
+    metadata = [("authorization", f"Bearer {token_of(role)}") for role in ("client", "ops")]
+    async with open_channel(f"127.0.0.1:{at.grpc}", credentials_of(dialling(trust))) as channel:
+        stub = rpc.GenerationServiceStub(channel)
+        assert (await stub.GetModel(pb.GetModelRequest(), metadata=metadata[:1])).name == CARD.name
+        with pytest.raises(grpc.aio.AioRpcError, match="more than one authorization") as caught:
+            await stub.GetModel(pb.GetModelRequest(), metadata=metadata)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def refusal(begin: Any) -> str | None:
     """What a call that sends an empty message is told, if it is not let in."""
 

@@ -43,7 +43,7 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
     server = Server("127.0.0.1:0", [GenerationServicer(hanging, CARD)], status_of=to_status)
     await server.open()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
-        front = gateway(RemoteCompleter(channel, "behind", deadline_s=10.0), deadline_s=1.0)  # type: ignore[arg-type]
+        front = gateway(RemoteCompleter(channel, "behind", deadline_s=10.0), deadline_s=1.0)
         transport = httpx.ASGITransport(create_app(front))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             late = await client.post("/v1/completions", json={"prompt": "x"})

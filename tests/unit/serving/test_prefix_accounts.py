@@ -17,12 +17,12 @@ from inference.backends.pytorch.backend import TorchBackend
 from inference.caller import Caller
 from inference.commit import Commit, Started
 from inference.config import ConnectionConfig, DialSecurity, DraftConfig, PortSecurity
+from inference.engine.contract import VerificationSession
 from inference.engine.draft import DraftEngine
 from inference.engine.draft_session import DraftSession
 from inference.engine.pool import DraftPool
 from inference.engine.prefixes import Prefix
 from inference.engine.target import TargetEngine
-from inference.engine.target_session import TargetSession
 from inference.model.decoder import Decoder
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import running
@@ -79,13 +79,13 @@ class Helper:
         self.id = "w"
         self.salts: list[str] = []
 
-    def open(self, session: TargetSession) -> None:
+    def open(self, session: VerificationSession) -> None:
         self.salts.append(session.request.cache_salt)
 
-    def commit(self, session: TargetSession, commit: Commit) -> None:
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
         pass
 
-    def close(self, session: TargetSession) -> None:
+    def close(self, session: VerificationSession) -> None:
         pass
 
 

@@ -23,6 +23,7 @@ from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler, GrammarMatcher
 from inference.text.tokenizer import Tokenizer
+from tests.support.faults import assert_faults_cost_no_token
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
@@ -70,6 +71,16 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
         tokens += verdict.token_ids
     end = tokens.index(EOS_TOKEN_ID) + 1 if EOS_TOKEN_ID in tokens else len(tokens)
     return tokens[len(PROMPT) : end]
+
+
+def test_a_step_that_fails_anywhere_costs_no_token() -> None:
+    """The story: a matcher's place was noted after it had moved. An error between the two, and masks were others."""
+
+    def begun() -> list[Turn]:
+        grammar, sampling = COMPILER.compile(GRAMMAR), SamplingParams(temperature=1.5, seed=3)
+        return [Turn(0, 0, PROMPT, sampling, output_start=len(PROMPT), grammar=grammar)]
+
+    assert_faults_cost_no_token(SlotDecoder(backend()), begun, ("inference.speculation", "inference.text"))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -33,6 +33,7 @@ from inference.request import (
     SamplingParams,
     Schedule,
 )
+from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.chat import Chat, ChatMessage
 from inference.text.grammar_source import written_out
 from inference.workers import convert
@@ -56,6 +57,16 @@ figures = st.builds(Counts, *[counts] * 6)
 scores = st.lists(
     st.builds(TokenLogprobs, st.tuples(counts, counts), st.tuples(st.floats(-9, 0), st.floats(-9, 0))), max_size=2
 ).map(tuple)
+
+
+def possible(piece: Commit) -> Commit:
+    """Return a piece with counts that one pass can have."""
+    num_draft = piece.num_draft_tokens % (MAX_TREE_TOKENS + 1)
+    num_accepted = piece.num_accepted_tokens % (min(num_draft, len(piece.token_ids)) + 1)
+    own = OwnDrafts(piece.own.num_lookup_tokens % (num_draft + 1), piece.own.num_lookup_accepted % (num_accepted + 1))
+    return replace(piece, num_draft_tokens=num_draft, num_accepted_tokens=num_accepted, own=own)
+
+
 schedules = st.sampled_from([None, *Schedule])
 chats = st.builds(Chat, st.lists(st.builds(ChatMessage), min_size=1).map(tuple), st.text(), st.text())
 preambles = st.sampled_from([Preamble.NONE, Preamble.REASONING])
@@ -120,7 +131,7 @@ def test_open(request: GenerationRequest) -> None:
         finish_reason=st.sampled_from([None, *FinishReason]),
         own=looked_up,
         rejected_token_ids=token_ids,
-    ),
+    ).map(possible),
     scores,
 )
 def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
@@ -149,7 +160,7 @@ def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> N
             timings=timings,
             counts=figures,
             own=looked_up,
-        ),
+        ).map(possible),
         st.builds(Finished, reason=st.sampled_from(FinishReason)),
     )
 )
@@ -170,6 +181,15 @@ def test_a_preamble_becomes_part_of_the_grammar() -> None:
 def test_a_card_says_what_its_server_hears() -> None:
     card = ModelCard("m", "target", 8, 9, "f")
     assert convert.card_from_message(convert.card_to_message(card)) == card
+
+
+def test_names_of_a_card_are_short() -> None:
+    """The story: a target with a name of 3 MB made /metrics of its gateway 609 MB, which has it some 200 times."""
+    long = "x" * 1_000_000
+    card = ModelCard(long, long, 8, 9, long, model_id=long)
+    back = convert.card_from_message(convert.card_to_message(card))
+    names = (back.name, back.topology, back.tokenizer_fingerprint, back.model_id)
+    assert {*map(len, names)} == {convert.MAX_NAME_CHARACTERS}
 
 
 def test_unset_fields() -> None:

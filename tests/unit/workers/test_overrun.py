@@ -13,15 +13,18 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
+import httpx
 import pytest
 
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Delta
+from inference.commit import Delta, OwnDrafts
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
-from inference.errors import UnavailableError
+from inference.errors import InvalidRequestError, UnavailableError
+from inference.gateway.app import create_app
+from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers import resuming
@@ -34,7 +37,7 @@ from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
 from inference.workers.resuming import MAX_BARREN_RESUMES
 from inference.workers.status import to_status
-from tests.support.completers import CARD
+from tests.support.completers import CARD, gateway
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at
 
@@ -91,6 +94,15 @@ def prompt_scores(position: int, left: int) -> Iterator[pb.Commit]:
     yield pb.Commit(position=position, token_ids=[60], prompt_logprobs=[SCORE] * 200_000)
 
 
+def boasting(position: int, left: int) -> Iterator[pb.Commit]:
+    """Claims that a pass verified 80 million draft tokens."""
+    for commit in honest(position, left):
+        for name in BOASTS:
+            setattr(commit, name, 80_000_000)
+        yield commit
+
+
+BOASTS = ("num_draft_tokens", "num_accepted_tokens", "num_lookup_tokens", "num_lookup_accepted")
 HOSTILE: dict[Recipe, tuple[int, str]] = {
     endless: (NUM_TOKENS - 1, "tokens came without an end, the limit is"),
     unfinished: (NUM_TOKENS - 1, "tokens came without an end, the limit is"),
@@ -99,7 +111,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     huge: (0, "token_ids has 900000 elements, the limit is 257"),
     scored: (0, "logprobs has 200000 elements, the limit is 257"),
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
-    prompt_scores: (0, "prompt_logprobs has 200000 elements, the limit is 3"),
+    prompt_scores: (0, "prompt_logprobs has 200000 elements, (the limit is 3|and none were asked for)"),
 }
 """With the tokens that are good, and the words of the error."""
 
@@ -140,14 +152,15 @@ class Target(rpc.VerificationServiceServicer, rpc.GenerationServiceServicer):  #
         await context.write(pb.GenerateResponse(started=self._started(first)))
         for commit in itertools.chain([first], commits):
             delta = pb.Delta(token_ids=commit.token_ids, logprobs=commit.logprobs, text=self._text)
-            delta.position, delta.finish_reason = commit.position, commit.finish_reason
+            for name in ("position", "finish_reason", *BOASTS):
+                setattr(delta, name, getattr(commit, name))
             await context.write(pb.GenerateResponse(delta=delta))
         await context.write(pb.GenerateResponse(finished=pb.GenerationFinished(reason=pb.FINISH_REASON_LENGTH)))
 
     def _started(self, first: pb.Commit) -> pb.Started:
         defaults = pb.RequestDefaults(max_new_tokens=NUM_TOKENS)
-        scores = first.prompt_logprobs
-        return pb.Started(num_prompt_tokens=3, model_id="m", prompt_logprobs=scores, defaults=defaults)
+        scores, length = first.prompt_logprobs, len(first.prompt_logprobs) or len(PROMPT)
+        return pb.Started(num_prompt_tokens=length, model_id="m", prompt_logprobs=scores, defaults=defaults)
 
     async def GetModel(self, _: object, context: Any) -> pb.GetModelResponse:
         return card_to_message(CARD)
@@ -259,3 +272,27 @@ async def test_a_text_that_no_pass_could_make_is_refused() -> None:
     async with asked_by_client(Target(honest, text="x" * 1_000_000)) as completer:
         with pytest.raises(UnavailableError, match="text has 1000000 elements, the limit is 263168"):
             await read(completer, [])
+
+
+async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> None:
+    """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
+    async with asked_by_client(Target(honest, text="x" * 5_000_000)) as completer:
+        with pytest.raises(InvalidRequestError, match="a message of the answer is too long"):
+            await read(completer, [])
+
+
+@pytest.mark.parametrize("asked_by", ASKED_BY)
+async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
+    """The story: 30 bytes of a target became a list of 80 million numbers: 7 s of a gateway's loop, and 160 MB for its
+    client."""
+    async with asked_by(Target(boasting)) as completer:
+        deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]
+        counts = [(each.num_draft_tokens, each.num_accepted_tokens, each.own) for each in deltas]
+        assert counts == [(MAX_TREE_TOKENS, 1, OwnDrafts(MAX_TREE_TOKENS, 1))] * NUM_TOKENS
+        transport = httpx.ASGITransport(create_app(gateway(completer)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            body = {"prompt": list(PROMPT), "max_tokens": NUM_TOKENS}
+            for streaming in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+                answer = await client.post("/v1/completions", json={**body, **streaming})
+                assert answer.status_code == 200
+                assert len(answer.content) < 10_000

@@ -38,7 +38,7 @@ def check_rescaled(folder: Path) -> None:
         return
     sample = _sample(folder)
     if is_beyond_neuron(sample):
-        remedy = f"python main.py --role rescale_fp8 --model {folder} --output {folder}-rescaled"
+        remedy = f"specdec rescale_fp8 --model {folder} --output {folder}-rescaled"
         raise ConfigError(f"{folder} has fp8 weights above 240, where Neuron's end: rescale it first: {remedy}")
     if sample:
         logger.warning("%s is not marked as rescaled to Neuron's fp8; a sample of it ends at 240", folder)

@@ -305,7 +305,7 @@ def test_an_unrescaled_checkpoint_is_refused_with_the_command(
     fp8 = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
     settings = quantized(quantized_checkpoints_path=str(public), **fp8)
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=f"--role rescale_fp8 --model {public} --output {public}-rescaled"):
+    with pytest.raises(ConfigError, match=f"specdec rescale_fp8 --model {public} --output {public}-rescaled"):
         load_neuron_backend(neuron_config(checkpoint("llama"), **settings))
     rescaled(public, out)
     check_rescaled(out)

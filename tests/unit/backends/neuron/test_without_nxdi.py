@@ -72,14 +72,14 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
     """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA in it. It was called a placeholder from PyPI, and
-    the operator sent to the index that it had come from."""
+    the operator sent to the index that it had come from; then to an image that does not start on such a host."""
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").touch()
     write_information(tmp_path, "torch_neuronx", "2.14.3.0")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "torch_neuronx"]:
         monkeypatch.delitem(sys.modules, name)
-    message = r"torch-neuronx 2\.14\.3\.0 is TorchNeuron, on which NxD Inference does not run.*SDK 2\.31 or older"
+    message = r"torch-neuronx 2\.14\.3\.0 is TorchNeuron, on which NxD Inference does not run.*sdk2\.31\.1-"
     with pytest.raises(ConfigError, match=message) as caught:
         load_backend(replace(neuron_config(checkpoint("llama"), num_slots=1), backend=backend))
     assert "placeholder" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from comparison.plan.endpoint import Endpoint
 from comparison.plan.flags import parse_config
 from comparison.run.load import require_clients
 from comparison.run.measurement import _warm_up
+from comparison.study.flags import parse_study
 from inference.config import Emulation, PassTime
 from inference.errors import ConfigError
 from inference.request import Schedule
+from tests.conftest import ModelDirectories
 from tests.support.samples import config, model_directory
 
 PROMPTS = (PromptSet("kind", ("text",)),)
@@ -179,8 +182,9 @@ def test_help_is_grouped_with_units_and_defaults(capsys: pytest.CaptureFixture[s
 
 
 def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -r requirements-loadtest\.txt"):
+    """Whoever installed by pip has no requirements-loadtest.txt, which the message named."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "locust" else object())
+    with pytest.raises(ConfigError, match=r"pip install locust gevent$"):
         require_clients(parse_config(["--concurrency", "2", "--topologies", "target"]))
 
 
@@ -207,6 +211,17 @@ def test_the_written_configuration_asks_the_same_again(
         file.write(first.asked)
         file.flush()
         assert parse_config(["--config", file.name]) == first
+
+
+@pytest.mark.parametrize("parse", [parse_config, parse_study])
+@pytest.mark.parametrize("flags", [["--target_model", "mine"], ["--draft_models", "ngram,none"]])
+def test_no_draft_is_taken_for_another_target(parse: Callable[[list[str]], object], flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--draft_models DIR.*--draft_models ngram.*--topologies target"):
+        parse(flags)
+
+
+def test_a_target_alone_needs_no_draft(models: ModelDirectories) -> None:
+    assert parse_config(["--target_model", str(models.target), "--topologies", "target"]).draft_models == ()
 
 
 def test_arrays_of_a_file_are_lists_and_flags_win(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Structured output over HTTP: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
+"""Structured output: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, as grammars.
 
 Schemas may be given as objects, or as their text where vLLM takes that. An output keeps to its schema or is cut by the
 limit of tokens; `strict` also leaves no object open.
@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import Field, StringConstraints
+from typing import Any
 
 from inference.errors import InvalidRequestError
-from inference.request import ANY_JSON_OBJECT, MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+from inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
 from inference.text.json_schema import closed
 from inference.text.unicode import check_unicode
-
-GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
-Schema = dict[str, Any] | GrammarText
-Choices = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)
-]
 
 KINDS = {
     "json": GrammarKind.JSON_SCHEMA,

@@ -1,0 +1,77 @@
+"""Threads for work that requests need before a slot: accounts take turns at them, as at slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+from inference.engine.admission import Admission
+from inference.engine.prefixes import Prefix
+
+_Out = TypeVar("_Out")
+
+
+class _Job:
+    """Holder of a thread; `turn` is done when it has one. No thread can be stopped, so a job keeps its own."""
+
+    can_yield = False
+    wanted = held = Prefix((), 0)
+
+    def __init__(self) -> None:
+        self.slot: int | None = None
+        self.turn = asyncio.get_running_loop().create_future()
+
+    def enter(self, slot: int, num_cached_tokens: int) -> None:
+        self.slot = slot
+        if not self.turn.done():  # its request may have been cancelled just now
+            self.turn.set_result(None)
+
+    def leave(self) -> None:
+        self.slot = None
+
+    def fail(self, error: Exception) -> None:
+        if not self.turn.done():
+            self.turn.set_exception(error)
+
+
+class Threads:
+    """Threads beside the event loop, with the queue of an `Admission`. All calls must come from the same event loop.
+
+    Args:
+        work: names the threads and, in errors, their work.
+        num_places: most jobs that run or wait.
+    """
+
+    def __init__(self, work: str, *, num_threads: int, num_places: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=work)
+        self._admission = Admission[_Job](
+            num_slots=num_threads, max_waiting=num_places - num_threads, what=f"threads for {work}"
+        )
+
+    async def run(self, work: Callable[..., _Out], *arguments: object) -> _Out:
+        """Return what `work` returns on a thread; cancelled, a job that has begun holds its thread until it is done.
+
+        Raises:
+            CapacityError: all places are taken, and no other account has more of them than the caller's.
+        """
+        job = _Job()
+        self._admission.enqueue(job)
+        self._admission.admit()
+        with ExitStack() as unless_begun:
+            unless_begun.callback(self._leave, job)
+            await job.turn
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+            unless_begun.pop_all()
+            running.add_done_callback(partial(self._leave, job))
+        await asyncio.wait([running])  # which, cancelled, does not cancel the future
+        return running.result()
+
+    def _leave(self, job: _Job, done: asyncio.Future[Any] | None = None) -> None:
+        if done is not None:
+            done.exception()  # read here, since the request that waited for it may have ended
+        self._admission.release(job)
+        self._admission.admit()

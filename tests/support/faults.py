@@ -1,0 +1,81 @@
+"""Memory that runs out at any point of some code, injected by a trace function, and what a decoder makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from inference.model.decoder import Decoder, Turn, Verdict
+
+
+def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
+    """Run `call`, with a MemoryError at one point of it; return whether it got that far, and failed.
+
+    Args:
+        number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.
+        within: beginnings of the names of the modules that count.
+    """
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not str(frame.f_globals.get("__name__")).startswith(within):
+            return None
+        left -= event == "line"
+        if not left:
+            left = -1  # once
+            raise MemoryError(f"injected at line {frame.f_lineno} of {frame.f_code.co_filename}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except MemoryError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]], within: tuple[str, ...]) -> None:
+    """Let the third of some steps fail at every point in turn, and be run again as an engine does: from position 0.
+
+    Args:
+        begun: returns the first turns of some sequences, as they are before any step.
+        within: as for `strikes`.
+    """
+    expected = _after_steps(decoder, begun(), 0, within)
+    for number in itertools.count(1):
+        token_ids = _after_steps(decoder, begun(), number, within)
+        if token_ids is None:
+            assert number > 10
+            return
+        for ours, theirs in zip(token_ids, expected or (), strict=True):
+            length = min(len(ours), len(theirs))  # a prompt that is read again may bring fewer tokens than a round
+            assert ours[:length] == theirs[:length], f"other tokens after a failure at point {number}"
+
+
+def _after_steps(
+    decoder: Decoder, turns: list[Turn], number: int, within: tuple[str, ...]
+) -> list[Sequence[int]] | None:
+    """Return the tokens of each sequence after four steps; None if the third has no such point. 0: none fails."""
+    for step in range(4):
+        if step == 2 and number:
+            if not strikes(partial(decoder.step, turns), number, within):
+                return None
+            turns = [replace(turn, start=0) for turn in turns]
+        verdicts = decoder.step(turns)
+        assert all(verdict.token_ids for verdict in verdicts)
+        turns = [_next(turn, verdict) for turn, verdict in zip(turns, verdicts, strict=True)]
+    return [turn.token_ids for turn in turns]
+
+
+def _next(turn: Turn, verdict: Verdict) -> Turn:
+    start = len(turn.token_ids) + verdict.num_accepted_tokens
+    return replace(turn, start=start, token_ids=[*turn.token_ids, *verdict.token_ids], proposal=verdict.token_ids[:2])

@@ -1,0 +1,84 @@
+"""Work before a slot, as grammars and long texts are: one account's flood lets another's pass, on bounded threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from inference.caller import Caller, request_context
+from inference.engine.grammars import Grammars
+from inference.engine.threads import Threads
+from inference.errors import CapacityError
+from inference.request import Grammar, GrammarKind
+from inference.text.grammar import GrammarCompiler
+from inference.text.tokenizer import Tokenizer
+from inference.workers.prompt import MAX_INLINE_CHARACTERS, MAX_INLINE_IDS, LocalCodec
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
+from tests.support.scripted import TIMEOUT_S, until
+
+
+async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
+    with request_context(Caller(account), "id"):
+        return await work()
+
+
+@pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
+async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
+    """The story: with 17 grammars or long texts in the works, from a caller with `in_flight = 1`, every one of eight
+    requests of another account was refused; those places knew no accounts."""
+    tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
+    grammars = Grammars(GrammarCompiler(tokenizer, DEFAULT_VOCAB_SIZE))
+    codec = LocalCodec(tokenizer, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)
+    works: dict[str, Callable[[], Awaitable[object]]] = {
+        "grammar": lambda: grammars.matcher(Grammar(GrammarKind.CHOICE, '["yes", "no"]')),
+        "long text": lambda: codec.encode("x" * (MAX_INLINE_CHARACTERS + 1)),
+        "many ids": lambda: codec.decode([40] * (MAX_INLINE_IDS + 1)),
+    }
+    flood = list[asyncio.Task[bool]]()
+
+    async def is_taken() -> bool:
+        with suppress(CapacityError):
+            return bool(await asked("mallory", works[kind]))
+        return False
+
+    for _ in range(8):
+        flood += [asyncio.create_task(is_taken()) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert await asked("alice", works[kind])
+    assert {*await asyncio.gather(*flood)} == {True, False}
+
+
+async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
+    """Within an account the order is that of arrival. A job that is cancelled leaves the queue, or keeps its thread."""
+    threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
+
+    def work(name: str) -> str:
+        order.append(name)
+        assert let.wait(TIMEOUT_S)
+        return name.upper()
+
+    tasks: dict[str, asyncio.Task[object]] = {}
+    for name in ("a0", "a1", "a2", "a3", "b0", "b1", "c0"):
+        tasks[name] = asyncio.create_task(asked(name[0], lambda name=name: threads.run(work, name)))  # type: ignore[misc]
+    await until(lambda: order == ["a0"])
+    for name in ("a0", "a2"):
+        tasks.pop(name).cancel()
+    await asyncio.sleep(0.05)
+    assert order == ["a0"]
+    let.set()
+    assert await asyncio.gather(*tasks.values()) == [name.upper() for name in tasks]
+    assert order == ["a0", "b0", "c0", "a1", "b1", "a3"]
+
+
+async def test_without_accounts_the_latest_is_refused_where_all_places_are_taken() -> None:
+    threads, let = Threads("letters", num_threads=1, num_places=3), threading.Event()
+    waiting = [asyncio.create_task(threads.run(let.wait, TIMEOUT_S)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityError, match="all 1 threads for letters are busy and 2 requests wait already"):
+        await threads.run(let.wait)
+    let.set()
+    assert await asyncio.gather(*waiting) == [True] * 3
