@@ -31,7 +31,7 @@ from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, proposing, raw_worker
 from tests.support.scripted import ScriptedProposer, tokens_at, until
-from tests.support.servers import Completion
+from tests.support.servers import Completion, until_attached
 
 ANSWER = tokens_at(3, 40)
 IN_ROUNDS = pb.GenerateRequest(**PROMPT, max_new_tokens=40, gamma=8, schedule=pb.SCHEDULE_SYNC)
@@ -189,7 +189,7 @@ async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCa
         connection = ConnectionConfig("127.0.0.1", port)
         config = DraftConfig(connection)
         async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
-            await until(lambda: any(each.is_attached for each, _ in worker._streams.values()))
+            await until_attached(worker)
             completer = FailoverCompleter(fleet, connection, worker)
             for _ in range(2):
                 completion = Completion()
