@@ -38,6 +38,8 @@ SERVERS = ("target", "draft", "worker", "gateway", "fused")
 PARALLEL = 8
 NUM_TOKENS = (1, 3, 8, 24)
 SESSION_LIMIT_S = 60.0
+BY_HAND_S = 2.0
+"""Limit of a request by hand, which may be in rounds and wait for a proposal that counts."""
 LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
 MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
 MORE_MEMORY, MORE_MIB = 0.1, 40.0
@@ -129,10 +131,10 @@ class Visitor:
             self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
-        """A request with a worker by hand, the proposals of which are worth nothing, and which may leave at any time."""
+        """A request and its worker by hand, which proposes nothing of worth; both may leave at any time."""
         words = {"tokenizer_fingerprint": self._card.tokenizer_fingerprint, "vocab_size": self._card.vocab_size}
         attach = pb.Attach(protocol_version=2, **words, num_slots=1, is_private=True)
-        name, timeout_s = draw.randbytes(16), draw.choice((0.05, SESSION_LIMIT_S))
+        name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=[5, 6, 7]),
             max_new_tokens=draw.randrange(1, 20),

@@ -257,7 +257,7 @@ async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
-    """Clients with silent workers that never read, one after another: each has a slot until the target loses patience."""
+    """Clients that never read, with silent workers: each has a slot until the target loses patience."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
         async with dialled(scene.target, DEAF) as channel:
@@ -362,8 +362,8 @@ async def half_open(scene: Scene, seen: Seen) -> None:
 
 
 QUICK: tuple[Recipe, ...] = (
-    gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars, dear_sampling,
-    wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
+    gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars,
+    dear_sampling, wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (
