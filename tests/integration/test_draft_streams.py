@@ -132,7 +132,7 @@ async def test_role_draft_is_a_client(auth_file: Path) -> None:
             session = await sent_after(target, dora.request(IN_ROUNDS), after(3, *ANSWER))
             assert await session.rest() == ANSWER
             assert session.deltas[0].num_accepted_tokens > 0
-        with pytest.raises(grpc.aio.AioRpcError, match="role worker") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="needs worker") as caught:
             async with raw_worker(target.address, bearer("dora"), is_private=False):
                 pass
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
