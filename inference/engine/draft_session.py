@@ -275,11 +275,6 @@ class DraftSession:
         path.advance(start)
         path.exhausted = False
 
-    def forget_sent(self) -> None:
-        """Mark all tokens as unsent, for a target that has not received them."""
-        for path in (self._path, *self._branches):
-            path.nodes = []
-
     def take_unsent(self, first_node: int) -> list[Branch]:
         """Return the branches to send now, and mark them as sent: their tokens get node numbers from `first_node` on.
 

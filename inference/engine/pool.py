@@ -27,6 +27,7 @@ from inference.speculation.tree import MAX_TREE_TOKENS, Branch
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
+"""Most workers that help all requests, and most private ones."""
 FIRST_SESSIONS = 4
 """Most sessions of a worker that has just been attached."""
 MAX_SILENT_COMMITS = 64
@@ -60,10 +61,11 @@ class Worker(Protocol):
 
 @dataclass(slots=True)
 class _Early:
-    """Draft tokens that have come before their request; `since` is the time of the first ones."""
+    """Messages that have come before their request; `since` is the time of the first one."""
 
     since: float
     branches: list[Branch] = field(default_factory=list)
+    is_declined: bool = False
 
 
 @dataclass(slots=True)
@@ -80,10 +82,11 @@ class _Record:
     trust: int = FIRST_SESSIONS
     early: dict[str, _Early] = field(default_factory=dict)
 
-    def keep(self, name: str, branches: Sequence[Branch]) -> None:
-        """Keep a proposal for a request that has not arrived, within bounds of number, tokens and time."""
+    def keep(self, name: str, branches: Sequence[Branch] = (), *, is_declined: bool = False) -> None:
+        """Keep a message about a request that has not arrived, within bounds of number, tokens and time."""
         now = time.monotonic()
         early = self.early.setdefault(name, _Early(now))
+        early.is_declined |= is_declined
         early.branches += branches
         if sum(len(branch.token_ids) for branch in early.branches) > MAX_TREE_TOKENS:
             early.branches.clear()  # node numbers of later ones would be wrong; the pool finds out, and ends the help
@@ -162,7 +165,7 @@ class DraftPool:
         Raises:
             CapacityError: there are `MAX_WORKERS` already.
         """
-        if len(self._workers) >= MAX_WORKERS:
+        if sum(bool(each.scope) == bool(worker.scope) for each in self._workers) >= MAX_WORKERS:
             raise CapacityError(f"{MAX_WORKERS} draft workers are attached already", retry_after_s=60.0)
         self._workers[worker] = _Record()
         if worker.scope:
@@ -228,7 +231,8 @@ class DraftPool:
             if worker is None:
                 logger.info("session %s: its private draft worker is not attached on its connection", session.id)
             elif (early := self._workers[worker].early.pop(name, None)) is not None:
-                self._propose_private(worker, self._workers[worker], help_id, early.branches)
+                if not early.is_declined:
+                    self._propose_private(worker, self._workers[worker], help_id, early.branches)
             elif _in_rounds(session):
                 self._hand(session, worker)
         self._lend()
@@ -266,9 +270,14 @@ class DraftPool:
     def decline(self, worker: Worker, help_id: str) -> None:
         """Move a session that its worker declines to another; the worker's limit becomes the sessions that it keeps."""
         record = self._workers.get(worker)
-        session = None if record is None else record.sessions.get(help_id)
-        if record is not None and session is not None:
+        if record is None:
+            return
+        name = worker.scope + help_id
+        session = self._named.get(name) if worker.scope else record.sessions.get(help_id)
+        if session is not None and self._help[session.id].worker is worker:
             self._take_back(session, worker, trust=len(record.sessions) - 1)
+        elif worker.scope and session is None:
+            record.keep(name, is_declined=True)
 
     def resized(self, worker: Worker) -> None:
         """Apply a worker's new number of slots; sessions beyond it move to others."""

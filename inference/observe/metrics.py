@@ -251,6 +251,11 @@ class Metrics:
         text = "Share of the target's token ids that the draft has, and can propose; others the target chooses alone."
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
+    def watch_undrafted(self, count: Callable[[], int]) -> None:
+        """Add a count of requests that ran without the drafts of this process: a proxy may part their streams."""
+        text = "Requests none of whose draft tokens reached the target since the start."
+        self._gauge("specdec_undrafted_requests", text).set_function(count)
+
     def watch_graphs(self, models: Iterable[object]) -> None:
         """Add gauges of the graphs that the models of this process run as, if they make any."""
         makers = [model for model in models if isinstance(model, GraphMaker)]

@@ -19,6 +19,7 @@ from inference.config import (
     ServerConfig,
     model_name,
 )
+from inference.engine.draft import DraftEngine
 from inference.errors import IncompatibleDraftError, SpecDecError
 from inference.observe.metrics import Metrics
 from inference.serving.assembly import LoadedDraft, draft_engine, load_proposer, private_worker, reader_of, running
@@ -35,6 +36,8 @@ from inference.workers.fleet import Fleet, connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.operation import Operation
 from inference.workers.remote import DISTRIBUTED, card_of_target
+from inference.workers.scope import SupervisedCompleter
+from inference.workers.writing import TextCompleter
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +65,60 @@ async def serve_draft(
             card = upstream.card = await upstream.ask()
             async with private_worker(loaded, draft, fleet, card) as (worker, engine):
                 remote = FailoverCompleter(fleet, draft.connection, worker)
-                metrics = Metrics("target" if card is None else card.name, role="draft")
-                metrics.watch(engine)
+                texts = TextCompleter(remote, lambda: worker.reader.tokenizer)
+                name = fleet.label if card is None else card.name
+                metrics = Metrics(name, role="draft")
+                completer = observers.around(texts, metrics, model=name)
+                work = EdgeWork(completer, engine)
+                metrics.watch(work)
                 metrics.watch_graphs([loaded.model])
                 metrics.watch_vocabulary(lambda: worker.vocabulary_share)
-                operation = Operation(engine, may_drain=server.ends_by_call)
-                completer = observers.around(remote, metrics, model=fleet.label if card is None else card.name)
+                metrics.watch_undrafted(lambda: worker.num_undrafted)
+                operation = Operation(work, may_drain=server.ends_by_call)
                 service = GenerationServicer(completer, _edge_card(card, loaded), remote, operation)
                 switch = partial(_switch_model, loaded, worker, service, proposer.tokenizer_path, ports)
                 if card is not None:
                     await switch(card)
                 fronts = ports.fronts(observers, metrics, [service], upstream.is_serving, upstream.follow(switch))
                 with timeline(observe, engine):
-                    await Host(engine, fronts, config=server, metrics=metrics, operation=operation).run()
+                    await Host(work, fronts, config=server, metrics=metrics, operation=operation).run()
+
+
+class EdgeWork:
+    """Work of a draft worker that serves clients: requests, which run at the target, and an engine that drafts."""
+
+    def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
+        self._completer = completer
+        self._engine = engine
+        self.num_slots = engine.num_slots
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that have started, with or without drafts."""
+        return self._completer.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._completer.num_waiting
+
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        return self._engine.fault
+
+    @property
+    def hangs(self) -> bool:
+        """See `Work`."""
+        return self._engine.hangs
+
+    @property
+    def broken(self) -> str | None:
+        """See `Work`."""
+        return self._engine.broken
+
+    async def stop(self, *, grace_s: float) -> None:
+        """See `Work`; the engine drafts until the requests have ended."""
+        await self._completer.stop(grace_s=grace_s)
 
 
 def _edge_card(card: ModelCard | None, draft: LoadedDraft) -> ModelCard:

@@ -41,10 +41,6 @@ class Observers:
         """Put the scope of requests around the completer of this process."""
         return SupervisedCompleter(completer, Observer(metrics, self.profile), self.spans, model=model)
 
-    def of_sessions(self, metrics: Metrics) -> Observer:
-        """Return the observer of draft workers' sessions, which notes their cost in the span of their call."""
-        return Observer(metrics, self.profile, None if self.spans is None else self.spans.annotate)
-
     def open_span(
         self, name: str, headers: Mapping[str, str], attributes: dict[str, str]
     ) -> AbstractContextManager[object]:

@@ -34,16 +34,13 @@ class Vocabulary:
         return min(self.size, target_size) / target_size
 
 
-def require_one_vocabulary(draft: Vocabulary, target: Vocabulary, *, one_size: bool = False) -> None:
-    """Refuse a draft with token ids that mean something else than the target's.
-
-    Args:
-        one_size: refuse other sizes too; without it, two paddings of one tokenizer's vocabulary fit.
+def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
+    """Refuse a draft with token ids that mean something else than the target's; other paddings of the same ids fit.
 
     Raises:
         IncompatibleDraftError: they differ; the message names both.
     """
-    if draft.fingerprint != target.fingerprint or (one_size and draft.size != target.size):
+    if draft.fingerprint != target.fingerprint:
         raise IncompatibleDraftError(
             "draft and target need one vocabulary: "
             f"the draft has tokenizer {draft.fingerprint} with {draft.size} tokens, "

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from grpc_comm.call import Call
 from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
@@ -66,13 +65,13 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
         with request_context(Caller(exc.caller_name), id_):
             audit(f"{code_name(exc)} at {method}: {exc}")
         raise
-    with _audited(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
+    with _audited(who, id_, method), _while_welcome(identify, who) if method == ASSIST else nullcontext():
         yield
 
 
 @contextmanager
-def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None]:
-    """End a call that may last for ever when its caller would not be admitted any more."""
+def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
+    """End a call that may last for ever when its caller would not be admitted any more, or has lost a right."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -80,7 +79,8 @@ def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None
     def look() -> None:
         nonlocal refusal, timer
         try:
-            identify()
+            if lost := who.rights - identify().rights:
+                raise ForbiddenError(f"{who.name} has lost role {', '.join(sorted(lost))}")
         except (UnauthenticatedError, ForbiddenError) as exc:
             refusal = exc
             if task is not None:
@@ -123,12 +123,12 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
     return access.by_certificate(names, authorization, rights)
 
 
-def private_scope(call: Call) -> str:
-    """Return the beginning of the names of a private worker's sessions: those of its caller and connection.
+def private_scope(peer: str) -> str:
+    """Return the beginning of the names of a private worker's sessions: those of its token and connection.
 
-    The users that the caller speaks for do not count: it attaches its worker for all of them.
+    The user that a request is for plays no part: the worker of an edge drafts for the requests of all of its users.
     """
-    return f"{caller().name} {call.peer}/"
+    return f"{caller().name} {peer}/"
 
 
 def passed_on() -> dict[str, str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from inference.commit import Event, Finished, FinishReason, Started
+from inference.commit import Event
 from inference.config import ConnectionConfig
-from inference.errors import SpecDecError, UnavailableError
 from inference.text.chat import Chat
-from inference.workers.completion import CompletionRequest, ModelCard, Resume
+from inference.workers.completion import CompletionRequest, ModelCard
 from inference.workers.fleet import Fleet, Replica
 from inference.workers.remote import RemoteCompleter
-from inference.workers.resuming import Resuming
+from inference.workers.resuming import Progress, Resuming
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 """Length of a prompt's beginning, which finds the server that may have read it already."""
@@ -45,8 +43,14 @@ class FailoverCompleter:
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`. A request that has begun waits for a server; a new one is refused if there is none."""
-        answer = _Answer(request)
-        resuming: Resuming[Event] = Resuming(answer, self._fleet, self._connection, deadline=request.deadline)
+        answer = Progress(request)
+        resuming = Resuming(
+            answer,
+            self._fleet,
+            self._connection,
+            waits_to_begin=self._drafter is not None,
+            deadline=request.deadline,
+        )
 
         def attempt(replica: Replica) -> AsyncGenerator[Event, None]:
             answer.answered = self._fleet.is_ready(replica)
@@ -78,61 +82,6 @@ class FailoverCompleter:
         """See `Codec`."""
         with self._fleet.lease() as replica:
             return await self._at(replica).decode(token_ids)
-
-
-class _Answer:
-    """`Progress` of a completion.
-
-    Attributes:
-        answered: True if the latest server was ready when it was chosen.
-    """
-
-    def __init__(self, request: CompletionRequest) -> None:
-        self._request = replace(request, draft_session="")  # it names a draft worker of the caller
-        self.answered = False
-        self._started: Started | None = None
-        self._token_ids: list[int] = []
-        self._reason: FinishReason | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        return self._started is not None
-
-    @property
-    def has_ended(self) -> bool:
-        return self._reason is not None
-
-    @property
-    def closing(self) -> Event | None:
-        """See `Progress`; `take` drops the servers' Finished, and this one replaces it."""
-        return None if self._reason is None else Finished(self._reason)
-
-    def take(self, event: Event) -> bool:
-        """See `Progress`."""
-        if isinstance(event, Started):
-            is_news, self._started = self._started is None, self._started or event
-            return is_news
-        if isinstance(event, Finished):
-            self._reason = event.reason
-            return False
-        self._token_ids += event.token_ids
-        self._reason = event.finish_reason
-        return True
-
-    def lost(self, exc: SpecDecError) -> None:
-        """See `Progress`; an answer that has begun can only continue if its model is known."""
-        if self._started is not None and not self._started.provenance.model_id:
-            why = "no other server can go on: this one draws its noise on a device, or names no model"
-            raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
-
-    def rest(self) -> CompletionRequest:
-        """Return the request for the next server, with the parameters that the first server resolved."""
-        if self._started is None:
-            return self._request
-        defaults = self._started.defaults
-        complete = self._request if defaults is None else self._request.resolved(defaults)
-        resume = Resume(tuple(self._token_ids), self._started.provenance)
-        return replace(complete, seed=self._started.seed, prompt_logprobs=None, resume=resume)
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:

@@ -24,7 +24,6 @@ from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
 from grpc_comm.secured import Headers
 from inference.config import PLAIN, ConnectionConfig, DialSecurity
 from inference.errors import ForbiddenError, InternalError, OtherServerError, UnauthenticatedError, UnavailableError
-from inference.scheduling.link import Link
 from inference.scheduling.replicas import Replicas
 from inference.scheduling.retry_budget import RetryBudget
 from inference.workers.admitting import passed_on
@@ -53,7 +52,6 @@ class Replica:
         num_ended, num_failed: requests that have ended, and those of them that the server failed.
         busy_s: sum of the times of these requests at the server, in seconds.
         num_tokens: output tokens that came from it.
-        link: times of the link of the latest session that drafted for it.
     """
 
     address: str
@@ -66,7 +64,6 @@ class Replica:
     num_failed: int = 0
     busy_s: float = 0.0
     num_tokens: int = 0
-    link: Link = field(default_factory=Link)
 
 
 class Fleet:

@@ -37,17 +37,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Observer of clients' requests and of draft workers' sessions alike.
+    """Observer of clients' requests.
 
     Attributes:
         metrics: counts every request.
         profile: keeps a record of each; None keeps none.
-        annotate: used for requests that bring no `annotate` of their own.
     """
 
     metrics: Metrics
     profile: Profile | None = None
-    annotate: Annotate | None = None
 
     @contextmanager
     def request(
@@ -57,7 +55,6 @@ class Observer:
 
         A request that leaves before it finished or failed was cancelled by its client, or reached its `deadline`.
         """
-        annotate = annotate or self.annotate
         stats = None if self.profile is None and annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())
         if self.profile is not None and stats is not None:

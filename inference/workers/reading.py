@@ -17,7 +17,7 @@ from inference.request import (
 )
 from inference.text.reasoning import is_begun, is_over
 from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import CompletionRequest
+from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 from inference.workers.prompt import LocalCodec
 
 _END_TOKENS = 16
@@ -57,7 +57,7 @@ class Reader:
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
         check_logit_bias(request.sampling, vocab_size=self.vocab_size)
-        seed = secrets.randbits(64) if request.seed is None else request.seed
+        seed = _seed_of(request) if request.seed is None else request.seed
         generation = GenerationRequest(
             prompt_token_ids=token_ids,
             sampling=replace(request.sampling, seed=seed),
@@ -72,6 +72,7 @@ class Reader:
             grammar=self._after_prompt(token_ids, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
             draft_session=request.draft_session,
+            include_rejected=request.include_rejected,
         )
         # A draft must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))
@@ -84,3 +85,10 @@ class Reader:
         if is_over(end):
             return replace(grammar, preamble=Preamble.NONE)
         return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
+
+
+def _seed_of(request: CompletionRequest) -> int:
+    """Return a random seed. The name of a draft session gives its own, so that target and private worker have one."""
+    if not request.draft_session:
+        return secrets.randbits(64)
+    return int(request.draft_session[-2 * DRAFT_SESSION_BYTES :][:16], 16)

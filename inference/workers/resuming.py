@@ -12,9 +12,9 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
-from typing import Generic, Protocol, TypeVar
+from dataclasses import replace
 
-from inference.commit import Commit
+from inference.commit import Commit, Event, Finished, FinishReason, Started
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -26,6 +26,7 @@ from inference.errors import (
     UnavailableError,
 )
 from inference.scheduling.retry_budget import SIZE
+from inference.workers.completion import CompletionRequest, Resume
 from inference.workers.dialling import check_link
 from inference.workers.fleet import REFUSES_US, Fleet, Replica
 from inference.workers.remote import MAX_DEADLINE_S
@@ -44,40 +45,58 @@ MAX_BARREN_RESUMES = 3
 RESUMABLE = (UnavailableError, CapacityError, InternalError, DeadlineError)
 
 
-EventT = TypeVar("EventT")
+class Progress:
+    """Answer of one request so far, from all servers that gave a part of it.
 
+    Attributes:
+        answered: True if the latest server was ready when it was chosen.
+        reason: reason why the answer ended; None while it goes on.
+    """
 
-class Progress(Protocol[EventT]):
-    """Answer of one request so far, from all servers that gave a part of it."""
+    def __init__(self, request: CompletionRequest) -> None:
+        self._request = replace(request, draft_session="")  # it names a draft worker of the caller
+        self.answered = False
+        self._started: Started | None = None
+        self._token_ids: list[int] = []
+        self.reason: FinishReason | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether any server has answered."""
+        return self._started is not None
 
-    @property
-    def answered(self) -> bool:
-        """Whether the latest server answered or was known to be ready, so that the request may have caused its loss."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the answer is complete."""
-
-    @property
-    def closing(self) -> EventT | None:
-        """Event to send to the client after a complete answer; None if `take` has passed the last event on already."""
-
-    def take(self, event: EventT) -> bool:
-        """Record an event; return False to keep it from the client, such as a second server's first event."""
+    def take(self, event: Event) -> bool:
+        """Record an event; return False to keep it from the client: a second server's Started, and every Finished."""
+        if isinstance(event, Started):
+            is_news, self._started = self._started is None, self._started or event
+            return is_news
+        if isinstance(event, Finished):
+            self.reason = event.reason
+            return False
+        self._token_ids += event.token_ids
+        self.reason = event.finish_reason
+        return True
 
     def lost(self, exc: SpecDecError) -> None:
         """Record that the latest server was lost.
 
         Raises:
-            SpecDecError: the answer cannot be continued at another server.
+            UnavailableError: the answer has begun, and no other server can continue it.
         """
+        if self._started is not None and not self._started.provenance.model_id:
+            why = "no other server can go on: this one draws its noise on a device, or names no model"
+            raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
+
+    def rest(self) -> CompletionRequest:
+        """Return the request for the next server, with the parameters that the first server resolved."""
+        if self._started is None:
+            return self._request
+        defaults = self._started.defaults
+        complete = self._request if defaults is None else self._request.resolved(defaults)
+        resume = Resume(tuple(self._token_ids), self._started.provenance)
+        return replace(complete, seed=self._started.seed, prompt_logprobs=None, resume=resume)
 
 
-class Resuming(Generic[EventT]):
+class Resuming:
     """Loop of attempts to complete one request, at one server after another.
 
     Args:
@@ -91,7 +110,7 @@ class Resuming(Generic[EventT]):
 
     def __init__(
         self,
-        progress: Progress[EventT],
+        progress: Progress,
         fleet: Fleet,
         connection: ConnectionConfig,
         *,
@@ -126,8 +145,8 @@ class Resuming(Generic[EventT]):
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(
-        self, attempt: Callable[[Replica], AsyncGenerator[EventT, None]], prefix: str
-    ) -> AsyncGenerator[EventT, None]:
+        self, attempt: Callable[[Replica], AsyncGenerator[Event, None]], prefix: str
+    ) -> AsyncGenerator[Event, None]:
         """Yield the answer's events to the last one.
 
         Args:
@@ -137,7 +156,7 @@ class Resuming(Generic[EventT]):
         Raises:
             SpecDecError: no server can continue, or the request's time is over.
         """
-        while not self._progress.has_ended:
+        while self._progress.reason is None:
             try:
                 with self._leased(prefix) as replica:
                     async with aclosing(attempt(replica)) as events:
@@ -148,11 +167,10 @@ class Resuming(Generic[EventT]):
                             if self._progress.take(event):
                                 yield event
             except RESUMABLE as exc:
-                if not self._progress.has_ended:
+                if self._progress.reason is None:
                     self._progress.lost(exc)
                     await self._pause(exc)
-        if (closing := self._progress.closing) is not None:
-            yield closing
+        yield Finished(self._progress.reason)
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:

@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from inference.caller import caller
 from inference.commit import Delta, Event
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.errors import CapacityError, HandshakeError, InvalidRequestError, RequestError, UnavailableError
 from inference.text.vocabulary import Vocabulary
-from inference.workers.completion import CompletionRequest
-from inference.workers.convert import DRAFT_SESSION_BYTES
+from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 from inference.workers.draft.session import DraftingSession
 from inference.workers.draft.stream import AssistStream, Offer
 from inference.workers.fleet import Fleet, Replica
@@ -28,6 +28,8 @@ from inference.workers.remote import RemoteCompleter
 
 logger = logging.getLogger(__name__)
 
+ATTACH_S = 2.0
+"""Longest wait at start for a target that takes the worker."""
 REFUSED_S = 60.0
 """Wait before a target that refused the worker is dialled again."""
 
@@ -43,6 +45,7 @@ class PrivateWorker:
 
     Attributes:
         reader: reads requests as the targets do; the owner replaces it with the model that they serve.
+        num_undrafted: requests that were to have drafts, none of which reached a target.
     """
 
     def __init__(
@@ -52,8 +55,19 @@ class PrivateWorker:
         self._config = config
         self._vocabulary = vocabulary
         self.reader = reader
+        self.num_undrafted = 0
         self._streams: dict[Replica, tuple[AssistStream, asyncio.Task[None]]] = {}
+        for replica in fleet.replicas:
+            self._stream(replica)
         self._following = asyncio.create_task(self._follow(fleet))
+
+    async def until_attached(self) -> None:
+        """Wait until a target has this worker, so that the first request gets drafts too, for at most `ATTACH_S`."""
+        waiting = [asyncio.create_task(stream.attached.wait()) for stream, _ in self._streams.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     @property
     def vocabulary_share(self) -> float:
@@ -100,10 +114,12 @@ class PrivateWorker:
             request,
             gamma=self._config.gamma if request.gamma is None else request.gamma,
             schedule=request.schedule or self._config.schedule,
+            cache_salt=caller().cache_salt(request.cache_salt),  # the target may know this process alone
         )
         if stream.is_attached and request.gamma:
-            seed = secrets.randbits(64) if request.seed is None else request.seed
-            request = replace(request, seed=seed, draft_session=name)
+            request = replace(request, draft_session=name)
+        elif request.gamma:
+            self.num_undrafted += 1
         async with aclosing(remote.complete(request)) as events:
             first = asyncio.ensure_future(anext(events))
             try:
@@ -112,7 +128,8 @@ class PrivateWorker:
                 yield await first
                 async for event in events:
                     if session is not None and isinstance(event, Delta):
-                        event = self._committed(stream, session, event, remote.take_bytes())
+                        event = self._committed(stream, name, session, event)
+                        event = replace(event, counts=replace(event.counts, bytes_down=remote.take_bytes()))
                     yield event
             finally:
                 first.cancel()
@@ -127,16 +144,22 @@ class PrivateWorker:
                 generation = generation.resumed(request.resume.token_ids)
             return stream.begin(request.draft_session, generation, vocab_size=self.reader.vocab_size)
         except (CapacityError, RequestError, UnavailableError) as exc:
-            logger.info("a request goes on without drafts: %s", exc)
+            stream.decline(request.draft_session, exc)
             return None
 
-    def _committed(self, stream: AssistStream, session: DraftingSession, delta: Delta, bytes_down: int) -> Delta:
+    def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
         """Apply tokens of the answer to the session; return them with the draft's share of their cost."""
         try:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens
-            stream.drop(session, exc)
-        if delta.finish_reason is not None and session.is_unheard and not stream.is_unheard:
+            stream.decline(name, exc)
+        if delta.finish_reason is not None and session.is_unheard:
+            self._report_unheard(stream)
+        return delta
+
+    def _report_unheard(self, stream: AssistStream) -> None:
+        """Count a request that ran without drafts, and log the likely cause once."""
+        self.num_undrafted += 1
+        if not stream.is_unheard:
             stream.is_unheard = True
             logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", stream.address)
-        return replace(delta, counts=replace(delta.counts, bytes_down=bytes_down))

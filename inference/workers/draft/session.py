@@ -82,6 +82,7 @@ class DraftingSession:
 
     Attributes:
         context: context variables from which log records take the request's id.
+        drafting: task that drafts until the session is closed; it fails with the draft engine's error.
 
     Raises:
         CapacityError, UnavailableError: the engine accepts no session.
@@ -109,19 +110,21 @@ class DraftingSession:
         self._end = len(request.prompt_token_ids) + request.max_new_tokens
         self._metrics = None if metrics is None else metrics.request()
         self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
+        self._is_heard = False
         self._committed = asyncio.Event()
         self._drafting_s = 0.0  # of the latest round
         self._waits_since = time.monotonic()  # for the next commit
         self.context = copy_context()
         self._in_rounds = request.schedule is not None and request.schedule.target_waits
-        self._tasks = [asyncio.create_task(self._rounds() if self._in_rounds else self._run_ahead())]
+        self.drafting = asyncio.create_task(self._rounds() if self._in_rounds else self._run_ahead())
+        self._tasks = [self.drafting]
         if request.grammar is not None:  # in a task, since commits may come meanwhile
             self._tasks.append(asyncio.create_task(self._add_grammar(request.grammar)))
 
     @property
     def is_unheard(self) -> bool:
-        """Whether draft tokens were sent, and no commit has acknowledged any."""
-        return self._proposals.num_nodes > 0 and self._num_unanswered > PROBE_AFTER
+        """Whether no commit has acknowledged any draft token, though enough have come since the first was sent."""
+        return not self._is_heard and self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0
 
     async def _add_grammar(self, grammar: Grammar) -> None:
         """Compile the grammar, and let the draft obey it from then on."""
@@ -180,6 +183,7 @@ class DraftingSession:
         self._engine.commit(draft, commit.token_ids[num_tokens - commit.position :])
         link.record_pass(commit.timings.compute_us / 1e6)
         self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
+        self._is_heard |= commit.num_received_tokens > 0
         if not self._in_rounds:
             self._pace()
         self._committed.set()

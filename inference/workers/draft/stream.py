@@ -167,7 +167,7 @@ class AssistStream:
         metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
 
     Attributes:
-        is_attached: True while the target has this worker in its pool.
+        attached: set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
         is_unheard: True once the draft tokens of a request reached no target, which is logged once.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
@@ -178,7 +178,8 @@ class AssistStream:
         self.address = address
         self._offer = offer
         self._metrics = metrics
-        self.is_attached = self.is_refused = self.is_unheard = False
+        self.attached = asyncio.Event()
+        self.is_refused = self.is_unheard = False
         self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
         self._sessions: dict[str, DraftingSession] = {}
@@ -218,6 +219,10 @@ class AssistStream:
         """Dial again at once if the stream is lost, since the target serves."""
         self._dial_now.set()
 
+    @property
+    def is_attached(self) -> bool:
+        return self.attached.is_set()
+
     def resize(self, num_slots: int) -> None:
         """Announce the new slot count to the target."""
         if num_slots != self._offer.num_slots:
@@ -249,10 +254,11 @@ class AssistStream:
                     logger.info("attached as %s", answer.attached.worker_id)
                     self._link = Link()
                     self._link.record_round_trip(time.monotonic() - dialled)
-                    self.is_attached, self.is_refused = True, False
+                    self.is_refused = False
+                    self.attached.set()
                     await self._draft(call)
         finally:
-            self.is_attached = False
+            self.attached.clear()
             call.cancel()
 
     async def _draft(self, call: AssistCall) -> None:
@@ -267,6 +273,7 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _write(self, call: AssistCall) -> None:
+        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
         while True:
             await call.write(await self._outbox.get())
 
@@ -286,21 +293,24 @@ class AssistStream:
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
-            context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
-            context.run(logger.warning, "session %s gets no draft: %s", session_id, exc)
-            self.close(session_id)
-            self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
+            self.decline(session_id, exc)
 
     def close(self, session_id: str) -> None:
         """Stop drafting for a session, if it is still drafted for."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
 
-    def drop(self, session: DraftingSession, reason: Exception) -> None:
-        """Stop drafting for a session, and log why."""
-        for session_id in [each for each, held in self._sessions.items() if held is session]:
-            logger.warning("session %s gets no draft: %s", session_id, reason)
-            self.close(session_id)
+    def decline(self, session_id: str, reason: BaseException) -> None:
+        """Stop drafting for a session, log why, and let the target go on without waiting for drafts."""
+        context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
+        context.run(logger.warning, "session %s gets no draft: %s", session_id, reason)
+        self.close(session_id)
+        self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
+
+    def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
+        """Decline a session whose drafting has failed; a session that is closed cancels it."""
+        if not drafting.cancelled() and (error := drafting.exception()) is not None:
+            self.decline(session_id, error)
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
@@ -335,4 +345,5 @@ class AssistStream:
         proposals = ProposalSender(send, link)
         session = DraftingSession(self._engine, request, proposals, vocab_size=self.vocab_size, metrics=self._metrics)
         self._sessions[session_id] = session
+        session.drafting.add_done_callback(partial(self._ended, session_id))
         return session

@@ -10,8 +10,9 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import Right, caller
 from inference.engine.pool import DraftPool
-from inference.errors import ForbiddenError, IncompatibleDraftError, InvalidRequestError
+from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.access import require_any
 from inference.workers.admitting import private_scope
 from inference.workers.convert import PROTOCOL_VERSION
 from inference.workers.target.assist import StreamWorker, serve_worker
@@ -47,10 +48,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise InvalidRequestError("the first message of a draft worker must be Attach")
         attach = message.attach
         self._check_fits(attach)
-        if not attach.is_private and Right.WORKER not in caller().rights:
-            name, has = caller().name, ", ".join(sorted(caller().rights))
-            raise ForbiddenError(f"{name} has role {has}: to draft for the requests of others takes role worker")
-        worker = StreamWorker(attach, self._vocabulary, private_scope(call) if attach.is_private else "")
+        if not attach.is_private:
+            require_any({Right.WORKER}, caller())
+        worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         await serve_worker(worker, self._pool, call)
 
     def _check_fits(self, attach: pb.Attach) -> None:
@@ -59,4 +59,4 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             fault = f"the draft worker speaks protocol version {attach.protocol_version}"
             raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
         words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
-        require_one_vocabulary(words, self._vocabulary, one_size=False)
+        require_one_vocabulary(words, self._vocabulary)

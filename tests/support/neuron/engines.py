@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,7 +128,8 @@ async def _distribute(
 ) -> tuple[Answer, list[Commit]]:
     draft = drafts.open(request.prompt_token_ids, request.sampling)
     await draft.admitted()
-    session = target.open(replace(request, schedule=Schedule.SYNC), drafted=True)
+    session = target.open(request)
+    target.begin_help(session, Schedule.SYNC)
     commits: list[Commit] = []
     try:
         while not commits or commits[-1].finish_reason is None:

@@ -98,7 +98,7 @@ async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     """And ends its own session alone."""
     lying = COMPILER.compile(WORDS)
     monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
-    session = engine.open(REQUEST, drafted=False, grammar=lying)
+    session = engine.open(REQUEST, grammar=lying)
     other = asyncio.create_task(commits(engine))
     with pytest.raises(InternalError, match="refuses token"):
         async for _ in each_commit(engine.answer(session)):

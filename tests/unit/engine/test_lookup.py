@@ -123,8 +123,9 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
         truth = tokens(await plainly(request))
         commits, rng = [], random.Random(4)
         async with running(SlotDecoder(TableModel())) as engine:
-            wanted = replace(request, schedule=schedule, gamma=8)
-            session = engine.open(wanted, drafted=True, grammar=await engine.compiled(wanted))
+            wanted = replace(request, gamma=8)
+            session = engine.open(wanted, grammar=await engine.compiled(wanted))
+            engine.begin_help(session, schedule)
             engine.propose(session, [])
             async for commit in each_commit(engine.answer(session)):
                 commits.append(commit)
@@ -139,7 +140,7 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
 class Helper:
     """A `Worker` of the pool that proposes after some commits."""
 
-    num_slots = 4
+    num_slots, does_rounds, scope = 4, True, ""
 
     def __init__(self, pool: DraftPool, truth: Sequence[int], name: str = "helper") -> None:
         self.id = name

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from inference.commit import Commit
+from inference.engine import pool as module
 from inference.engine.contract import VerificationSession
-from inference.engine.pool import FIRST_SESSIONS, MAX_SILENT_COMMITS, DraftPool
+from inference.engine.pool import FIRST_SESSIONS, MAX_EARLY_SESSIONS, MAX_SILENT_COMMITS, DraftPool
 from inference.engine.target import TargetEngine
 from inference.engine.target_session import TargetSession
-from inference.request import GenerationRequest
-from inference.speculation.tree import Branch
+from inference.errors import InvalidRequestError
+from inference.request import GenerationRequest, Schedule
+from inference.speculation.tree import MAX_TREE_TOKENS, Branch
 from tests.support.answers import commits_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
@@ -22,6 +25,8 @@ NUM_TOKENS = 300
 
 class SilentWorker:
     """Takes whatever it is given, and proposes nothing."""
+
+    does_rounds, scope = True, ""
 
     def __init__(self, name: str, num_slots: int, pool: DraftPool) -> None:
         self.id = name
@@ -199,3 +204,135 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
     pool.propose(worker, session.help_id, [Branch(None, 4, tokens_at(4, 8))])
     assert session.tree.num_numbers == 8
     await asked[1].aclose()
+
+
+class OldWorker(SilentWorker):
+    """Speaks version 1, which has no rounds."""
+
+    does_rounds = False
+
+
+class PrivateWorker(SilentWorker):
+    """Drafts for the requests of its own connection."""
+
+    scope = "alice 1/"
+
+    def proposes(self, name: str, *branches: Branch) -> None:
+        self._pool.propose(self, name, branches)
+
+
+def named(name: str, schedule: Schedule = Schedule.ASYNC) -> GenerationRequest:
+    return GenerationRequest((0, 1, 2), max_new_tokens=40, gamma=8, schedule=schedule, draft_session=f"alice 1/{name}")
+
+
+async def num_accepted(pool: DraftPool, request: GenerationRequest) -> int:
+    commits = await commits_of(pool.generate(request))
+    assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, request.max_new_tokens)
+    return sum(commit.num_accepted_tokens for commit in commits)
+
+
+FIRST = Branch(None, 3, tokens_at(3, 8))
+
+
+async def test_drafts_may_arrive_before_their_request(pool: DraftPool) -> None:
+    private = PrivateWorker("private", 8, pool)
+    pool.attach(private)
+    private.proposes("a", FIRST)
+    private.proposes("a", Branch(7, 0, tokens_at(11, 8)))
+    assert await num_accepted(pool, named("b")) == 0
+    assert await num_accepted(pool, replace(named("a"), draft_session="bob 1/a")) == 0, "of another account"
+    assert await num_accepted(pool, replace(named("a"), draft_session="alice 2/a")) == 0, "of another connection"
+    assert await num_accepted(pool, replace(named("a"), draft_session="")) == 0, "a private worker is lent"
+    assert await num_accepted(pool, named("a")) > 8, "of two messages"
+    assert await num_accepted(pool, named("a")) == 0, "drafts serve one request"
+
+
+async def test_early_drafts_are_bounded(pool: DraftPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = PrivateWorker("private", 8, pool)
+    pool.attach(private)
+    for number in range(MAX_EARLY_SESSIONS + 1):
+        private.proposes(f"{number}", FIRST)
+    assert [await num_accepted(pool, named(f"{number}")) for number in (0, 1)] == [0, 8]
+    private.proposes("long", FIRST, Branch(0, 0, [7] * MAX_TREE_TOKENS))
+    assert await num_accepted(pool, named("long")) == 0
+    private.proposes("old", FIRST)
+    monkeypatch.setattr(module, "EARLY_S", 0.0)
+    private.proposes("new", FIRST)
+    for _ in range(MAX_EARLY_SESSIONS):
+        private.proposes("new")
+    assert await num_accepted(pool, named("old")) == 0
+
+
+async def test_a_private_worker_takes_its_session_from_the_pool(pool: DraftPool) -> None:
+    private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
+    pool.attach(private)
+    pool.attach(good)
+    events = pool.generate(replace(named("a"), max_new_tokens=NUM_TOKENS))
+    await anext(events)
+    assert (len(good.sessions), len(private.sessions)) == (1, 0)
+    private.proposes("a", FIRST)
+    assert (len(good.sessions), len(private.sessions)) == (0, 1)
+    pool.detach(private)
+    assert len(good.sessions) == 1
+    token_ids = [token_id async for event in events if isinstance(event, Commit) for token_id in event.token_ids]
+    assert token_ids == tokens_at(3, NUM_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "fault", [(Branch(99, 0, [5]),), (Branch(None, 3, [10**6]),), ()], ids=["parent", "id", "empty"]
+)
+async def test_an_invalid_proposal_costs_a_private_worker_one_session(
+    pool: DraftPool, fault: tuple[Branch, ...]
+) -> None:
+    """It ends the stream of a worker of the pool."""
+    private = PrivateWorker("private", 8, pool)
+    pool.attach(private)
+    answers = {name: pool.generate(named(name)) for name in ("good", "bad")}
+    for name, events in answers.items():
+        await anext(events)
+        private.proposes(name, FIRST)
+    private.proposes("bad", *fault)
+    private.proposes("bad", FIRST)  # was under way
+    assert len(private.sessions) == 1
+    accepted = {
+        name: sum([event.num_accepted_tokens async for event in events if isinstance(event, Commit)])
+        for name, events in answers.items()
+    }
+    assert accepted["good"] > 0 == accepted["bad"]
+
+    public = SilentWorker("public", 8, pool)
+    pool.attach(public)
+    events = pool.generate(replace(named(""), draft_session=""))
+    await anext(events)
+    (session,) = pool._workers[public].sessions.values()
+    with pytest.raises(InvalidRequestError):
+        pool.propose(public, session.help_id, fault)
+    await events.aclose()
+
+
+async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
+    """The same session as one that runs ahead, for a worker of the pool and a private one; but each pass has drafts."""
+    pool.attach(GoodWorker("good", 8, pool))
+    commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
+    assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
+
+
+@pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
+async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
+    """The request decodes alone; it was ended with an error."""
+    engine = TargetEngine(ScriptedDecoder(num_slots=8))
+    engine.start()
+    pool = DraftPool(engine, idle_timeout_s=0.05)
+    silent = kind("silent", 8, pool)
+    pool.attach(silent)
+    name = named("a", Schedule.SYNC)
+    assert await num_accepted(pool, name if silent.scope else replace(name, draft_session="")) == 0
+    assert (silent.most, silent.sessions) == (1, set())
+    await engine.stop()
+
+
+async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None:
+    old = OldWorker("old", 8, pool)
+    pool.attach(old)
+    assert await num_accepted(pool, replace(named("", Schedule.SYNC), draft_session="")) == 0
+    assert old.most == 1

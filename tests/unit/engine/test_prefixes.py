@@ -218,7 +218,7 @@ async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.Monke
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
-    loop, session = asyncio.get_running_loop(), engine.open(request(PROMPT), drafted=False)
+    loop, session = asyncio.get_running_loop(), engine.open(request(PROMPT))
 
     async def give_up() -> None:
         engine.close(session)

@@ -52,6 +52,13 @@ def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None
     )
 
 
+def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
+    """Open a session whose passes wait for proposals."""
+    session = engine.open(wanted)
+    engine.begin_help(session, Schedule.SYNC)
+    return session
+
+
 async def finish(engine: TargetEngine, wanted: GenerationRequest) -> list[Commit]:
     return await commits_of(engine.generate(wanted))
 
@@ -135,7 +142,7 @@ async def test_ends_where_the_context_is_full(engine: TargetEngine) -> None:
 )
 async def test_refuses_what_does_not_fit(engine: TargetEngine, token_ids: range, parts: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        engine.open(GenerationRequest(tuple(token_ids)), drafted=False)
+        engine.open(GenerationRequest(tuple(token_ids)))
     assert all(part in str(caught.value) for part in parts)
     assert engine.num_running == engine.num_waiting == 0
 
@@ -162,13 +169,13 @@ async def test_first_come_first_served(engine: TargetEngine) -> None:
 async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """Two slots and two places are four requests; the fifth is refused, and admitted once one has left."""
     decoder.gate.close()
-    sessions = [engine.open(request(), drafted=False) for _ in range(4)]
+    sessions = [engine.open(request()) for _ in range(4)]
     await at_gate(decoder)
     with pytest.raises(CapacityError, match=r"2 slots .* 2 requests wait .*limit 2") as caught:
-        engine.open(request(), drafted=False)
+        engine.open(request())
     assert caught.value.retry_after_s > 0
     engine.close(sessions[3])
-    engine.close(engine.open(request(), drafted=False))
+    engine.close(engine.open(request()))
     decoder.gate.open()
 
 
@@ -202,12 +209,12 @@ async def test_cancelled_while_waiting(engine: TargetEngine, decoder: ScriptedDe
 
 
 async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
-    session = engine.open(request(), drafted=True)
+    session = drafted(engine, request())
     await until_counts(engine, running=1)
     engine.close(session)
     engine.close(session)
     assert len(tokens(await finish(engine, request()))) == 4
-    both = [engine.open(request(), drafted=True) for _ in range(3)]
+    both = [drafted(engine, request()) for _ in range(3)]
     await until_counts(engine, running=2, waiting=1)
     for each in both:
         engine.close(each)
@@ -217,7 +224,7 @@ async def test_failed_pass_ends_its_sessions_alone(
     engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session that waits for its draft was not in the pass and lives on; so does the engine."""
-    bystander = engine.open(request(1, max_new_tokens=2), drafted=True)
+    bystander = drafted(engine, request(1, max_new_tokens=2))
     await until_counts(engine, running=1)
     decoder.gate.fail(RuntimeError("out of luck"), times=2)  # the first failure is forgiven: the pass is made again
     with pytest.raises(InternalError, match="log has the cause"):
@@ -235,7 +242,7 @@ async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: Scrip
     stopping = asyncio.create_task(engine.stop(grace_s=10))
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError, match="shutting down"):
-        engine.open(request(), drafted=False)
+        engine.open(request())
     decoder.gate.open()
     assert len(tokens(await running)) == 4
     await stopping
@@ -243,7 +250,7 @@ async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: Scrip
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
     """One session has a slot and waits for its draft, for ever; the other waits for a slot."""
-    sessions = [engine.open(request(), drafted=True) for _ in range(3)]
+    sessions = [drafted(engine, request()) for _ in range(3)]
     await until_counts(engine, running=2, waiting=1)
     await engine.stop(grace_s=0.05)
     for session in sessions:
@@ -352,7 +359,7 @@ async def test_an_idle_engine_reports_a_lost_slot(
 
 
 async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
-    session = engine.open(request(3, max_new_tokens=9), drafted=True)
+    session = drafted(engine, request(3, max_new_tokens=9))
     engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 1, 2])])
     commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
@@ -365,7 +372,7 @@ async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None
 
 async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """Three tokens are left: two drafted and the target's own."""
-    session = engine.open(request(3, max_new_tokens=3), drafted=True)
+    session = drafted(engine, request(3, max_new_tokens=3))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
@@ -376,7 +383,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
 
 async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngine) -> None:
     """They were reported as verified and not accepted, so that even a perfect draft seemed to miss."""
-    session = engine.open(request(3, max_new_tokens=20, stop=token_at(5)), drafted=True)
+    session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
@@ -384,9 +391,18 @@ async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngin
     assert commit.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine, asked: bool) -> None:
+    session = engine.open(replace(request(3, max_new_tokens=20), include_rejected=asked), drafted=True)
+    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 7, 8])])
+    commit = await next_commit(session)
+    assert list(commit.token_ids) == tokens_at(3, 3)
+    assert commit.rejected_token_ids == ((7, 8) if asked else ())
+
+
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """While the draft drafts, the target reads: all but the last token, whose logits the first pass needs."""
-    session = engine.open(request(9), drafted=True)
+    session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]
     assert (len(turn.token_ids), turn.chooses) == (8, False)
@@ -398,7 +414,7 @@ async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, de
 
 
 async def test_refuses_draft_tokens_outside_the_vocabulary(engine: TargetEngine) -> None:
-    session = engine.open(request(), drafted=True)
+    session = drafted(engine, request())
     with pytest.raises(InvalidRequestError, match="1000"):
         engine.propose(session, [Branch(None, 3, [VOCAB_SIZE])])
     engine.close(session)
@@ -415,7 +431,8 @@ async def test_timings_of_a_commit_add_up(engine: TargetEngine) -> None:
 def test_no_wait_for_tokens_that_find_no_room(num_left: int, could_wait: bool) -> None:
     """Before the last token of an answer, the target waited up to 1.5 passes for draft tokens that it could not use."""
     wanted = request(3, max_new_tokens=num_left)
-    session = TargetSession(wanted, max_length=MAX_LENGTH, schedule=Schedule.ASYNC, gamma=4)
+    session = TargetSession(wanted, max_length=MAX_LENGTH, gamma=4)
+    session.follow(Schedule.ASYNC)
     session.enter(0)
     turn = session.next_turn()
     assert turn is not None

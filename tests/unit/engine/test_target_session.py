@@ -29,9 +29,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def session_of(request: GenerationRequest, schedule: Schedule) -> TargetSession:
+    session = TargetSession(request, max_length=1000, gamma=4)
+    session.follow(schedule)
+    return session
+
+
 def drafted_session(clock: Clock, *, max_new_tokens: int = 500) -> TargetSession:
     request = GenerationRequest((1, 2, 3), max_new_tokens=max_new_tokens)
-    session = TargetSession(request, max_length=1000, schedule=Schedule.ASYNC, gamma=4)
+    session = session_of(request, Schedule.ASYNC)
     session.enter(0)
     take_pass(session, clock, Verdict((10,), 0, 0))
     return session
@@ -85,7 +91,7 @@ def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
     """The story: one late branch a minute was a proposal too, and kept a slot for ever."""
-    session = TargetSession(GenerationRequest((1, 2, 3)), max_length=1000, schedule=Schedule.SYNC, gamma=4)
+    session = session_of(GenerationRequest((1, 2, 3)), Schedule.SYNC)
     session.enter(0)
     clock.now += 50.0
     session.propose([Branch(None, 1, [77, 78])])
@@ -106,7 +112,7 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
 def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, width: int) -> None:
     """The story: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per token."""
     request = GenerationRequest((1, 2, 3), sampling, max_new_tokens=500)
-    session = TargetSession(request, max_length=1000, schedule=Schedule.SYNC, gamma=4)
+    session = session_of(request, Schedule.SYNC)
     session.enter(0)
     session.propose([Branch(None, 3, list(range(100)))])
     turn = session.next_turn()

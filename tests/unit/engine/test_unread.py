@@ -26,7 +26,7 @@ async def engine() -> AsyncGenerator[TargetEngine, None]:
 
 def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:
     """A call whose client does not read."""
-    return engine.open(GenerationRequest((1, 2, 3), max_new_tokens=num_tokens), drafted=False)
+    return engine.open(GenerationRequest((1, 2, 3), max_new_tokens=num_tokens))
 
 
 async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:

@@ -20,7 +20,7 @@ from inference.errors import InvalidRequestError, UnavailableError
 from inference.model.decoder import Matcher
 from inference.observe.metrics import Metrics
 from inference.observe.timeline import Timeline
-from inference.request import GenerationRequest
+from inference.request import GenerationRequest, Schedule
 from inference.serving.assembly import RunningTarget, running
 from inference.serving.fronts import Ports
 from inference.serving.observers import Observers
@@ -31,7 +31,7 @@ from inference.speculation.verify import verify
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.pool_worker import Offer, PoolWorker
+from inference.workers.draft.stream import Offer, PoolWorker
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from tests.support.models import tiny_tokenizer
@@ -100,7 +100,7 @@ class ThreadedEngine:
             raise InvalidRequestError("grammar: not here", field="grammar")
         return None
 
-    def open(self, request: GenerationRequest, *, drafted: bool, grammar: Matcher | None = None) -> ThreadedSession:
+    def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> ThreadedSession:
         session = ThreadedSession(next(self._numbers), request)
         self._sessions[session.id] = session
         session.events.put_nowait(Opened())
@@ -108,7 +108,7 @@ class ThreadedEngine:
         return session
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        async with aclosing(self.answer(self.open(request, drafted=False))) as events:
+        async with aclosing(self.answer(self.open(request))) as events:
             async for event in events:
                 yield event
 
@@ -131,11 +131,12 @@ class ThreadedEngine:
         for branch in branches:
             session.tree.grow(branch)
 
-    def begin_help(self, session: ThreadedSession) -> None:
+    def begin_help(self, session: ThreadedSession, schedule: Schedule) -> None:
+        self.end_help(session)  # rounds are not waited for: drafts that come later are of no use
+
+    def end_help(self, session: ThreadedSession) -> None:
         session.num_helps += 1
         session.tree = DraftTree(session.token_ids)
-
-    end_help = begin_help
 
     def _put(self, session: ThreadedSession) -> None:
         room = session.request.max_new_tokens - len(session.token_ids) + len(session.request.prompt_token_ids) - 1

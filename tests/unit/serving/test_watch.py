@@ -100,7 +100,7 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
     decoder.gate.close()
     try:
         running = asyncio.create_task(Host(engine, [diary], config=QUICK).run())
-        session = engine.open(GenerationRequest((1, 2)), drafted=False)
+        session = engine.open(GenerationRequest((1, 2)))
         await until(lambda: diary.told[-1:] == ["ready=False alive=False"])
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
@@ -120,7 +120,7 @@ async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[fl
     engine.start()
     decoder.gate.close()
     running = asyncio.create_task(Host(engine, [diary], config=QUICK).run())
-    session = engine.open(GenerationRequest((1, 2)), drafted=False)
+    session = engine.open(GenerationRequest((1, 2)))
     await until(lambda: engine._thread.began is not None)
     engine.close(session)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import grpc
 import httpx
 import pytest
+from inference.workers.draft.worker import DraftWorker
 
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -30,7 +31,6 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers import resuming
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.convert import card_to_message
-from inference.workers.draft.worker import DraftWorker
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inference.backends.registry import load_backend
-from inference.commit import Delta, Event, Started, TokenLogprobs
+from inference.commit import Delta, Event, Finished, Started, TokenLogprobs
 from inference.config import ModelConfig
 from inference.engine.grammars import Grammars
 from inference.engine.target import EngineLimits, TargetEngine
@@ -31,8 +31,8 @@ from inference.workers.convert import (
     event_from_message,
     event_to_message,
 )
-from inference.workers.failover import _Answer
 from inference.workers.local import LocalCompleter
+from inference.workers.resuming import Progress
 from tests.conftest import ModelDirectories
 
 HOT = SamplingParams(temperature=0.8)
@@ -67,9 +67,9 @@ async def events_of(completer: LocalCompleter, request: CompletionRequest) -> li
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
 
-async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[_Answer, list[Event]]:
+async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[Progress, list[Event]]:
     """The first events of an answer whose server then dies, as the caller's side keeps them."""
-    answer, seen = _Answer(request), []
+    answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
         async for event in events:
@@ -136,10 +136,10 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
             answer, seen = await cut(first, request, place)
             if not seen:
                 continue
-            if not answer.has_ended:  # a pass may take more tokens than the last time: then nothing is left to cut
+            if answer.reason is None:  # a pass may take more tokens than the last time: then nothing is left to cut
                 seen += [event for event in await events_of(second, answer.rest()) if answer.take(event)]
             assert shown(seen) == shown(whole)
-            assert answer.closing == whole[-1]
+            assert Finished(answer.reason) == whole[-1]
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
@@ -154,7 +154,7 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
         assert "".join(each.text for each in whole if isinstance(each, Delta)) == text[: text.index(stops[0])]
         for place in range(1, sum(isinstance(event, Delta) for event in whole)):
             answer, seen = await cut(first, request, place)
-            if not answer.has_ended:
+            if answer.reason is None:
                 rest = [event for event in await events_of(second, answer.rest()) if answer.take(event)]
                 assert shown([*seen, *rest]) == shown(whole)
 

@@ -166,9 +166,7 @@ def test_what_the_graph_cannot_do_is_refused_by_name(
 ) -> None:
     decoder = load_greedy(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match=message):
-        engine(decoder).open(
-            GenerationRequest(**{"prompt_token_ids": (3, 4), "sampling": sampling, **fields}), drafted=False
-        )
+        engine(decoder).open(GenerationRequest(**{"prompt_token_ids": (3, 4), "sampling": sampling, **fields}))
 
 
 def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path) -> None:

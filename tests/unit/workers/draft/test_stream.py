@@ -25,8 +25,8 @@ from inference.errors import HandshakeError, IncompatibleDraftError, InternalErr
 from inference.observe.metrics import Metrics
 from inference.serving.processes import free_port
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft import pool_worker as module
-from inference.workers.draft.pool_worker import Offer, PoolStream, PoolWorker
+from inference.workers.draft import stream as module
+from inference.workers.draft.stream import AssistStream, Offer, PoolWorker
 from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
@@ -43,13 +43,13 @@ def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
 async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    async def run(self: PoolStream) -> None:
+    async def run(self: AssistStream, channel: object) -> None:
         asked.append(self.address)
         if self.address == "a:1":
             raise REFUSAL
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(PoolStream, "run", run)
+    monkeypatch.setattr(AssistStream, "run", run)
     both = pool_worker("a:1", "b:1")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(both.refused(), timeout=0.05)
@@ -65,13 +65,13 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
 
-    async def run(self: PoolStream) -> None:
+    async def run(self: AssistStream, channel: object) -> None:
         asked.append(self.address)
         if self.address == "a:1" and asked.count("a:1") < 3:
             raise REFUSAL
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(PoolStream, "run", run)
+    monkeypatch.setattr(AssistStream, "run", run)
     both = pool_worker("a:1", "b:1")
     await until(lambda: asked.count("a:1") == 3)
     assert asked.count("b:1") == 1
@@ -95,12 +95,12 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
     """The story: a frame that could not be parsed was an internal error, and the worker left all of its targets."""
     num_tries = 0
 
-    async def fail(self: PoolStream, stub: object) -> None:
+    async def fail(self: AssistStream, stub: object) -> None:
         nonlocal num_tries
         num_tries += 1
         raise REFUSAL if num_tries == 3 else InternalError("Failed parsing HTTP/2")
 
-    monkeypatch.setattr(PoolStream, "_attach", fail)
+    monkeypatch.setattr(AssistStream, "_attach", fail)
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     with pytest.raises(IncompatibleDraftError):
         await pool_worker("127.0.0.1:1").refused()
