@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
@@ -284,3 +285,22 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
         asking.cancel()
         await asyncio.wait([asking])
         await until(lambda: engine.num_running == 0)
+
+
+async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: the target sent Attached first, and a request that came right behind had no draft worker."""
+    write = Call.write
+
+    async def busy(call: Call, message: Any) -> None:
+        await write(call, message)
+        await asyncio.sleep(0.2)  # other work of the event loop, until the writer goes on
+
+    async with serving() as target:
+        monkeypatch.setattr(Call, "write", busy)
+        async with raw_worker(target.address) as worker:
+            session = worker.request(IN_ROUNDS).send()
+            await session.propose(after(3, *ANSWER[:8]))
+            first = await session.delta()
+            assert first is not None
+            assert first.num_accepted_tokens == 8
+            session.call.cancel()
