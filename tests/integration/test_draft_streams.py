@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
@@ -181,21 +182,28 @@ async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]
         await server.stop(0)
 
 
+@asynccontextmanager
+async def edge(port: int) -> AsyncGenerator[tuple[FailoverCompleter, DraftEngine], None]:
+    """Run a client with a draft worker in this process, which has attached."""
+    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
+    connection = ConnectionConfig("127.0.0.1", port)
+    async with (
+        connected(connection) as fleet,
+        private_worker(draft, DraftConfig(connection), fleet, None) as (worker, engine),
+    ):
+        await until_attached(worker)
+        yield FailoverCompleter(fleet, connection, worker), engine
+
+
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
     """The answers are right and have no drafts; edge and target log the reason, the edge once."""
     caplog.set_level(logging.INFO)
-    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
-    async with serving() as one, serving() as other, balanced(one, other) as port:
-        connection = ConnectionConfig("127.0.0.1", port)
-        config = DraftConfig(connection)
-        async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
-            await until_attached(worker)
-            completer = FailoverCompleter(fleet, connection, worker)
-            for _ in range(2):
-                completion = Completion()
-                async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=20, ignore_eos=True)):
-                    completion.record(event)
-                assert (completion.token_ids, completion.num_draft_tokens) == (ANSWER[:20], 0)
+    async with serving() as one, serving() as other, balanced(one, other) as port, edge(port) as (completer, _):
+        for _ in range(2):
+            completion = Completion()
+            async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=20, ignore_eos=True)):
+                completion.record(event)
+            assert (completion.token_ids, completion.num_draft_tokens) == (ANSWER[:20], 0)
     text = caplog.text
     assert "its private draft worker is not attached on its connection" in text
     assert text.count("does a proxy part the streams of a connection?") == 1
@@ -257,3 +265,42 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
         done, _ = await asyncio.wait([running], timeout=10)
         running.cancel()
         assert done
+
+
+@pytest.mark.parametrize("ticks", range(5))
+async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
+    """The story: a client left and its deadline passed in the same moment; the second cancellation came while the
+    first cleaned up, and a slot of the draft was lost for ever."""
+    async with serving() as target, edge(target.server.port) as (completer, engine):
+
+        async def ask() -> None:
+            async for _ in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=900, ignore_eos=True)):
+                pass
+
+        asking = asyncio.create_task(ask())
+        await until(lambda: engine.num_running == 1)
+        asking.cancel()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: engine.num_running == 0)
+
+
+async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: the target sent Attached first, and a request that came right behind had no draft worker."""
+    write = Call.write
+
+    async def busy(call: Call, message: Any) -> None:
+        await write(call, message)
+        await asyncio.sleep(0.2)  # other work of the event loop, until the writer goes on
+
+    async with serving() as target:
+        monkeypatch.setattr(Call, "write", busy)
+        async with raw_worker(target.address) as worker:
+            session = worker.request(IN_ROUNDS).send()
+            await session.propose(after(3, *ANSWER[:8]))
+            first = await session.delta()
+            assert first is not None
+            assert first.num_accepted_tokens == 8
+            session.call.cancel()

@@ -260,6 +260,13 @@ GENERATE_REFUSED = {
     "token outside the vocabulary": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[999])), ["999", "288"]),
     "max_new_tokens 0": (pb.GenerateRequest(text="a", max_new_tokens=0), ["max_new_tokens 0"]),
     "temperature": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=101)), ["101", "100"]),
+    "temperature not a number": (
+        pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=float("nan"))),
+        ["temperature nan"],
+    ),
+    "top_p 0": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=0)), ["top_p 0"]),
+    "min_p above 1": (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(min_p=1.5)), ["min_p 1.5", "1]"]),
+    "a short name of a session": (pb.GenerateRequest(text="a", draft_session=b"x"), ["draft_session", "1 bytes", "16"]),
     "gamma": (pb.GenerateRequest(text="a", gamma=1000), ["gamma 1000", "64"]),
     "schedule": (pb.GenerateRequest(text="a", schedule=7), ["schedule 7"]),  # type: ignore[arg-type]
 }

@@ -132,9 +132,9 @@ class PrivateWorker:
                         event = replace(event, counts=replace(event.counts, bytes_down=remote.take_bytes()))
                     yield event
             finally:
+                stream.close(name)  # before anything that another cancellation could interrupt
                 first.cancel()
                 await asyncio.wait([first])
-                stream.close(name)
 
     async def _begun(self, stream: AssistStream, request: CompletionRequest) -> DraftingSession | None:
         """Begin to draft for a request; return None if it gets no drafts."""

@@ -107,11 +107,12 @@ async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call) -> Non
         InvalidRequestError: the worker sent a message that no draft may send.
         UnavailableError: the worker does not read its messages.
     """
-    await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pool.pass_us)))
-    pool.attach(worker)
-    jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
-    tasks = [asyncio.create_task(job) for job in jobs]
+    pool.attach(worker)  # before its client knows, the next request of which counts on it
+    tasks: list[asyncio.Task[None]] = []
     try:
+        await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pool.pass_us)))
+        jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
+        tasks += map(asyncio.create_task, jobs)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
