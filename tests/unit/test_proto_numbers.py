@@ -59,13 +59,10 @@ TIED: dict[str, tuple[float, ...]] = {
     "Attach.vocab_size": (MAX_VOCAB_SIZE,),
     "Attach.num_slots": (ONE, MAX_WORKER_SLOTS),
     "AssistSlots.num_slots": (ONE, MAX_WORKER_SLOTS),
-    "Open.protocol_version": (convert.PROTOCOL_VERSION,),
     "Open.prompt_token_ids": (ONE,),
     "Open.max_new_tokens": (MAX_NEW_TOKENS.low,),
     "Open.stop_token_ids": (request.MAX_STOP_TOKEN_IDS,),
     "Open.gamma": ends(GAMMA),
-    "Open.logprobs": LOGPROBS,
-    "Open.prompt_logprobs": LOGPROBS,
     "Propose.branches": (convert.MAX_BRANCHES_OF_MESSAGE, convert.MAX_TOKENS_OF_MESSAGE),
     "Branch.token_ids": (ONE, MAX_TREE_TOKENS),
 }
