@@ -1,4 +1,6 @@
-"""Draft worker of a target, with grpcio and the .proto alone: `python examples/draft_worker.py 127.0.0.1:50051 PROMPT`.
+"""Draft worker beside its own request, with grpcio and the .proto alone:
+
+    python examples/draft_worker.py 127.0.0.1:50051 PROMPT
 
 In place of a draft model it looks tokens up: what followed the last two tokens the last time may follow them again.
 docs/protocol.md tells the story of a session; docs/noise.md has what a worker with a model needs beside it.
@@ -6,6 +8,7 @@ docs/protocol.md tells the story of a session; docs/noise.md has what a worker w
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 from pathlib import Path
@@ -19,40 +22,53 @@ rpc: Any
 pb, rpc = grpc.protos_and_services("specdec/v1/specdec.proto")
 
 
-def proposal(tokens: list[int], gamma: int = 4) -> Any:
+def proposal(name: str, tokens: list[int], gamma: int = 4) -> Any:
     """Return a message with up to `gamma` draft tokens; without any it asks for the target's own token."""
+    branches = []
     for i in range(len(tokens) - 3, -1, -1):
         if tokens[i : i + 2] == tokens[-2:]:
-            branch = pb.Branch(prefix_length=len(tokens), token_ids=tokens[i + 2 : i + 2 + gamma])
-            return pb.VerifyRequest(propose=pb.Propose(branches=[branch]))
-    return pb.VerifyRequest(propose=pb.Propose())
+            branches = [pb.Branch(prefix_length=len(tokens), token_ids=tokens[i + 2 : i + 2 + gamma])]
+            break
+    return pb.AssistRequest(propose=pb.AssistPropose(session_id=name, propose=pb.Propose(branches=branches)))
 
 
 def main() -> None:
     address, prompt = sys.argv[1:]
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address) as channel:  # one connection: the name below counts on no other
         service = rpc.GenerationServiceStub(channel)
         model = service.GetModel(pb.GetModelRequest())
-        tokens = list(service.Tokenize(pb.TokenizeRequest(text=prompt)).token_ids)
-        num_prompt, num_accepted, requests = len(tokens), 0, queue.SimpleQueue[Any]()
-        opening = pb.Open(
-            protocol_version=1,
+        attach = pb.Attach(
+            protocol_version=2,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
             vocab_size=model.vocab_size,
-            prompt_token_ids=tokens,
+            num_slots=1,
+            is_private=True,
+        )
+        outbox = queue.SimpleQueue[Any]()
+        outbox.put(pb.AssistRequest(attach=attach))
+        assist = rpc.VerificationServiceStub(channel).Assist(iter(outbox.get, None), timeout=60)
+        next(assist)  # Attached, or the error that says why not
+
+        tokens = list(service.Tokenize(pb.TokenizeRequest(text=prompt)).token_ids)
+        num_prompt, num_accepted, session = len(tokens), 0, os.urandom(16)
+        request = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=tokens),
             sampling=pb.SamplingParams(temperature=0.8, seed=7),  # the tokens are those of client.py
             max_new_tokens=32,
-            stop_at_eos=True,
+            schedule=pb.SCHEDULE_SYNC,  # the target waits for each proposal
+            draft_session=session,
         )
-        requests.put(pb.VerifyRequest(open=opening))
-        requests.put(proposal(tokens))
-        for response in rpc.VerificationServiceStub(channel).Verify(iter(requests.get, None), timeout=60):
-            if not response.HasField("commit"):
-                continue  # Opened, with the session's limits
-            tokens += response.commit.token_ids
-            num_accepted += response.commit.num_accepted_tokens
-            requests.put(None if response.commit.finish_reason else proposal(tokens))
-        print(service.Detokenize(pb.DetokenizeRequest(token_ids=tokens[num_prompt:])).text)
+        outbox.put(proposal(session.hex(), tokens))  # may arrive before the request
+        for response in service.Generate(request, timeout=60):
+            delta = response.delta
+            tokens += delta.token_ids
+            num_accepted += delta.num_accepted_tokens - delta.num_lookup_accepted
+            print(delta.text, end="", flush=True)
+            if delta.token_ids and not delta.finish_reason:
+                outbox.put(proposal(session.hex(), tokens))
+        assist.cancel()
+        outbox.put(None)  # ends the thread that reads the outbox
+        print()
         print(f"{num_accepted} of {len(tokens) - num_prompt} tokens were accepted draft tokens", file=sys.stderr)
 
 

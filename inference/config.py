@@ -40,8 +40,8 @@ DEFAULT_GAMMA = 8
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
-DEFAULT_IDLE_TIMEOUT_S = 60.0
 """Most sessions of one worker of the pool, even if it announces more room."""
+DEFAULT_IDLE_TIMEOUT_S = 60.0
 DEFAULT_PROMPT_SHARE = 2.0
 """Time that reading prompts adds to a pass, in passes: others then see gaps of three, and a prompt takes 1.5 times as
 long as alone."""

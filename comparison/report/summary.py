@@ -97,7 +97,7 @@ class Theory:
         rounds = bound.run_ahead_s if self.contender.runs_ahead else bound.rounds_s
         link_s = rtt_s if topology.is_split else 0.0
         seconds = costs.prompt_s + rounds(self.num_tokens, costs, self.alpha or 0.0, gamma, rtt_s=link_s)
-        # Rounds include their round trips; a draft that runs ahead needs one more, to open its session.
+        # Rounds include their round trips; with a draft that runs ahead, the request and its first answer take one.
         num_trips = client_is_far + (topology.serves_at_edge and self.contender.runs_ahead)
         seconds += num_trips * rtt_s
         return self.concurrency * self.num_tokens / seconds if seconds else 0.0

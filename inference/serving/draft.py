@@ -37,6 +37,7 @@ from inference.workers.generation import GenerationServicer
 from inference.workers.operation import Operation
 from inference.workers.remote import DISTRIBUTED, card_of_target
 from inference.workers.scope import SupervisedCompleter
+from inference.workers.writing import TextCompleter
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,10 @@ async def serve_draft(
             card = upstream.card = await upstream.ask()
             async with private_worker(loaded, draft, fleet, card) as (worker, engine):
                 remote = FailoverCompleter(fleet, draft.connection, worker)
+                texts = TextCompleter(remote, lambda: worker.reader.tokenizer)
                 name = fleet.label if card is None else card.name
                 metrics = Metrics(name, role="draft")
-                completer = observers.around(remote, metrics, model=name)
+                completer = observers.around(texts, metrics, model=name)
                 work = EdgeWork(completer, engine)
                 metrics.watch(work)
                 metrics.watch_graphs([loaded.model])

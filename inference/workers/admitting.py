@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from grpc_comm.call import Call
 from grpc_comm.guard import Admit, Trailers
 from grpc_comm.secured import AUTHORIZATION
 from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
@@ -124,9 +123,12 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
     return access.by_certificate(names, authorization, rights)
 
 
-def private_scope(call: Call) -> str:
-    """Return the beginning of the names of a private worker's sessions: those of its account and connection."""
-    return f"{caller().account} {call.peer}/"
+def private_scope(peer: str) -> str:
+    """Return the beginning of the names of a private worker's sessions: those of its token and connection.
+
+    The user that a request is for plays no part: the worker of an edge drafts for the requests of all of its users.
+    """
+    return f"{caller().name} {peer}/"
 
 
 def passed_on() -> dict[str, str]:

@@ -69,10 +69,11 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar, cache_salt, include_rejected: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
         draft_session: name of the session for a private draft worker on the same connection, in hexadecimal digits,
             at a server after the worker's scope; empty without such a worker.
+        ids_only: give token ids without their text; `stop` must be empty then.
         resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
 
     Raises:
@@ -98,9 +99,13 @@ class CompletionRequest:
     resume: Resume | None = None
     cache_salt: str = ""
     draft_session: str = ""
+    ids_only: bool = False
+    include_rejected: bool = False
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
+        if self.ids_only and self.stop:
+            raise InvalidRequestError("stop: with ids_only there is no text to look for it", field="stop")
         if self.max_new_tokens == 0 and not self.echo:
             message = "max_new_tokens 0 is below 1: without echo there is nothing to answer"
             raise InvalidRequestError(message, field="max_new_tokens")

@@ -56,7 +56,7 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
         """Stream one request's events."""
         completion = replace(completion_from_message(request), deadline=call.deadline)
         if completion.draft_session:
-            completion = replace(completion, draft_session=private_scope(call) + completion.draft_session)
+            completion = replace(completion, draft_session=private_scope(call.peer) + completion.draft_session)
         async with aclosing(self.completer.complete(completion)) as events:
             async for event in events:
                 await self._writer.write(call, event_to_message, event, getattr(event, "prompt_logprobs", ()))

@@ -8,11 +8,8 @@ import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 from inference.commit import (
-    Commit,
-    Delta,
     Event,
     Finished,
     FinishReason,
@@ -22,7 +19,6 @@ from inference.commit import (
     TokenLogprobs,
 )
 from inference.engine.target import check_token_ids
-from inference.errors import InvalidRequestError
 from inference.model.decoder import check_seed, is_seed_invariant
 from inference.request import (
     NO_DEFAULTS,
@@ -30,16 +26,14 @@ from inference.request import (
     Provenance,
     RequestDefaults,
 )
-from inference.text.chat import Chat
 from inference.text.grammar_source import grammar_version
-from inference.text.stop_strings import StopStrings
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest, Resume
 from inference.workers.reading import Reader
+from inference.workers.writing import Text, check_rest, with_text
 
-REPLAY_TOKENS = 256
-"""Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
-SCORED_TOKENS = 32  # prompt tokens that get the texts of their log-probabilities in one go, for the same reason
+SCORED_TOKENS = 32
+"""Prompt tokens that get the texts of their log-probabilities in one go; other requests are served in between."""
 
 
 class LocalCompleter:
@@ -73,7 +67,7 @@ class LocalCompleter:
         if request.seed is not None:
             check_seed(self._generator, request.sampling)
         generation = await self._reader.read(request)
-        text = _Text(self._tokenizer, request)
+        text = Text(self._tokenizer, request)
         started = self._started(request, generation, defaults)
         if request.resume is not None:
             generation = self._resumed(generation, request.resume)
@@ -124,7 +118,7 @@ class LocalCompleter:
         resume.provenance.require_same(self._provenance(generation))
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
         limit = generation.max_new_tokens
-        _check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
+        check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
@@ -143,7 +137,7 @@ class LocalCompleter:
         entries = (TokenLogprobs((first,), (0.0,)), *opened.prompt_logprobs)
         named = []
         for i, each in enumerate(entries):
-            named.append(_with_text(self._tokenizer, each, len(stream.push(each.token_ids[0]))))
+            named.append(with_text(self._tokenizer, each, len(stream.push(each.token_ids[0]))))
             if i % SCORED_TOKENS == 0:
                 await asyncio.sleep(0)
         return tuple(named)
@@ -152,80 +146,3 @@ class LocalCompleter:
 def _digest(token_ids: Sequence[int]) -> str:
     """Return 16 hex digits of SHA-256 over token ids, each as 32 bits, little-endian."""
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()[:16]
-
-
-def _with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
-    return replace(logprobs, texts=tuple(map(tokenizer.token_bytes, logprobs.token_ids)), num_characters=num_characters)
-
-
-def _check_rest(resume: Resume, why_none: str) -> None:
-    """Refuse to continue after tokens if there is a reason why nothing can follow."""
-    if why_none:
-        message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
-        raise InvalidRequestError(message, field="committed_token_ids")
-
-
-class _Text:
-    """Text of one request's output: detokenized, cut at stop strings, with the texts of log-probabilities."""
-
-    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
-        self._tokenizer = tokenizer
-        has_tools = isinstance(request.prompt, Chat) and request.prompt.tools_json
-        self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
-        self._stops = StopStrings(request.stop)
-
-    async def replay(self, resume: Resume | None) -> None:
-        """Restore the state of the text after resumed tokens; lets the event loop run meanwhile.
-
-        Raises:
-            InvalidRequestError: a stop string is complete, so that nothing can follow.
-        """
-        if resume is None:
-            return
-        for start in range(0, len(resume.token_ids), REPLAY_TOKENS):
-            self._pieces(resume.token_ids[start : start + REPLAY_TOKENS])
-            await asyncio.sleep(0)
-        _check_rest(resume, "a stop string is among them" if self._stops.found else "")
-
-    def delta(self, commit: Commit) -> Delta:
-        """Return the commit with its text, cut after the token that completed a stop string."""
-        pieces, lengths = self._pieces(commit.token_ids)
-        rest = self._rest() if commit.finish_reason is not None else ""
-        if pieces:
-            pieces[-1] += rest
-        cut = len(pieces) < len(commit.token_ids)
-        return Delta(
-            commit.position,
-            commit.token_ids[: len(pieces)],
-            # As after a stop token, there is no place for draft tokens, so they count neither way.
-            num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
-            num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
-            timings=commit.timings,
-            finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
-            logprobs=tuple(map(partial(_with_text, self._tokenizer), commit.logprobs, lengths)),
-            num_received_tokens=commit.num_received_tokens,
-            hold_us=commit.hold_us,
-            counts=commit.counts,
-            own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
-            text="".join(pieces) or rest,
-            piece_lengths=tuple(map(len, pieces)),
-        )
-
-    def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
-        """Return the text that each token adds, up to the one that completes a stop string.
-
-        The second list counts the characters that each would add if no stop string held any back.
-        """
-        pieces: list[str] = []
-        lengths: list[int] = []
-        for token_id in token_ids:
-            text = self._stream.push(token_id)
-            pieces.append(self._stops.push(text))
-            lengths.append(len(text))
-            if self._stops.found:
-                break
-        return pieces, lengths
-
-    def _rest(self) -> str:
-        """Return the text still held back, once no further token can complete a character or a stop string."""
-        return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()

@@ -180,7 +180,7 @@ def serving_draft(site: Site, targets: str) -> Member:
 
 async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
     """Draft workers that gateways dial, as docs/failover.md has them; they are in no manifest."""
-    grant = ("--auth_file", site.access / "auth.toml", "--name", "edge", "--grant", "draft", "--speaks_for_others")
+    grant = ("--auth_file", site.access / "auth.toml", "--name", "edge", "--grant", "client", "--speaks_for_others")
     (site.access / "edge").write_text((await run_command("--role", "token", *grant)).stdout)
     targets = [site.pod("target", {}, *SLOW) for _ in range(2)]
     drafts = [serving_draft(site, addresses(targets)) for _ in range(2)]

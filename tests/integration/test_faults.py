@@ -23,7 +23,7 @@ from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.raw_worker import raw_session
+from tests.support.raw_worker import raw_worker
 from tests.support.servers import command, complete, complete_all, draft_server, result_of, run_command, target_server
 
 pytestmark = pytest.mark.slow
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 LONG = 8000  # tokens; a holder of the only slot would keep it for 10 seconds and more
 PROMPT_S = 5.0  # what counts as prompt, on a busy machine
 SMALL = ("--sequence_length", "8192", "--batch", "1")
+IN_ROUNDS = pb.GenerateRequest(text="the wind", max_new_tokens=5, gamma=4, schedule=pb.SCHEDULE_SYNC)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -84,11 +85,12 @@ async def test_cancelled_generation_frees_its_slot(small: ServerProcess) -> None
         await assert_serves_promptly(small)
 
 
-async def test_cancelled_session_frees_its_slot(small: ServerProcess) -> None:
-    """A draft that cancels while the target waits for its proposal."""
-    card = await model_card(small)
-    async with raw_session(small.address) as session:
-        await session.open(opening(card))
+async def test_cancelled_rounds_free_their_slot(small: ServerProcess) -> None:
+    """The client leaves while the target waits for a proposal of its draft worker."""
+    async with raw_worker(small.address) as worker:
+        session = worker.request(IN_ROUNDS).send()
+        await session.propose()
+        await session.delta()
         session.call.cancel()
         await assert_serves_promptly(small)
 
@@ -114,9 +116,8 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
     """One runs, one waits, the third is told when to come again; what was refused leaves no trace."""
-    card = await model_card(small)
-    async with generating(small) as running, raw_session(small.address) as waiting:
-        await waiting.open(opening(card))
+    async with generating(small) as running, queued(small) as waiting:
+        await until_one_waits(small)
         refusal = await refused(small)
         assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1 slots" in (refusal.details() or "")
@@ -126,23 +127,28 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
         assert status.details[0].Unpack(hint)
         assert hint.retry_delay.ToMilliseconds() > 0
         running.cancel()
-        await waiting.propose()
-        assert (await waiting.commit()).token_ids
+        assert (await read_all(waiting))[-1].HasField("finished")
     await assert_serves_promptly(small)
 
 
 async def test_cancelled_waiter_frees_its_place(small: ServerProcess) -> None:
-    card = await model_card(small)
     async with generating(small) as running:
-        async with raw_session(small.address) as waiting:
-            await waiting.open(opening(card))
+        async with queued(small):
+            await until_one_waits(small)
             await refused(small)
-        await asyncio.sleep(0.3)
-        async with raw_session(small.address) as waiting:
-            await waiting.open(opening(card))
+        await until_one_waits(small, num_waiting=0)
+        async with queued(small) as waiting:
+            await until_one_waits(small)
             running.cancel()
-            await waiting.propose()
-            assert (await waiting.commit()).token_ids
+            assert (await read_all(waiting))[-1].HasField("finished")
+
+
+async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> None:
+    """Wait until so many requests are in the server's queue."""
+    async with open_channel(server.address) as channel, asyncio.timeout(20):
+        stub = rpc.GenerationServiceStub(channel)
+        while (await stub.GetLoad(pb.GetLoadRequest())).num_waiting != num_waiting:
+            await asyncio.sleep(0.01)
 
 
 async def refused(server: ServerProcess) -> Any:
@@ -181,16 +187,14 @@ async def test_unreachable_target() -> None:
 
 
 async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
-    """A server's last minutes: it ends a silent session, then drains on SIGTERM and exits with 0."""
+    """A server's last minutes: a request in rounds goes on without its silent worker; SIGTERM drains, exit code 0."""
     flags = (*SMALL, "--idle_timeout_s", "1", "--grace_s", "60")
     async with target_server(models.endless, *flags) as server:
-        card = await model_card(server)
-        async with raw_session(server.address) as session:
-            await session.open(opening(card))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await session.drain()
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "1 s" in (caught.value.details() or "")
+        async with raw_worker(server.address) as worker:
+            session = worker.request(IN_ROUNDS).send()
+            assert await worker.closed() == session.name.hex()
+            assert len(await session.rest()) == 5
+        assert "no proposal came for 1 s" in server.log.read_text()
         await assert_serves_promptly(server)
         await drain(server)
 
@@ -299,24 +303,6 @@ async def drafting(
     common = ("--model", str(models.endless), "--port", str(port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *common, "--format", "json", *flags) as process:
         yield process
-
-
-async def model_card(server: ServerProcess) -> pb.GetModelResponse:
-    async with open_channel(server.address) as channel:
-        stub = rpc.GenerationServiceStub(channel)
-        card: pb.GetModelResponse = await stub.GetModel(pb.GetModelRequest(), timeout=10)
-        return card
-
-
-def opening(card: pb.GetModelResponse) -> pb.Open:
-    return pb.Open(
-        protocol_version=1,
-        tokenizer_fingerprint=card.tokenizer_fingerprint,
-        vocab_size=card.vocab_size,
-        prompt_token_ids=[2, 3],
-        sampling=pb.SamplingParams(seed=1),
-        max_new_tokens=5,
-    )
 
 
 async def until_busy(server: ServerProcess) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,20 +25,20 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
-from inference.observe.metrics import Metrics
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers.access import Access
+from inference.workers.admitting import admission
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.observer import Observer
 from inference.workers.status import to_status
 from inference.workers.target import assist
-from inference.workers.target.verification import VerificationServicer
+from inference.workers.target.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
+from tests.support.raw_worker import after, raw_worker
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
-from tests.support.servers import card_of
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
@@ -46,6 +47,7 @@ RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": byt
 SLOW_S = 3.0
 """A recipe's worst health check may take so long on a slow and busy machine; before, it was 5 to 50 s."""
 WORDS = Vocabulary("f", VOCAB_SIZE)
+PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos": True}
 
 
 @dataclass
@@ -55,7 +57,6 @@ class Target:
     server: Server
     engine: TargetEngine
     pool: DraftPool
-    metrics: Metrics
 
     @property
     def address(self) -> str:
@@ -64,22 +65,22 @@ class Target:
 
 @asynccontextmanager
 async def serving(
-    num_slots: int = 2, *, idle_timeout_s: float = 60.0, stall_timeout_s: float = 60.0
+    num_slots: int = 2,
+    *,
+    idle_timeout_s: float = 60.0,
+    stall_timeout_s: float = 60.0,
+    auth_file: Path | None = None,
 ) -> AsyncGenerator[Target, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=num_slots), EngineLimits(max_waiting=0))
     engine.start()
-    pool, metrics = DraftPool(engine), Metrics("tiny")
-    verification = VerificationServicer(
-        engine, pool, card_of(WORDS), idle_timeout_s=idle_timeout_s, observer=Observer(metrics)
-    )
+    pool = DraftPool(engine, idle_timeout_s=idle_timeout_s)
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
-    server = Server(
-        "127.0.0.1:0", [verification, generation], status_of=to_status, gate=Gate(stall_timeout_s=stall_timeout_s)
-    )
+    gate = Gate(admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
+    server = Server("127.0.0.1:0", [VerificationServicer(pool, WORDS), generation], status_of=to_status, gate=gate)
     await server.open()
     try:
-        yield Target(server, engine, pool, metrics)
+        yield Target(server, engine, pool)
     finally:
         await engine.stop()
         await server.close()
@@ -119,72 +120,46 @@ async def worst_health(channel: grpc.aio.Channel) -> float:
 
 async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
     """An ordinary client's answer."""
-    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), max_new_tokens=40, ignore_eos=True, **fields)
+    request = pb.GenerateRequest(**PROMPT, max_new_tokens=40, **fields)
     call = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
     return [token_id async for message in call for token_id in message.delta.token_ids]
 
 
-def opening(**fields: Any) -> pb.VerifyRequest:
-    known = {"protocol_version": 1, "tokenizer_fingerprint": "f", "vocab_size": VOCAB_SIZE, "max_new_tokens": 900}
-    sampling = pb.SamplingParams(seed=1)
-    return pb.VerifyRequest(open=pb.Open(**{**known, "prompt_token_ids": [1, 2, 3], "sampling": sampling, **fields}))
-
-
-@pytest.mark.parametrize("schedule", [pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC])
-async def test_a_draft_that_reads_nothing_loses_its_slot(schedule: Any) -> None:
-    """The story: the idle time-out told whoever hung in a write, and the only slot was taken for ever."""
+async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
+    """The story: the idle time-out spoke to a draft that hung in a write, and the only slot was taken for ever."""
     async with (
-        serving(1, idle_timeout_s=0.5) as target,
+        serving(1, idle_timeout_s=0.5, stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,
-        dialled(target, DEAF) as deaf,
+        raw_worker(target.address, options=DEAF) as deaf,
     ):
-        call = rpc.VerificationServiceStub(deaf).Verify()
-        await call.write(opening(schedule=schedule, logprobs=0))
+        session = deaf.request(pb.GenerateRequest(**PROMPT, max_new_tokens=900, schedule=pb.SCHEDULE_SYNC)).send()
         await until(lambda: target.engine.num_running == 1)
         async with asyncio.timeout(20):
             while target.engine.num_running:  # noqa: ASYNC110 - whatever frees it
                 await asyncio.sleep(0.01)
         assert await tokens(good) == tokens_at(3, 40)
-        call.cancel()
+        session.call.cancel()
 
 
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
     """The story: 5 MB of them took 1.2 GB."""
-    async with serving() as target, open_channel(target.address) as channel:
-        call = rpc.VerificationServiceStub(channel).Verify(timeout=60)
-        prompt = [5] * 250
-        await call.write(opening(prompt_token_ids=prompt))
-        branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
+    async with serving() as target, raw_worker(target.address) as worker:
+        ids = [5] * 250
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=300, schedule=pb.SCHEDULE_SYNC)
+        session, late = worker.request(request).send(), [after(0, *ids)] * 16
         for _ in range(100):
-            await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
-        assert await tokens(channel) == tokens_at(3, 40)
-        (session,) = target.engine._sessions()
-        assert len(session.tree._nodes) <= 4096
-        await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches * 2)))
-        with suppress(grpc.aio.AioRpcError):
-            while await call.read() != grpc.aio.EOF:
-                pass
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "draft tokens of one message exceed 4096" in await call.details()
-        await until(lambda: target.engine.num_running == 0)
-
-
-async def test_a_late_session_counts_as_late() -> None:
-    """The story: the deadline of a draft's own client ended its session, and the target counted that it had left."""
-    async with serving(num_slots=20) as target, open_channel(target.address) as channel:
-        for _ in range(20):  # on a busy machine the client's own clock is now and then ahead, and it does leave
-            call = rpc.VerificationServiceStub(channel).Verify(timeout=0.3)
-            await call.write(opening())
-            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await until(lambda: target.engine.num_running == 0)
-            if "DEADLINE_EXCEEDED" in target.metrics.exposition().decode():
-                break
-        else:
-            pytest.fail("all were counted as left")
+            await session.propose(*late)
+        assert await tokens(worker.channel) == tokens_at(3, 40)
+        (running,) = target.engine._sessions()
+        assert len(running.tree._nodes) <= 4096
+        await session.propose(*late, *late)
+        with pytest.raises(grpc.aio.AioRpcError, match="draft tokens of one message exceed 4096") as caught:
+            await worker.call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await session.rest() == tokens_at(250, 300)
 
 
 SILENT = (
-    "/specdec.v1.VerificationService/Verify",
     "/specdec.v1.VerificationService/Assist",
     "/specdec.v1.GenerationService/Generate",
     "/specdec.v1.GenerationService/GetModel",

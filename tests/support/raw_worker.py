@@ -1,10 +1,13 @@
-"""A draft worker written against the .proto alone, as a stranger would write one: no code of inference/."""
+"""A client and its draft worker, by grpcio and the .proto alone: no code of inference/."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,92 +16,117 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
 TIMEOUT_S = 30.0
+OWN_CONNECTION: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1)]
+"""Options of a channel that shares its connection with no other channel of this process."""
 
 
 def after(prefix_length: int, *token_ids: int) -> pb.Branch:
-    """A branch behind the first tokens of the sequence."""
+    """Return a branch that follows the first tokens of the sequence."""
     return pb.Branch(prefix_length=prefix_length, token_ids=token_ids)
 
 
 def below(parent_node: int, *token_ids: int) -> pb.Branch:
-    """A branch behind an earlier draft token."""
+    """Return a branch that follows an earlier draft token."""
     return pb.Branch(parent_node=parent_node, token_ids=token_ids)
+
+
+def proposing(session_id: str, *branches: pb.Branch) -> pb.AssistRequest:
+    """Return a worker's proposal for a session."""
+    return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
+
+
+@dataclass
+class RawWorker:
+    """Private draft worker that has attached, and the channel that it shares with its requests."""
+
+    channel: grpc.aio.Channel
+    call: Any
+    metadata: Sequence[tuple[str, str]] = ()
+    writes: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def request(self, message: pb.GenerateRequest, *, name: bytes | None = None) -> RawSession:
+        """Return a request that has not been sent, under a new name unless it gets one."""
+        session = RawSession(self, pb.GenerateRequest())
+        session.name = name or session.name
+        session.message.MergeFrom(message)
+        session.message.draft_session = session.name
+        return session
+
+    async def closed(self) -> str:
+        """Return the id of the session that the target takes away next."""
+        response = await self.call.read()
+        assert response.WhichOneof("message") == "close"
+        return str(response.close.session_id)
 
 
 @dataclass
 class RawSession:
-    """One Verify stream, and what was committed on it."""
+    """Request for which its client's worker drafts, and what has come of the answer."""
 
-    call: Any
+    worker: RawWorker
+    message: pb.GenerateRequest
+    name: bytes = field(default_factory=partial(secrets.token_bytes, 16))
+    call: Any = None
+    started: pb.Started | None = None
+    deltas: list[pb.Delta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    commits: list[pb.Commit] = field(default_factory=list)
 
-    async def open(self, message: pb.Open) -> pb.Opened:
-        await self.call.write(pb.VerifyRequest(open=message))
-        response = await self.read()
-        assert response.WhichOneof("message") == "opened"
-        opened: pb.Opened = response.opened
-        return opened
+    def send(self) -> RawSession:
+        """Send the request."""
+        stub = rpc.GenerationServiceStub(self.worker.channel)
+        self.call = stub.Generate(self.message, timeout=TIMEOUT_S, metadata=self.worker.metadata)
+        return self
 
     async def propose(self, *branches: pb.Branch) -> None:
-        await self.call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
+        """Send draft tokens, before the request or after it."""
+        async with self.worker.writes:  # gRPC takes one message of a stream at a time
+            await self.worker.call.write(proposing(self.name.hex(), *branches))
 
-    async def read(self) -> pb.VerifyResponse:
-        """The next message.
+    async def delta(self) -> pb.Delta | None:
+        """Return the next Delta; None at the end of the answer.
 
         Raises:
-            EOFError: the target has ended the stream.
+            AioRpcError: the target ends the answer with an error.
         """
-        message = await self.call.read()
-        if message == grpc.aio.EOF:
-            raise EOFError
-        response: pb.VerifyResponse = message
-        return response
+        while (response := await self.call.read()) != grpc.aio.EOF:
+            if response.HasField("started"):
+                self.started = response.started
+            elif response.HasField("delta"):
+                self.deltas.append(response.delta)
+                self.token_ids += response.delta.token_ids
+                return self.deltas[-1]
+        return None
 
-    async def drain(self) -> None:
-        """Read to the end, which may be an error."""
-        while await self.call.read() != grpc.aio.EOF:
+    async def rest(self) -> list[int]:
+        """Read the answer to its end; return all of its tokens."""
+        while await self.delta() is not None:
             pass
+        return self.token_ids
 
-    async def commit(self) -> pb.Commit:
-        """The next commit."""
-        response = await self.read()
-        assert response.WhichOneof("message") == "commit"
-        self.commits.append(response.commit)
-        self.token_ids += response.commit.token_ids
-        commit: pb.Commit = response.commit
-        return commit
 
-    async def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the stream ends, once it does."""
-        return await self.call.code(), await self.call.details()
+def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
+    """Return the first message of a worker that fits a target, but for `fields`."""
+    words = {"tokenizer_fingerprint": card.tokenizer_fingerprint, "vocab_size": card.vocab_size}
+    return pb.AssistRequest(attach=pb.Attach(**{"protocol_version": 2, **words, "num_slots": 8, **fields}))
 
 
 @asynccontextmanager
-async def raw_session(address: str) -> AsyncGenerator[RawSession, None]:
-    async with grpc.aio.insecure_channel(address) as channel:
-        call = rpc.VerificationServiceStub(channel).Verify(timeout=TIMEOUT_S)
+async def raw_worker(
+    address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), **fields: Any
+) -> AsyncGenerator[RawWorker, None]:
+    """Attach a worker, private unless `fields` of its Attach say otherwise, on a connection of its own.
+
+    Raises:
+        AioRpcError: the target refuses it.
+    """
+    async with grpc.aio.insecure_channel(address, options=[*OWN_CONNECTION, *options]) as channel:
+        card = await rpc.GenerationServiceStub(channel).GetModel(
+            pb.GetModelRequest(), timeout=TIMEOUT_S, metadata=metadata
+        )
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=2 * TIMEOUT_S, metadata=metadata)
         try:
-            yield RawSession(call)
+            await call.write(attach(card, **{"is_private": True, **fields}))
+            assert (await call.read()).WhichOneof("message") == "attached"
+            yield RawWorker(channel, call, metadata)
         finally:
             call.cancel()
-
-
-async def failure(address: str, *messages: pb.VerifyRequest) -> tuple[grpc.StatusCode, str]:
-    """The status of a stream that gets these messages."""
-    async with raw_session(address) as session:
-        for message in messages:
-            await session.call.write(message)
-        try:
-            await session.drain()
-        except grpc.aio.AioRpcError as exc:
-            return exc.code(), exc.details() or ""
-        return grpc.StatusCode.OK, ""
-
-
-def proposing(*branches: pb.Branch) -> pb.VerifyRequest:
-    return pb.VerifyRequest(propose=pb.Propose(branches=branches))
-
-
-def positions(commits: Sequence[pb.Commit]) -> list[int]:
-    return [commit.position for commit in commits]

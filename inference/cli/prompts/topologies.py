@@ -24,6 +24,7 @@ from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
 from inference.workers.remote import card_of_target
+from inference.workers.writing import TextCompleter
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig
         card = await card_of_target(fleet)
         loaded = await load_proposer(proposer)
         async with private_worker(loaded, draft, fleet, card) as (worker, engine):
-            completer = FailoverCompleter(fleet, draft.connection, worker)
+            remote = FailoverCompleter(fleet, draft.connection, worker)
+            completer = TextCompleter(remote, lambda: worker.reader.tokenizer)
             with timeline(job.observe, engine):
                 return await _complete(job, completer, TextSink(job.template.sampling))
 

@@ -26,7 +26,7 @@ class TokenSettings:
     Attributes:
         auth_file: file of callers and their rights; created if it does not exist (docs/security.md).
         name: owner of the token, for the log.
-        grant: right of the token's owner: client, draft, worker, ops or admin; may be given several times.
+        grant: right of the token's owner: client, worker, ops or admin; may be given several times.
         speaks_for_others: for a gateway or a serving draft: servers trust the account that it names in each request.
     """
 

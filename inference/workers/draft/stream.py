@@ -167,7 +167,7 @@ class AssistStream:
         metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
 
     Attributes:
-        is_attached: True while the target has this worker in its pool.
+        attached: set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
         is_unheard: True once the draft tokens of a request reached no target, which is logged once.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
@@ -178,7 +178,8 @@ class AssistStream:
         self.address = address
         self._offer = offer
         self._metrics = metrics
-        self.is_attached = self.is_refused = self.is_unheard = False
+        self.attached = asyncio.Event()
+        self.is_refused = self.is_unheard = False
         self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
         self._sessions: dict[str, DraftingSession] = {}
@@ -217,6 +218,10 @@ class AssistStream:
         """Dial again at once if the stream is lost, since the target serves."""
         self._dial_now.set()
 
+    @property
+    def is_attached(self) -> bool:
+        return self.attached.is_set()
+
     def resize(self, num_slots: int) -> None:
         """Announce the new slot count to the target."""
         if num_slots != self._offer.num_slots:
@@ -248,10 +253,11 @@ class AssistStream:
                     logger.info("attached as %s", answer.attached.worker_id)
                     self._link = Link()
                     self._link.record_round_trip(time.monotonic() - dialled)
-                    self.is_attached, self.is_refused = True, False
+                    self.is_refused = False
+                    self.attached.set()
                     await self._draft(call)
         finally:
-            self.is_attached = False
+            self.attached.clear()
             call.cancel()
 
     async def _draft(self, call: AssistCall) -> None:
@@ -266,6 +272,7 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _write(self, call: AssistCall) -> None:
+        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
         while True:
             await call.write(await self._outbox.get())
 

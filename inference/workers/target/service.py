@@ -50,7 +50,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         self._check_fits(attach)
         if not attach.is_private:
             require_any({Right.WORKER}, caller())
-        worker = StreamWorker(attach, self._vocabulary, private_scope(call) if attach.is_private else "")
+        worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         await serve_worker(worker, self._pool, call)
 
     def _check_fits(self, attach: pb.Attach) -> None:

@@ -77,7 +77,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
 
 async def test_methods_that_are_not_there() -> None:
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
-        call = rpc.VerificationServiceStub(channel).Verify(timeout=10)
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=10)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

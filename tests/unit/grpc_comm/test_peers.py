@@ -44,7 +44,7 @@ class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 
     def add_to(self, server: grpc.aio.Server) -> None:
         rpc.add_GenerationServiceServicer_to_server(self, server)
-        handler: Any = grpc.stream_stream_rpc_method_handler(self.read, pb.VerifyRequest.FromString)
+        handler: Any = grpc.stream_stream_rpc_method_handler(self.read, pb.AssistRequest.FromString)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.service_name, {"Read": handler}),))
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:

@@ -89,6 +89,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         grammar=st.one_of(st.none(), st.builds(Grammar, st.sampled_from(GrammarKind), st.text(min_size=1), preambles)),
         cache_salt=st.text(max_size=9),
         draft_session=st.sampled_from(["", "0123456789abcdef" * 2]),
+        include_rejected=st.booleans(),
     )
 )
 def test_completion_request(request: CompletionRequest) -> None:
@@ -154,6 +155,7 @@ def test_commit(commit: Commit) -> None:
             position=lengths,
             token_ids=token_ids,
             text=st.text(),
+            rejected_text=st.text(),
             num_draft_tokens=counts,
             num_accepted_tokens=counts,
             timings=timings,

@@ -1,0 +1,153 @@
+"""Writing of answers: the text of committed tokens, at the server of a model or at a draft worker beside the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from inference.commit import Commit, Delta, Event, Finished, FinishReason, TokenLogprobs
+from inference.errors import InvalidRequestError
+from inference.text.chat import Chat
+from inference.text.stop_strings import StopStrings
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import Completer, CompletionRequest, Resume
+
+REPLAY_TOKENS = 256
+"""Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""
+
+
+class TextCompleter:
+    """`Completer` that has ids from another one and makes their text here, which spares the target this work.
+
+    Args:
+        completer: gives the ids.
+        tokenizer: returns the tokenizer of the model that is served now.
+    """
+
+    def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer]) -> None:
+        self._completer = completer
+        self._tokenizer = tokenizer
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`; closing the inner answer at a stop string cancels the request."""
+        if request.ids_only or request.max_new_tokens == 0:
+            text = None
+        else:
+            text = Text(self._tokenizer(), request)
+            await text.replay(request.resume)
+            request = replace(request, stop=(), ids_only=True)
+        async with aclosing(self._completer.complete(request)) as events:
+            async for event in events:
+                if text is not None and isinstance(event, Delta):
+                    event = text.delta(event)
+                    if not (event.token_ids or event.text or event.finish_reason is not None):
+                        continue
+                yield event
+                if isinstance(event, Delta) and event.finish_reason is not None:
+                    yield Finished(event.finish_reason)
+                    return
+
+
+class Text:
+    """Text of one request's output: detokenized, cut at stop strings, with the texts of log-probabilities.
+
+    It stays empty if the request wants ids only.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
+        self._tokenizer = tokenizer
+        has_tools = isinstance(request.prompt, Chat) and request.prompt.tools_json
+        self._stream = tokenizer.stream(tokenizer.call_markers if has_tools else {})
+        self._stops = StopStrings(request.stop)
+        self._is_empty = request.ids_only
+
+    async def replay(self, resume: Resume | None) -> None:
+        """Restore the state of the text after resumed tokens; lets the event loop run meanwhile.
+
+        Raises:
+            InvalidRequestError: a stop string is complete, so that nothing can follow.
+        """
+        if resume is None or self._is_empty:
+            return
+        for start in range(0, len(resume.token_ids), REPLAY_TOKENS):
+            self._pieces(resume.token_ids[start : start + REPLAY_TOKENS])
+            await asyncio.sleep(0)
+        check_rest(resume, "a stop string is among them" if self._stops.found else "")
+
+    def delta(self, commit: Commit) -> Delta:
+        """Return the commit with its text, cut after the token that completed a stop string."""
+        if self._is_empty:
+            return _without_text(commit)
+        pieces, lengths = self._pieces(commit.token_ids)
+        rest = self._rest() if commit.finish_reason is not None else ""
+        if pieces:
+            pieces[-1] += rest
+        cut = len(pieces) < len(commit.token_ids)
+        return Delta(
+            commit.position,
+            commit.token_ids[: len(pieces)],
+            # As after a stop token, there is no place for draft tokens, so they count neither way.
+            num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
+            num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
+            timings=commit.timings,
+            finish_reason=FinishReason.STOP if self._stops.found else commit.finish_reason,
+            logprobs=tuple(map(partial(with_text, self._tokenizer), commit.logprobs, lengths)),
+            num_received_tokens=commit.num_received_tokens,
+            hold_us=commit.hold_us,
+            counts=commit.counts,
+            own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
+            text="".join(pieces) or rest,
+            piece_lengths=tuple(map(len, pieces)),
+            rejected_text="" if cut else self._tokenizer.text_of(commit.rejected_token_ids),
+        )
+
+    def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
+        """Return the text that each token adds, up to the one that completes a stop string.
+
+        The second list counts the characters that each would add if no stop string held any back.
+        """
+        pieces: list[str] = []
+        lengths: list[int] = []
+        for token_id in token_ids:
+            text = self._stream.push(token_id)
+            pieces.append(self._stops.push(text))
+            lengths.append(len(text))
+            if self._stops.found:
+                break
+        return pieces, lengths
+
+    def _rest(self) -> str:
+        """Return the text still held back, once no further token can complete a character or a stop string."""
+        return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
+
+
+def _without_text(commit: Commit) -> Delta:
+    return Delta(
+        commit.position,
+        commit.token_ids,
+        num_draft_tokens=commit.num_draft_tokens,
+        num_accepted_tokens=commit.num_accepted_tokens,
+        timings=commit.timings,
+        finish_reason=commit.finish_reason,
+        logprobs=commit.logprobs,
+        num_received_tokens=commit.num_received_tokens,
+        hold_us=commit.hold_us,
+        counts=commit.counts,
+        own=commit.own,
+        rejected_token_ids=commit.rejected_token_ids,
+    )
+
+
+def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int) -> TokenLogprobs:
+    """Return the log-probabilities with the texts of their tokens."""
+    return replace(logprobs, texts=tuple(map(tokenizer.token_bytes, logprobs.token_ids)), num_characters=num_characters)
+
+
+def check_rest(resume: Resume, why_none: str) -> None:
+    """Refuse to continue after tokens if there is a reason why nothing can follow."""
+    if why_none:
+        message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
+        raise InvalidRequestError(message, field="committed_token_ids")

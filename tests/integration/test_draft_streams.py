@@ -1,0 +1,240 @@
+"""Draft workers by grpcio and the .proto alone, at a scripted target in this process, over real sockets.
+
+Private workers draft for the requests of their own connection and account, workers of the pool for those of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.config import ConnectionConfig, DraftConfig
+from inference.serving.assembly import LoadedDraft, private_worker
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completion import CompletionRequest
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
+from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
+from tests.support.models import tiny_tokenizer
+from tests.support.ports import entry, token_of
+from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, proposing, raw_worker
+from tests.support.scripted import ScriptedProposer, tokens_at, until
+from tests.support.servers import Completion
+
+ANSWER = tokens_at(3, 40)
+IN_ROUNDS = pb.GenerateRequest(**PROMPT, max_new_tokens=40, gamma=8, schedule=pb.SCHEDULE_SYNC)
+RUNNING_AHEAD = pb.GenerateRequest(**PROMPT, max_new_tokens=40, gamma=8, schedule=pb.SCHEDULE_ASYNC)
+REQUESTS = pytest.mark.parametrize("request_", [IN_ROUNDS, RUNNING_AHEAD], ids=["rounds", "ahead"])
+
+
+def bearer(name: str) -> tuple[str, str]:
+    """Return the metadata that shows the token of a caller."""
+    return "authorization", f"Bearer {token_of(name)}"
+
+
+def num_kept(target: Target, name: str) -> int:
+    """Return how many draft tokens the pool keeps for a request that has not arrived."""
+    records = target.pool._workers.values()
+    kept = [early for record in records for key, early in record.early.items() if key.endswith(f"/{name}")]
+    return sum(len(branch.token_ids) for early in kept for branch in early.branches)
+
+
+async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) -> RawSession:
+    """Send a request whose draft tokens are at the target already."""
+    await session.propose(*branches)
+    await until(lambda: num_kept(target, session.name.hex()) > 0)
+    return session.send()
+
+
+@REQUESTS
+async def test_draft_tokens_that_come_before_their_request(request_: pb.GenerateRequest) -> None:
+    """The first pass, which reads the prompt, verifies them."""
+    async with serving() as target, raw_worker(target.address) as worker:
+        session = await sent_after(target, worker.request(request_), after(3, *ANSWER[:3]))
+        first = await session.delta()
+        assert first is not None
+        assert (first.num_draft_tokens, first.num_accepted_tokens, first.num_received_tokens) == (3, 3, 3)
+        session.call.cancel()
+
+
+async def test_names_without_a_request_cost_little() -> None:
+    """One client invents a thousand names of requests; the draft tokens of another client are kept all the same."""
+    flood = [after(3, *[7] * 250)] * 16
+    async with serving() as target, raw_worker(target.address) as other, raw_worker(target.address) as liar:
+        session = other.request(RUNNING_AHEAD)
+        await session.propose(after(3, *ANSWER[:3]))
+        for number in range(1000):
+            await liar.call.write(proposing(f"{number}", *flood))
+        await liar.call.write(proposing("last", after(3, 7)))
+        await until(lambda: num_kept(target, "last") > 0)
+        kept = [len(record.early) for record in target.pool._workers.values()]
+        assert sorted(kept) == [1, 64]
+        assert sum(num_kept(target, f"{number}") for number in range(1000)) <= 64 * 256
+        await session.send().rest()
+        assert session.token_ids == ANSWER
+        assert session.deltas[0].num_accepted_tokens == 3
+
+
+@pytest.fixture
+def auth_file(tmp_path: Path) -> Path:
+    path = tmp_path / "auth.toml"
+    accounts = [entry(name, role) for name, role in (("alice", "client"), ("bob", "client"), ("dora", "draft"))]
+    path.write_text("".join(accounts) + entry("gate", "client", "speaks_for_others = true"))
+    return path
+
+
+async def answered_without(session: RawSession) -> bool:
+    """Return whether a request gets its tokens, and no draft token has counted."""
+    await session.rest()
+    counted = sum(delta.num_received_tokens for delta in session.deltas)
+    assert session.token_ids == ANSWER
+    return counted == 0
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
+    """A name counts for one account on one connection: the same account on another connection, or another account
+    behind the same proxy, cannot draft for the request."""
+    async with (
+        serving(auth_file=auth_file) as target,
+        raw_worker(target.address, bearer("alice")) as alice,
+        raw_worker(target.address, bearer("alice")) as elsewhere,
+    ):
+        as_bob = replace(alice, metadata=(bearer("bob"),))
+        for asks, drafts in ((alice, elsewhere), (as_bob, alice)):
+            session = asks.request(RUNNING_AHEAD)
+            stranger = drafts.request(RUNNING_AHEAD, name=session.name)
+            if is_early:
+                await sent_after(target, stranger, after(3, *ANSWER[:3]))
+                stranger.call.cancel()
+                await stranger.propose(after(3, *ANSWER[:3]))
+            session.send()
+            await stranger.propose(after(3, *ANSWER))
+            assert await answered_without(session)
+
+
+async def test_role_draft_is_a_client(auth_file: Path) -> None:
+    """It drafts for its own requests; to help the requests of others is the right of role worker."""
+    async with serving(auth_file=auth_file) as target:
+        async with raw_worker(target.address, bearer("dora")) as dora:
+            session = await sent_after(target, dora.request(IN_ROUNDS), after(3, *ANSWER))
+            assert await session.rest() == ANSWER
+            assert session.deltas[0].num_accepted_tokens > 0
+        with pytest.raises(grpc.aio.AioRpcError, match="role worker") as caught:
+            async with raw_worker(target.address, bearer("dora"), is_private=False):
+                pass
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
+    """The story: names counted within the account of the user, but a worker attaches for no user, so that a draft
+    worker's server with `speaks_for_others` never got a draft token accepted."""
+    async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
+        for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
+        session = for_user.request(IN_ROUNDS).send()
+        await session.propose(after(3, *ANSWER))
+        assert await session.rest() == ANSWER
+        assert session.deltas[0].num_accepted_tokens > 0
+
+
+class CallBalancer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Proxy that places single calls: Assist at one server, all others at another."""
+
+    def __init__(self, assists: grpc.aio.Channel, others: grpc.aio.Channel) -> None:
+        self._assists = assists
+        self._others = others
+
+    def service(self, details: Any) -> Any:
+        channel = self._assists if details.method.endswith("/Assist") else self._others
+
+        async def forward(messages: AsyncIterator[bytes], _: object) -> AsyncGenerator[bytes, None]:
+            async for message in channel.stream_stream(details.method, **RAW)(messages):
+                yield message
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+
+@asynccontextmanager
+async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]:
+    """Run the proxy; yield its port."""
+    server = grpc.aio.server()
+    async with (
+        grpc.aio.insecure_channel(assists.address, options=OWN_CONNECTION) as first,
+        grpc.aio.insecure_channel(others.address, options=OWN_CONNECTION) as second,
+    ):
+        server.add_generic_rpc_handlers((CallBalancer(first, second),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        yield port
+        await server.stop(0)
+
+
+async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """The answers are right and have no drafts; edge and target log the reason, the edge once."""
+    caplog.set_level(logging.INFO)
+    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
+    async with serving() as one, serving() as other, balanced(one, other) as port:
+        connection = ConnectionConfig("127.0.0.1", port)
+        config = DraftConfig(connection)
+        async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
+            await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
+            completer = FailoverCompleter(fleet, connection, worker)
+            for _ in range(2):
+                completion = Completion()
+                async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=20, ignore_eos=True)):
+                    completion.record(event)
+                assert (completion.token_ids, completion.num_draft_tokens) == (ANSWER[:20], 0)
+    text = caplog.text
+    assert "its private draft worker is not attached on its connection" in text
+    assert text.count("does a proxy part the streams of a connection?") == 1
+
+
+async def opened(worker: RawWorker) -> pb.AssistOpen:
+    """Return the session that the target hands to a worker of the pool next."""
+    while (response := await worker.call.read()).WhichOneof("message") != "open":
+        pass
+    return response.open
+
+
+@REQUESTS
+@pytest.mark.parametrize("version", [1, 2])
+async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
+    """The schedule is the request's; a worker of version 1 knows no rounds, and runs ahead."""
+    async with (
+        serving() as target,
+        raw_worker(target.address, is_private=False, protocol_version=version) as worker,
+    ):
+        session = worker.request(request_).send()
+        opening = await opened(worker)
+        assert opening.open.schedule == (request_.schedule if version == 2 else pb.SCHEDULE_ASYNC)
+        assert opening.open.gamma == 8
+        await worker.call.write(proposing(opening.session_id, after(3, *ANSWER)))
+        assert await session.rest() == ANSWER
+
+
+@pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
+async def test_rounds_whose_worker_fails(end: str) -> None:
+    """A request in rounds waits for its worker; once that is silent for too long, leaves or errs, it decodes alone."""
+    async with (
+        serving(idle_timeout_s=0.3) as target,
+        raw_worker(target.address, is_private=False) as worker,
+    ):
+        session = worker.request(IN_ROUNDS).send()
+        help_id = (await opened(worker)).session_id
+        await worker.call.write(proposing(help_id, after(3, *ANSWER[:2])))
+        first = await session.delta()
+        assert first is not None
+        assert first.num_accepted_tokens == 2
+        if end == "leaving":
+            worker.call.cancel()
+        elif end == "a lie":
+            await worker.call.write(proposing(help_id, after(3, 10**6)))
+        assert await session.rest() == ANSWER
