@@ -207,7 +207,8 @@ class AssistStream:
                     logger.warning("no target, dialling until there is one: %s", exc)
                 lost = True
             with suppress(TimeoutError):  # many workers must not dial at the same moment
-                await asyncio.wait_for(self._dial_now.wait(), random.uniform(0.0, 2 * REDIAL_S))
+                async with asyncio.timeout(random.uniform(0.0, 2 * REDIAL_S)):
+                    await self._dial_now.wait()
 
     @property
     def security(self) -> DialSecurity:

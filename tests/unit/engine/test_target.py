@@ -393,7 +393,7 @@ async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngin
 
 @pytest.mark.parametrize("asked", [True, False])
 async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine, asked: bool) -> None:
-    session = engine.open(replace(request(3, max_new_tokens=20), include_rejected=asked), drafted=True)
+    session = drafted(engine, replace(request(3, max_new_tokens=20), include_rejected=asked))
     engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 7, 8])])
     commit = await next_commit(session)
     assert list(commit.token_ids) == tokens_at(3, 3)
