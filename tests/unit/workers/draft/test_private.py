@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 
-from grpc_comm.server import Server
+from grpc_comm.server import Server, Servicer
 from inference.commit import Delta
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
@@ -39,6 +39,7 @@ from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer
 WORDS = Vocabulary("f", VOCAB_SIZE)
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset())
 REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=34, ignore_eos=True)
+WHOLE = tokens_at(3, 34)
 
 
 class SlowDecoder(ScriptedDecoder):
@@ -66,8 +67,7 @@ class Edge:
         """Return the answer's deltas, which must have the target's tokens."""
         async with asyncio.timeout(30):
             deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
-        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        assert token_ids == tokens_at(len(request.prompt), request.max_new_tokens or 0)
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
         return deltas
 
 
@@ -77,7 +77,10 @@ async def edge(
 ) -> AsyncGenerator[Edge, None]:
     async with AsyncExitStack() as stack:
         pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
-        services = [GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD), VerificationServicer(pool, words)]
+        services: list[Servicer] = [
+            GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD),
+            VerificationServicer(pool, words),
+        ]
         server = Server("127.0.0.1:0", services, status_of=to_status)
         await server.open()
         stack.push_async_callback(server.close)
@@ -142,7 +145,7 @@ async def test_streams_that_a_proxy_parts_leave_requests_without_drafts(caplog: 
                 events = each.worker.complete(remote, replica, REQUEST)
                 deltas = [event async for event in events if isinstance(event, Delta)]
                 assert num_accepted(deltas) == 0
-                assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)
+                assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
                 assert each.worker.num_undrafted == number
         assert caplog.text.count("does a proxy part the streams") == 1
         assert num_accepted(await each.deltas()) > 0
