@@ -169,7 +169,6 @@ class AssistStream:
     Attributes:
         is_attached: True while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
-        is_unheard: True once the draft tokens of a request reached no target, which is logged once.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
 
@@ -178,9 +177,10 @@ class AssistStream:
         self.address = address
         self._offer = offer
         self._metrics = metrics
-        self.is_attached = self.is_refused = self.is_unheard = False
+        self.is_attached = self.is_refused = False
+        self._num_unheard = 0  # requests in a row that no draft token reached
         self.vocab_size = offer.vocabulary.size
-        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
+        self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
         self._call: AssistCall | None = None  # while attached
         self._writing = asyncio.Lock()
         self._sessions: dict[str, DraftingSession] = {}
@@ -225,7 +225,7 @@ class AssistStream:
             self._offer = replace(self._offer, num_slots=num_slots)
             self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
 
-    def _notify(self, message: pb.AssistRequest) -> None:
+    def _notify(self, message: pb.AssistRequest | None) -> None:
         """Queue a message, or drop it if the queue is full."""
         if not self._outbox.full():
             self._outbox.put_nowait(message)
@@ -259,7 +259,7 @@ class AssistStream:
     async def _draft(self, call: AssistCall) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
         self._call = call
-        writer = asyncio.create_task(self._write_notes())
+        writer = asyncio.create_task(self._write_notes(call))
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
                 self._handle(message)
@@ -269,9 +269,10 @@ class AssistStream:
             while self._sessions:
                 self._sessions.popitem()[1].close()
 
-    async def _write_notes(self) -> None:
-        while True:
-            await self._write(await self._outbox.get())
+    async def _write_notes(self, call: AssistCall) -> None:
+        while (message := await self._outbox.get()) is not None:
+            await self._write(message)
+        await call.done_writing()
 
     async def _write(self, message: pb.AssistRequest) -> None:
         """Write a message; do nothing if the stream has ended, since reading finds out why."""
@@ -314,6 +315,21 @@ class AssistStream:
         """Decline a session whose drafting has failed; a session that is closed cancels it."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
+
+    def judge(self, session: DraftingSession) -> None:
+        """Open the stream again if no draft token of a request that has ended reached the target.
+
+        A server lets an old connection take no more calls: the requests move to a new one, and the stream stays behind.
+        If a new stream does not help, a proxy takes it and the requests to different places, which is logged.
+        """
+        if session not in self._sessions.values() or session.is_heard is None:
+            return
+        self._num_unheard = 0 if session.is_heard else self._num_unheard + 1
+        if self._num_unheard == 1:
+            self._notify(None)
+            self.dial_now()
+        elif self._num_unheard == 2:
+            logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", self.address)
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)
