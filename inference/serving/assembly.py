@@ -219,6 +219,7 @@ async def private_worker(
         reader = reader_of(draft, card, draft.tokenizer)
         worker = PrivateWorker(engine, fleet, config, draft.vocabulary, reader)
         try:
+            await worker.until_attached()
             yield worker, engine
         finally:
             await worker.stop()

@@ -6,7 +6,7 @@ one, a client may do only what the file allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from grpc_comm.watched import Watched
@@ -83,14 +83,14 @@ class Access:
             ForbiddenError: the caller has none of the rights.
         """
         if self._file is None:
-            return _with_any(rights, self._anybody)
+            return require_any(rights, self._anybody)
         kind, _, token = authorization.strip().partition(" ")
         if kind.lower() != "bearer" or not token.strip():
             raise UnauthenticatedError("no token came: a header Authorization: Bearer TOKEN is expected")
         who = self._file.get().of_token(token.strip())
         if who is None:
             raise UnauthenticatedError("the token is not known here")
-        return _with_any(rights, who)
+        return require_any(rights, who)
 
     def by_certificate(self, names: Sequence[str], authorization: str, rights: frozenset[Right]) -> Caller:
         """Return the caller that has a certificate for these names, which the handshake has verified.
@@ -104,10 +104,11 @@ class Access:
         who = None if self._file is None else self._file.get().of_certificate(names)
         if who is None:
             raise ForbiddenError(f"the certificate of {', '.join(names) or 'nobody'} has no role here")
-        return _with_any(rights, who)
+        return require_any(rights, who)
 
 
-def _with_any(rights: frozenset[Right], who: Caller) -> Caller:
+def require_any(rights: Set[Right], who: Caller) -> Caller:
+    """Return the caller; raise ForbiddenError if it has none of the rights."""
     if who.rights & rights:
         return who
     wanted = " or ".join(sorted(rights))

@@ -65,13 +65,13 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
         with request_context(Caller(exc.caller_name), id_):
             audit(f"{code_name(exc)} at {method}: {exc}")
         raise
-    with _audited(who, id_, method), _while_welcome(identify) if method == ASSIST else nullcontext():
+    with _audited(who, id_, method), _while_welcome(identify, who) if method == ASSIST else nullcontext():
         yield
 
 
 @contextmanager
-def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None]:
-    """End a call that may last for ever when its caller would not be admitted any more."""
+def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
+    """End a call that may last for ever when its caller would not be admitted any more, or has lost a right."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -79,7 +79,8 @@ def _while_welcome(identify: Callable[[], Caller]) -> Generator[None, None, None
     def look() -> None:
         nonlocal refusal, timer
         try:
-            identify()
+            if lost := who.rights - identify().rights:
+                raise ForbiddenError(f"{who.name} has lost role {', '.join(sorted(lost))}")
         except (UnauthenticatedError, ForbiddenError) as exc:
             refusal = exc
             if task is not None:

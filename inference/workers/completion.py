@@ -69,7 +69,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar, cache_salt, include_rejected: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
         draft_session: name of the session for a private draft worker on the same connection, in hexadecimal digits,
             at a server after the worker's scope; empty without such a worker.
@@ -100,6 +100,7 @@ class CompletionRequest:
     cache_salt: str = ""
     draft_session: str = ""
     ids_only: bool = False
+    include_rejected: bool = False
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

@@ -76,7 +76,7 @@ _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIN
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "min_new_tokens", "cache_salt")
-_COMPLETION = (*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma", "ids_only")
+_COMPLETION = (*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma", "ids_only", "include_rejected")
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
@@ -331,12 +331,9 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
-    delta = pb.Delta(
-        text=event.text,
-        piece_lengths=event.piece_lengths,
-        logprobs=map(logprobs_to_message, event.logprobs) if event.logprobs else None,
-        **_pass_to_message(event),
-    )
+    texts = _to_message(event, ("text", "piece_lengths", "rejected_text", "rejected_token_ids"))
+    logprobs = map(logprobs_to_message, event.logprobs) if event.logprobs else None
+    delta = pb.Delta(logprobs=logprobs, **texts, **_pass_to_message(event))
     return pb.GenerateResponse(delta=delta)
 
 
@@ -357,8 +354,12 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     _check_count(delta.piece_lengths, MAX_TOKENS_OF_PASS, "piece_lengths")
     _check_count(delta.text, MAX_CHARACTERS_OF_PASS, "text")
     _check_count(delta.logprobs, MAX_TOKENS_OF_PASS, "logprobs")
+    _check_count(delta.rejected_text, MAX_CHARACTERS_OF_PASS, "rejected_text")
+    _check_count(delta.rejected_token_ids, MAX_TOKENS_OF_PASS, "rejected_token_ids")
     return Delta(
         text=delta.text,
+        rejected_text=delta.rejected_text,
+        rejected_token_ids=tuple(delta.rejected_token_ids),
         piece_lengths=tuple(delta.piece_lengths),
         position=delta.position if delta.HasField("position") else -1,
         logprobs=all_logprobs(delta.logprobs),

@@ -72,6 +72,7 @@ class Reader:
             grammar=self._after_prompt(token_ids, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
             draft_session=request.draft_session,
+            include_rejected=request.include_rejected,
         )
         # A draft must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))

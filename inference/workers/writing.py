@@ -101,6 +101,7 @@ class Text:
             own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
             text="".join(pieces) or rest,
             piece_lengths=tuple(map(len, pieces)),
+            rejected_text="" if cut else self._tokenizer.text_of(commit.rejected_token_ids),
         )
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
@@ -136,6 +137,7 @@ def _without_text(commit: Commit) -> Delta:
         hold_us=commit.hold_us,
         counts=commit.counts,
         own=commit.own,
+        rejected_token_ids=commit.rejected_token_ids,
     )
 
 

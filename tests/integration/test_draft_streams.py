@@ -19,10 +19,13 @@ import pytest
 from grpc_comm import options
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ConnectionConfig, DraftConfig
+from inference.engine.draft import DraftEngine
 from inference.request import Schedule
 from inference.serving.assembly import LoadedDraft, private_worker
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
+from inference.workers.draft import stream
+from inference.workers.draft.stream import AssistStream, Offer
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
@@ -30,7 +33,7 @@ from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, proposing, raw_worker
 from tests.support.scripted import ScriptedProposer, tokens_at, until
-from tests.support.servers import Completion
+from tests.support.servers import Completion, until_attached
 
 ANSWER = tokens_at(3, 40)
 IN_ROUNDS = pb.GenerateRequest(**PROMPT, max_new_tokens=40, gamma=8, schedule=pb.SCHEDULE_SYNC)
@@ -131,7 +134,7 @@ async def test_role_draft_is_a_client(auth_file: Path) -> None:
             session = await sent_after(target, dora.request(IN_ROUNDS), after(3, *ANSWER))
             assert await session.rest() == ANSWER
             assert session.deltas[0].num_accepted_tokens > 0
-        with pytest.raises(grpc.aio.AioRpcError, match="role worker") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="needs worker") as caught:
             async with raw_worker(target.address, bearer("dora"), is_private=False):
                 pass
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -190,7 +193,7 @@ async def edge(port: int, schedule: Schedule) -> AsyncGenerator[Callable[[], Awa
         completer = FailoverCompleter(fleet, connection, worker)
 
         async def num_drafted() -> int:
-            await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
+            await until_attached(worker)
             completion = Completion()
             async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=40, ignore_eos=True)):
                 completion.record(event)
@@ -278,3 +281,18 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
         elif end == "a lie":
             await worker.call.write(proposing(help_id, after(3, 10**6)))
         assert await session.rest() == ANSWER
+
+
+async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a target died, which wakes the stream to dial, and its process wanted to end in the same turn of the
+    event loop; `asyncio.wait_for` of Python 3.11 lost the cancellation, and the process never ended."""
+    monkeypatch.setattr(stream, "REDIAL_S", 1e6)
+    lost = AssistStream(DraftEngine(ScriptedProposer()), "127.0.0.1:1", Offer(WORDS, gamma=4, num_slots=1))
+    async with grpc.aio.insecure_channel(lost.address) as channel:
+        running = asyncio.create_task(lost.run(channel))
+        await asyncio.sleep(0.3)  # it waits for a target now, or this test shows nothing
+        lost.dial_now()
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=10)
+        running.cancel()
+        assert done

@@ -24,20 +24,21 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.observe.metrics import Metrics
 from inference.request import SamplingParams, Schedule
-from inference.serving.assembly import draft_worker, load_proposer, running
+from inference.serving.assembly import load_proposer, private_worker, running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.pool_worker import Offer, PoolWorker
-from inference.workers.fleet import Fleet
+from inference.workers.completion import Completer, CompletionRequest, ModelCard
+from inference.workers.draft.stream import Offer, PoolWorker
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.observer import Observer
+from inference.workers.remote import card_of_target
 from inference.workers.status import to_status
-from inference.workers.target.verification import VerificationServicer
+from inference.workers.target.service import VerificationServicer
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, card_of, complete_all
+from tests.support.servers import Completion, complete_all, until_attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,13 +57,9 @@ async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     target = TargetEngine(SlotDecoder(backend))
     async with running(target) as engine:
         pool = DraftPool(engine)
-        card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint)
-
-        verifier = VerificationServicer(
-            engine, pool, card_of(words), idle_timeout_s=60.0, observer=Observer(Metrics("target"))
-        )
-        generation = GenerationServicer(LocalCompleter(pool, tokenizer), card)
-        server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
+        card = ModelCard("target", "target", 512, backend.vocab_size, tokenizer.fingerprint, model_id="m")
+        generation = GenerationServicer(LocalCompleter(pool, tokenizer, model_id="m"), card)
+        server = Server("127.0.0.1:0", [VerificationServicer(pool, words), generation], status_of=to_status)
         await server.open()
         yield server
         await engine.stop()
@@ -106,20 +103,23 @@ def proposer_config(model: Path) -> ProposerConfig:
 
 
 @asynccontextmanager
-async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[LocalCompleter, list[DraftSession]], None]:
-    """A draft worker of this process, and the sessions it opens."""
+async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[Completer, list[DraftSession]], None]:
+    """A client with a draft worker in this process, which has attached, and the sessions that the worker opens."""
     loaded = await load_proposer(proposer_config(model))
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
     config = DraftConfig(connection, schedule=Schedule.ASYNC)
-    async with Fleet(connection.targets) as fleet, draft_worker(loaded, config, fleet) as (draft, engine):
-        yield LocalCompleter(draft, loaded.tokenizer), watched(engine)
+    async with connected(connection) as fleet:
+        card = await card_of_target(fleet)
+        async with private_worker(loaded, config, fleet, card) as (drafter, engine):
+            await until_attached(drafter)
+            yield FailoverCompleter(fleet, connection, drafter), watched(engine)
 
 
 def num_branch_hits(sessions: Sequence[DraftSession]) -> int:
     return sum(session.num_branch_hits for session in sessions)
 
 
-async def complete(completer: LocalCompleter, request: CompletionRequest) -> Completion:
+async def complete(completer: Completer, request: CompletionRequest) -> Completion:
     completion = Completion()
     async for event in completer.complete(request):
         completion.record(event)

@@ -147,7 +147,7 @@ async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> Non
     """Wait until so many requests are in the server's queue."""
     async with open_channel(server.address) as channel, asyncio.timeout(20):
         stub = rpc.GenerationServiceStub(channel)
-        while (await stub.GetLoad(pb.GetLoadRequest())).num_waiting != num_waiting:
+        while (await stub.GetLoad(pb.GetLoadRequest())).num_waiting != num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -20,7 +20,7 @@ from grpc_comm.health import is_serving
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta
-from inference.request import SamplingParams
+from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
 from inference.workers.draft.stream import AssistCall
@@ -39,7 +39,10 @@ def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
 
 
 def some_requests() -> list[CompletionRequest]:
-    return [replace(LONG, prompt=f"the {i} wind", seed=i, max_new_tokens=60) for i in range(6)]
+    """Return requests of both schedules."""
+    schedules = [Schedule.ASYNC, Schedule.SYNC] * 3
+    common = replace(LONG, max_new_tokens=60)
+    return [replace(common, prompt=f"the {i} wind", seed=i, schedule=each) for i, each in enumerate(schedules)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,8 +86,12 @@ async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, 
     flags = ("--serve", str(port), "--metrics_port", str(metrics_port))
     async with pool_worker(models.endless, pooled_target.address, flags=flags):
         await until_helped(pooled_target)
-        completions = await complete_all(pooled_target, some_requests())
+        shown = [replace(request, include_rejected=True) for request in some_requests()]
+        completions = await complete_all(pooled_target, shown)
         assert [completion.token_ids for completion in completions] == expected
+        passes = [rejected for completion in completions for rejected in completion.rejected[:-1]]
+        assert not any(text for num, text in passes if not num)
+        assert all(completion.num_accepted_tokens > 0 for completion in completions[1::2])
         async with open_channel(f"127.0.0.1:{port}") as channel:
             assert await is_serving(channel)
         async with httpx.AsyncClient() as client:

@@ -9,39 +9,36 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 import pytest_asyncio
 
 from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Delta, FinishReason
+from inference.commit import Delta, FinishReason, Started
 from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.pool import DraftPool
 from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.observe.metrics import Metrics
 from inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
-from inference.serving.assembly import draft_engine, draft_worker, load_proposer, running, target_engine
+from inference.serving.assembly import draft_engine, load_proposer, private_worker, running, target_engine
 from inference.text.vocabulary import Vocabulary
 from inference.workers import convert
-from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.pool_worker import Offer, PoolWorker
-from inference.workers.fleet import Fleet
+from inference.workers.completion import Completer, CompletionRequest, ModelCard, Resume
+from inference.workers.draft.stream import Offer, PoolWorker
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from inference.workers.generation import GenerationServicer
 from inference.workers.local import LocalCompleter
-from inference.workers.observer import Observer
-from inference.workers.remote import RemoteCompleter
+from inference.workers.remote import RemoteCompleter, card_of_target
 from inference.workers.status import to_status
-from inference.workers.target.verification import VerificationServicer
+from inference.workers.target.service import VerificationServicer
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, card_of, complete_all
+from tests.support.servers import Completion, complete_all, until_attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -100,11 +97,9 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
     async with target_engine(model(models.target), max_waiting=64) as loaded:
         engine, pool = loaded.engine, DraftPool(loaded.engine)
         words = Vocabulary(loaded.tokenizer.fingerprint, engine.vocab_size)
-        observer = Observer(Metrics("target"))
-        verifier = VerificationServicer(engine, pool, card_of(words), idle_timeout_s=60.0, observer=observer)
-        card = ModelCard("target", "target", 128, words.size, words.fingerprint)
-        generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer), card)
-        server = Server("127.0.0.1:0", [verifier, generation], status_of=to_status)
+        card = ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")
+        generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer, model_id="m"), card)
+        server = Server("127.0.0.1:0", [VerificationServicer(pool, words), generation], status_of=to_status)
         await server.open()
         yield server
         await loaded.engine.stop(grace_s=0.0)
@@ -127,7 +122,7 @@ async def complete_at(target: Server, requests: Sequence[CompletionRequest]) -> 
     return await complete_all(f"127.0.0.1:{target.port}", requests)
 
 
-async def complete_with(completer: LocalCompleter, requests: Sequence[CompletionRequest]) -> list[Completion]:
+async def complete_with(completer: Completer, requests: Sequence[CompletionRequest]) -> list[Completion]:
     async def one(request: CompletionRequest) -> Completion:
         completion = Completion()
         async for event in completer.complete(request):
@@ -140,13 +135,16 @@ async def complete_with(completer: LocalCompleter, requests: Sequence[Completion
 @asynccontextmanager
 async def worker(
     draft: Path | None, models: ModelDirectories, link: DelayProxy
-) -> AsyncGenerator[LocalCompleter, None]:
-    """A draft worker of this process; None looks drafts up."""
+) -> AsyncGenerator[FailoverCompleter, None]:
+    """A client with a draft worker in this process, which has attached; None looks drafts up."""
     config = ProposerConfig(draft or models.target, model(draft) if draft else None, num_slots=4, branches=2)
     loaded = await load_proposer(config)
-    link_config = DraftConfig(ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0))
-    async with Fleet([link.address]) as fleet, draft_worker(loaded, link_config, fleet) as (draft_side, _):
-        yield LocalCompleter(draft_side, loaded.tokenizer)
+    connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
+    async with connected(connection) as fleet:
+        card = await card_of_target(fleet)
+        async with private_worker(loaded, DraftConfig(connection), fleet, card) as (drafter, _):
+            await until_attached(drafter)
+            yield FailoverCompleter(fleet, connection, drafter)
 
 
 def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishReason | None]]:
@@ -253,40 +251,19 @@ async def test_refused_alike(
             await complete_with(completer, [request])
 
 
-async def opened_with(target: Server, message: pb.Open) -> pb.VerifyResponse:
-    async with open_channel(f"127.0.0.1:{target.port}") as channel:
-        stream = rpc.VerificationServiceStub(channel).Verify(timeout=20)
-        await stream.write(pb.VerifyRequest(open=message))
-        return await stream.read()  # type: ignore[no-any-return]
-
-
 async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
-    card = await _card(target)
-    message = pb.Open(
-        protocol_version=convert.PROTOCOL_VERSION,
-        tokenizer_fingerprint=card.tokenizer_fingerprint,
-        vocab_size=card.vocab_size,
-        prompt_token_ids=[5, 6, 92],
-        num_committed_tokens=1,
-        sampling=pb.SamplingParams(seed=1),
-        max_new_tokens=5,
-        stop_at_eos=True,
-        grammar=convert.grammar_to_message(GRAMMARS[0]),
-    )
-    opened = await opened_with(target, message)
-    assert "llguidance" in opened.opened.grammar_version
-    message.grammar.version = opened.opened.grammar_version
-    assert (await opened_with(target, message)).opened.grammar_version == opened.opened.grammar_version
-    message.grammar.version = "llguidance 0.1"
-    with pytest.raises(grpc.aio.AioRpcError, match=r"llguidance 0\.1") as caught:
-        await opened_with(target, message)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def _card(target: Server) -> ModelCard:
-    address = f"127.0.0.1:{target.port}"
+    address, begun = f"127.0.0.1:{target.port}", replace(some_requests()[0], max_new_tokens=5)
     async with open_channel(address) as channel:
-        return await RemoteCompleter(channel, address, deadline_s=20).model()
+        events = [event async for event in RemoteCompleter(channel, address, deadline_s=20).complete(begun)]
+    origin = next(event.provenance for event in events if isinstance(event, Started))
+    assert "llguidance" in origin.grammar_version
+    token_ids = tuple(token_id for event in events if isinstance(event, Delta) for token_id in event.token_ids)
+    rest = replace(some_requests()[0], resume=Resume(token_ids, origin))
+    whole, resumed = await complete_at(target, [some_requests()[0], rest])
+    assert [*token_ids, *resumed.token_ids] == whole.token_ids
+    other = replace(origin, grammar_version="llguidance 0.1")
+    with pytest.raises(IncompatibleDraftError, match=r"llguidance 0\.1"):
+        await complete_at(target, [replace(rest, resume=Resume(token_ids, other))])
 
 
 async def test_a_peer_that_ignores_grammars_is_noticed(
@@ -296,8 +273,7 @@ async def test_a_peer_that_ignores_grammars_is_noticed(
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])
-    async with AsyncExitStack() as stack:
-        completer = await stack.enter_async_context(worker(models.related, models, link))
+    async with worker(models.related, models, link) as completer:
         for schedule in Schedule:
-            with pytest.raises(IncompatibleDraftError, match="grammar"):
+            with pytest.raises(InvalidRequestError, match="grammar"):
                 await complete_with(completer, [replace(some_requests()[0], schedule=schedule)])

@@ -38,6 +38,8 @@ SERVERS = ("target", "draft", "worker", "gateway", "fused")
 PARALLEL = 8
 NUM_TOKENS = (1, 3, 8, 24)
 SESSION_LIMIT_S = 60.0
+BY_HAND_S = 2.0
+"""Limit of a request by hand, which may be in rounds and wait for a proposal that counts."""
 LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
 MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
 MORE_MEMORY, MORE_MIB = 0.1, 40.0
@@ -107,7 +109,7 @@ class Visitor:
 
     async def _session(self, draw: random.Random, ways: dict[str, Ask], target: grpc.aio.Channel) -> None:
         if draw.random() < 0.2:
-            await self._verify(draw, target)
+            await self._draft(draw, target)
             return
         name, question = draw.choice(list(ways)), draw.choice(list(self._expected))
         end = draw.choice(("whole", "whole", "left", "late"))
@@ -128,27 +130,29 @@ class Visitor:
         else:
             self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
-    async def _verify(self, draw: random.Random, target: grpc.aio.Channel) -> None:
-        """A draft's session by hand, with proposals that are worth nothing, which may be left at any time."""
-        call = rpc.VerificationServiceStub(target).Verify(timeout=draw.choice((0.05, SESSION_LIMIT_S)))
-        opening = pb.Open(
-            protocol_version=1,
-            tokenizer_fingerprint=self._card.tokenizer_fingerprint,
-            vocab_size=self._card.vocab_size,
-            prompt_token_ids=[5, 6, 7],
-            sampling=pb.SamplingParams(seed=draw.randrange(99)),
+    async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
+        """A request and its worker by hand, which proposes nothing of worth; both may leave at any time."""
+        words = {"tokenizer_fingerprint": self._card.tokenizer_fingerprint, "vocab_size": self._card.vocab_size}
+        attach = pb.Attach(protocol_version=2, **words, num_slots=1, is_private=True)
+        name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
+        request = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=[5, 6, 7]),
             max_new_tokens=draw.randrange(1, 20),
             schedule=draw.choice((pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)),
+            draft_session=name,
         )
+        call = rpc.VerificationServiceStub(target).Assist(timeout=timeout_s)
+        answer = rpc.GenerationServiceStub(target).Generate(request, timeout=timeout_s)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(pb.VerifyRequest(open=opening))
+            await call.write(pb.AssistRequest(attach=attach))
             for _ in range(draw.randrange(24)):
                 branch = pb.Branch(prefix_length=draw.randrange(4), token_ids=[draw.randrange(500)])
-                branches = [branch] if draw.random() < 0.5 else []
-                await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
-                if await call.read() == grpc.aio.EOF:
+                propose = pb.Propose(branches=[branch] if draw.random() < 0.5 else [])
+                await call.write(pb.AssistRequest(propose=pb.AssistPropose(session_id=name.hex(), propose=propose)))
+                if await answer.read() == grpc.aio.EOF:
                     break
         call.cancel()
+        answer.cancel()
         self._tally.ends["by hand: left"] += 1
 
 

@@ -23,6 +23,7 @@ from inference.config import ROOT
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest, ModelCard
+from inference.workers.draft.private import PrivateWorker
 from inference.workers.remote import RemoteCompleter
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -75,6 +76,7 @@ class Completion:
     num_cached_tokens: int = 0
     seed: int | None = None
     reason: FinishReason | None = None
+    rejected: list[tuple[int, str]] = field(default_factory=list)  # of each pass: how many draft tokens, and their text
 
     def record(self, event: Started | Delta | Finished) -> None:
         if isinstance(event, Started):
@@ -89,6 +91,7 @@ class Completion:
             self.num_accepted_tokens += event.num_accepted_tokens - event.own.num_lookup_accepted
             self.num_lookup_tokens += event.own.num_lookup_tokens
             self.num_deltas += 1
+            self.rejected.append((event.num_draft_tokens - event.num_accepted_tokens, event.rejected_text))
 
 
 async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:
@@ -168,6 +171,13 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
     stdout, stderr = await process.communicate()
     assert process.returncode is not None
     return CommandResult(process.returncode, stdout.decode(), stderr.decode())
+
+
+async def until_attached(worker: PrivateWorker) -> None:
+    """Wait until a private worker has a stream to a target."""
+    async with asyncio.timeout(30):
+        while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def card_of(words: Vocabulary) -> ModelCard:

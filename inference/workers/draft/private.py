@@ -28,6 +28,8 @@ from inference.workers.remote import RemoteCompleter
 
 logger = logging.getLogger(__name__)
 
+ATTACH_S = 2.0
+"""Longest wait at start for a target that takes the worker."""
 REFUSED_S = 60.0
 """Wait before a target that refused the worker is dialled again."""
 
@@ -55,7 +57,17 @@ class PrivateWorker:
         self.reader = reader
         self.num_undrafted = 0
         self._streams: dict[Replica, tuple[AssistStream, asyncio.Task[None]]] = {}
+        for replica in fleet.replicas:
+            self._stream(replica)
         self._following = asyncio.create_task(self._follow(fleet))
+
+    async def until_attached(self) -> None:
+        """Wait until a target has this worker, so that the first request gets drafts too, for at most `ATTACH_S`."""
+        waiting = [asyncio.create_task(stream.attached.wait()) for stream, _ in self._streams.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     @property
     def vocabulary_share(self) -> float:

@@ -46,7 +46,7 @@ REDIAL_S = 1.0
 REFUSED_S = 60.0
 """Mean wait before a target that refused the worker is dialled again."""
 MAX_OUTBOX = 256
-"""Limit of messages beside proposals that wait to be written; further ones are dropped."""
+"""Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
 
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
@@ -167,7 +167,7 @@ class AssistStream:
         metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
 
     Attributes:
-        is_attached: True while the target has this worker in its pool.
+        attached: set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
@@ -177,12 +177,11 @@ class AssistStream:
         self.address = address
         self._offer = offer
         self._metrics = metrics
-        self.is_attached = self.is_refused = False
+        self.attached = asyncio.Event()
+        self.is_refused = False
         self._num_unheard = 0  # requests in a row that no draft token reached
         self.vocab_size = offer.vocabulary.size
         self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
-        self._call: AssistCall | None = None  # while attached
-        self._writing = asyncio.Lock()
         self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
         self._dial_now = asyncio.Event()
@@ -208,7 +207,8 @@ class AssistStream:
                     logger.warning("no target, dialling until there is one: %s", exc)
                 lost = True
             with suppress(TimeoutError):  # many workers must not dial at the same moment
-                await asyncio.wait_for(self._dial_now.wait(), random.uniform(0.0, 2 * REDIAL_S))
+                async with asyncio.timeout(random.uniform(0.0, 2 * REDIAL_S)):
+                    await self._dial_now.wait()
 
     @property
     def security(self) -> DialSecurity:
@@ -218,6 +218,10 @@ class AssistStream:
     def dial_now(self) -> None:
         """Dial again at once if the stream is lost, since the target serves."""
         self._dial_now.set()
+
+    @property
+    def is_attached(self) -> bool:
+        return self.attached.is_set()
 
     def resize(self, num_slots: int) -> None:
         """Announce the new slot count to the target."""
@@ -250,36 +254,29 @@ class AssistStream:
                     logger.info("attached as %s", answer.attached.worker_id)
                     self._link = Link()
                     self._link.record_round_trip(time.monotonic() - dialled)
-                    self.is_attached, self.is_refused = True, False
+                    self.is_refused = False
+                    self.attached.set()
                     await self._draft(call)
         finally:
-            self.is_attached = False
+            self.attached.clear()
             call.cancel()
 
     async def _draft(self, call: AssistCall) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
-        self._call = call
-        writer = asyncio.create_task(self._write_notes(call))
+        writer = asyncio.create_task(self._write(call))
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
                 self._handle(message)
         finally:
-            self._call = None
             writer.cancel()
             while self._sessions:
                 self._sessions.popitem()[1].close()
 
-    async def _write_notes(self, call: AssistCall) -> None:
+    async def _write(self, call: AssistCall) -> None:
+        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
         while (message := await self._outbox.get()) is not None:
-            await self._write(message)
+            await call.write(message)
         await call.done_writing()
-
-    async def _write(self, message: pb.AssistRequest) -> None:
-        """Write a message; do nothing if the stream has ended, since reading finds out why."""
-        async with self._writing:
-            if self._call is not None:
-                with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-                    await self._call.write(message)
 
     def _handle(self, message: pb.AssistResponse) -> None:
         kind = message.WhichOneof("message")
@@ -358,7 +355,7 @@ class AssistStream:
 
         async def send(propose: pb.Propose) -> None:
             proposal = pb.AssistPropose(session_id=session_id, propose=propose)
-            await self._write(pb.AssistRequest(propose=proposal))
+            await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         link = self._link = Link(self._link)
         proposals = ProposalSender(send, link)

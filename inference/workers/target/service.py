@@ -10,8 +10,9 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import Right, caller
 from inference.engine.pool import DraftPool
-from inference.errors import ForbiddenError, IncompatibleDraftError, InvalidRequestError
+from inference.errors import IncompatibleDraftError, InvalidRequestError
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.access import require_any
 from inference.workers.admitting import private_scope
 from inference.workers.convert import PROTOCOL_VERSION
 from inference.workers.target.assist import StreamWorker, serve_worker
@@ -47,9 +48,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             raise InvalidRequestError("the first message of a draft worker must be Attach")
         attach = message.attach
         self._check_fits(attach)
-        if not attach.is_private and Right.WORKER not in caller().rights:
-            name, has = caller().name, ", ".join(sorted(caller().rights))
-            raise ForbiddenError(f"{name} has role {has}: to draft for the requests of others takes role worker")
+        if not attach.is_private:
+            require_any({Right.WORKER}, caller())
         worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
         await serve_worker(worker, self._pool, call)
 

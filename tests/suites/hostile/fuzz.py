@@ -14,8 +14,9 @@ import httpx
 from google.protobuf.message import Message
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.mutator import Mutator
-from tests.suites.hostile.scene import BROKEN, RAW, Scene, Seen, dialled, note_status
+from tests.suites.hostile.scene import BROKEN, RAW, Scene, Seen, dialled, note_status, proposing
 
 NUM_FUZZERS = 4
 CALL_S = 0.5
@@ -38,6 +39,8 @@ async def _fuzz_grpc(scene: Scene, seen: Seen, stop: asyncio.Event, number: int)
         server = draw.choice((scene.target, *scene.grpc_servers))
         with_streams = 0.8 if server == scene.target else 0.02  # others have no method that reads one
         async with dialled(server) as channel:
+            request = scene.request(max_new_tokens=200, schedule=draw.choice((pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)))
+            drafted = rpc.GenerationServiceStub(channel).Generate(request, timeout=20)
             for _ in range(50):
                 if draw.random() >= with_streams:
                     method, seed = draw.choice(unary)
@@ -45,6 +48,7 @@ async def _fuzz_grpc(scene: Scene, seen: Seen, stop: asyncio.Event, number: int)
                 else:
                     method, messages = draw.choice(streams)
                     await _call(channel, method, _disordered(mutator, draw, messages), seen)
+            drafted.cancel()
 
 
 def _unary_seeds() -> list[tuple[str, Message]]:
@@ -69,14 +73,8 @@ def _unary_seeds() -> list[tuple[str, Message]]:
 def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
     """First messages, and what may follow them."""
     branches = [pb.Branch(prefix_length=3, token_ids=[5, 6]), pb.Branch(parent_node=0, token_ids=[7])]
-    propose = pb.VerifyRequest(propose=pb.Propose(branches=branches))
-    assist = pb.AssistRequest(propose=pb.AssistPropose(session_id="1", propose=pb.Propose(branches=branches)))
-    opening = scene.opening(max_new_tokens=200, schedule=pb.SCHEDULE_ASYNC, logprobs=1, stop_token_ids=[9])
-    return [
-        (f"{VERIFICATION}Verify", [opening, propose]),
-        (f"{VERIFICATION}Verify", [scene.opening(max_new_tokens=200), propose]),
-        (f"{VERIFICATION}Assist", [scene.attach(2), assist]),
-    ]
+    method = f"{VERIFICATION}Assist"
+    return [(method, [scene.attach(2, is_private=is_private), proposing(*branches)]) for is_private in (True, False)]
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
@@ -86,22 +84,19 @@ def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> 
     manner = draw.choice(("well", "well", "badly", "in any order"))
     for _ in range(draw.randrange(MESSAGES_A_STREAM)):
         if manner == "well" and draw.random() < 0.98:
-            messages.append(_proposal(draw, type(then)))
+            messages.append(_proposal(draw))
         else:
             messages.append(mutator.message(draw.choice(seeds) if manner == "in any order" else then))
     return messages
 
 
-def _proposal(draw: random.Random, kind: type[Message]) -> bytes:
+def _proposal(draw: random.Random) -> bytes:
     """Branches that may hang anywhere: most are ignored, some are in time."""
     branches = []
     for _ in range(draw.randrange(4)):
         where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}
         branches.append(pb.Branch(**where, token_ids=[draw.randrange(500) for _ in range(draw.randrange(1, 9))]))
-    propose = pb.Propose(branches=branches)
-    if kind is pb.AssistRequest:
-        return pb.AssistRequest(propose=pb.AssistPropose(session_id="1", propose=propose)).SerializeToString()
-    return pb.VerifyRequest(propose=propose).SerializeToString()
+    return proposing(*branches).SerializeToString()
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:

@@ -14,13 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, observed
+from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, observed, proposing
 from tests.support.bombs import BOMBS, field
 
 GENERATE = "/specdec.v1.GenerationService/Generate"
+ASSIST = "/specdec.v1.VerificationService/Assist"
 SILENT = (
-    "/specdec.v1.VerificationService/Verify",
-    "/specdec.v1.VerificationService/Assist",
+    ASSIST,
     GENERATE,
     "/grpc.health.v1.Health/Check",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -42,17 +42,14 @@ async def gzip_bombs(scene: Scene, seen: Seen) -> None:
 
 
 async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
-    """A session that proposes 60 million tokens; one that opens with 5 million biases."""
-    ids = field(2, field(1, b"\x08\x03" + field(3, b"\x01" * 60_000_000)))
-    biases = field(1, field(6, field(9, b"") * 5_000_000))
+    """A worker that proposes 60 million tokens."""
+    ids = field(2, field(2, field(1, b"\x08\x03" + field(3, b"\x01" * 60_000_000))))
     async with dialled(scene.target, ANY_SIZE) as channel:
-        for messages in ([scene.opening().SerializeToString(), ids], [biases]):
-            call = channel.stream_stream("/specdec.v1.VerificationService/Verify", **RAW)(
-                compression=grpc.Compression.Gzip, timeout=30
-            )
+        for is_private in (True, False):
+            call = channel.stream_stream(ASSIST, **RAW)(compression=grpc.Compression.Gzip, timeout=30)
             with suppress(*BROKEN):
-                for message in messages:
-                    await call.write(message)
+                await call.write(scene.attach(1, is_private=is_private).SerializeToString())
+                await call.write(ids)
             await observed(call, seen, "bomb")
 
 
@@ -61,13 +58,29 @@ async def late_branches(scene: Scene, seen: Seen) -> None:
     prompt = [5] * 250
     branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
     async with dialled(scene.target) as channel:
-        call = rpc.VerificationServiceStub(channel).Verify(timeout=30)
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=30)
         with suppress(*BROKEN):
-            await call.write(scene.opening(prompt_token_ids=prompt))
+            await call.write(scene.attach(1, is_private=True))
+            request = scene.request(token_ids=pb.TokenIds(ids=prompt))
+            answer = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
             for _ in range(100):
-                await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches)))
-            await call.write(pb.VerifyRequest(propose=pb.Propose(branches=branches * 64)))
+                await call.write(proposing(*branches))
+            await call.write(proposing(*branches * 64))
+            await observed(answer, seen, "branches")
         await observed(call, seen, "branches")
+
+
+async def early_names(scene: Scene, seen: Seen) -> None:
+    """Draft tokens by the megabyte for requests that never come."""
+    branches = [pb.Branch(prefix_length=3, token_ids=[5] * 250)] * 16
+    async with dialled(scene.target) as channel:
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=30)
+        with suppress(*BROKEN):
+            await call.write(scene.attach(1, is_private=True))
+            for number in range(2000):
+                await call.write(proposing(*branches, session_id=f"{number}" * 100))
+                seen["early names"] += 1
+        call.cancel()
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
@@ -120,19 +133,20 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
     """Drafts that propose for each pass as much as a tree holds, and are never right."""
-    async with dialled(scene.target) as channel:
-        await asyncio.gather(*(_wide_round(channel, scene, seen) for _ in range(2)))
+    async with dialled(scene.target) as first, dialled(scene.target) as second:
+        await asyncio.gather(*(_wide_round(channel, scene, seen) for channel in (first, second)))
 
 
 async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
-    call, length = rpc.VerificationServiceStub(channel).Verify(timeout=10), 3
+    call, length = rpc.VerificationServiceStub(channel).Assist(timeout=10), 3
     with suppress(*BROKEN):
-        await call.write(scene.opening(schedule=pb.SCHEDULE_SYNC, max_new_tokens=100))
-        while (message := await call.read()) != grpc.aio.EOF:
-            length = max(length, message.commit.position + len(message.commit.token_ids))
-            branch = pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)
-            await call.write(pb.VerifyRequest(propose=pb.Propose(branches=[branch])))
-    await observed(call, seen, "wide rounds")
+        await call.write(scene.attach(1, is_private=True))
+        answer = rpc.GenerationServiceStub(channel).Generate(scene.request(max_new_tokens=100), timeout=10)
+        while (message := await answer.read()) != grpc.aio.EOF:
+            length = max(length, message.delta.position + len(message.delta.token_ids))
+            await call.write(proposing(pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)))
+        await observed(answer, seen, "wide rounds")
+    call.cancel()
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
@@ -239,19 +253,20 @@ async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
         if message.WhichOneof("message") == "open":
             length = len(message.open.open.prompt_token_ids)
             branch = pb.Branch(prefix_length=length, token_ids=ids)
-            propose = pb.AssistPropose(session_id=message.open.session_id, propose=pb.Propose(branches=[branch]))
-            await call.write(pb.AssistRequest(propose=propose))
+            await call.write(proposing(branch, session_id=message.open.session_id))
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
-    """Drafts that never read, one after another: each has a slot until the target loses patience."""
+    """Clients that never read, with silent workers: each has a slot until the target loses patience."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
         async with dialled(scene.target, DEAF) as channel:
-            call = rpc.VerificationServiceStub(channel).Verify(timeout=60)
+            call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
             with suppress(*BROKEN):
-                await call.write(scene.opening(schedule=schedules[seen["deaf session"] % 2]))
-                await call.code()
+                await call.write(scene.attach(1, is_private=True))
+                request = scene.request(schedule=schedules[seen["deaf session"] % 2])
+                await rpc.GenerationServiceStub(channel).Generate(request, timeout=60).code()
+            call.cancel()
             seen["deaf session"] += 1
 
 
@@ -347,8 +362,8 @@ async def half_open(scene: Scene, seen: Seen) -> None:
 
 
 QUICK: tuple[Recipe, ...] = (
-    gzip_bombs, bombs_on_streams, late_branches, flood, long_texts, dear_prompts, dear_grammars, dear_sampling,
-    wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
+    gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars,
+    dear_sampling, wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
 """One after another."""
 PATIENT: tuple[Recipe, ...] = (

@@ -23,6 +23,8 @@ DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahe
 ANY_SIZE: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, ExecuteBatchError)
 """What grpcio raises on a call that the server has ended meanwhile."""
+NAME = bytes(range(16))
+"""Name of a session for the worker of its client; it counts on one connection alone."""
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 
 
@@ -47,17 +49,21 @@ class Scene:
     def http_ports(self) -> tuple[int, ...]:
         return self.gateway_port, self.fused_port
 
-    def opening(self, **fields: Any) -> pb.VerifyRequest:
-        """The first message of a draft's session."""
-        known = {"protocol_version": 1, "tokenizer_fingerprint": self.fingerprint, "vocab_size": self.vocab_size}
-        asked = {"prompt_token_ids": [5, 6, 7], "sampling": pb.SamplingParams(seed=1), "max_new_tokens": 500}
-        return pb.VerifyRequest(open=pb.Open(**{**known, **asked, **fields}))
+    def request(self, **fields: Any) -> pb.GenerateRequest:
+        """A request for which the client's own worker drafts under `NAME`, in rounds unless the fields differ."""
+        asked = {"token_ids": pb.TokenIds(ids=[5, 6, 7]), "max_new_tokens": 500, "schedule": pb.SCHEDULE_SYNC}
+        return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
-    def attach(self, num_slots: int) -> pb.AssistRequest:
-        """The first message of a pool worker."""
-        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
-        attach.num_slots = num_slots
+    def attach(self, num_slots: int, *, is_private: bool = False) -> pb.AssistRequest:
+        """The first message of a worker."""
+        attach = pb.Attach(protocol_version=2, tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
+        attach.num_slots, attach.is_private = num_slots, is_private
         return pb.AssistRequest(attach=attach)
+
+
+def proposing(*branches: pb.Branch, session_id: str = NAME.hex()) -> pb.AssistRequest:
+    """A worker's proposal, for the request of its own client unless it names another."""
+    return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 
 @asynccontextmanager

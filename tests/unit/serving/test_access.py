@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,26 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.watched import UnusableError
 from inference.caller import Caller, Right, request_context
 from inference.config import ConnectionConfig, DialSecurity, PortSecurity
+from inference.engine.pool import DraftPool
+from inference.engine.target import TargetEngine
 from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
+from inference.text.vocabulary import Vocabulary
 from inference.workers import access, admitting
 from inference.workers.access import Access, rights_of_call
 from inference.workers.completion import CompletionRequest
+from inference.workers.convert import PROTOCOL_VERSION
 from inference.workers.dialling import credentials_of
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.remote import card_of_target
+from inference.workers.target.service import VerificationServicer
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, YesMan, entry, https, served, token_of
+from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder
 
-ROLES = ("client", "draft", "worker", "ops", "admin")
+ROLES = ("client", "worker", "ops", "admin")
+WORDS = Vocabulary("f", VOCAB_SIZE)
 EDGE = "spiffe://example.org/edge"
 
 
@@ -51,7 +59,7 @@ def trust(tmp_path: Path) -> Pki:
 @pytest.fixture
 def auth_file(tmp_path: Path) -> Path:
     path = tmp_path / "auth.toml"
-    certificate = f'[[certificate]]\nname = "edge"\nsan = "{EDGE}"\nroles = ["draft"]\n'
+    certificate = f'[[certificate]]\nname = "edge"\nsan = "{EDGE}"\nroles = ["client"]\n'
     path.write_text("".join(entry(role, role) for role in ROLES) + certificate)
     return path
 
@@ -73,7 +81,6 @@ def dialling(trust: Pki, *, token: str | None = None, certificate: str | None = 
 METHODS = {
     "client": "/specdec.v1.GenerationService/Generate",
     "model": "/specdec.v1.GenerationService/GetModel",
-    "draft": "/specdec.v1.VerificationService/Verify",
     "worker": "/specdec.v1.VerificationService/Assist",
     "load": "/specdec.v1.GenerationService/GetLoad",
     "drain": "/specdec.v1.GenerationService/Drain",
@@ -126,8 +133,7 @@ async def refusal(begin: Any) -> str | None:
 
 
 ALLOWED = {
-    "client": {"client", "model", "load", "health"},
-    "draft": {"draft", "model", "health"},
+    "client": {"client", "model", "worker", "load", "health"},
     "worker": {"worker", "health"},
     "ops": {"ops", "load", "health"},
     "admin": {"load", "drain", "health"},
@@ -147,7 +153,12 @@ async def test_a_role_grants_its_rights_alone(at: Served, trust: Pki) -> None:
         refused = await refusals(at.grpc, dialling(trust, token=token_of(role)))
         assert set(refused) == set(METHODS) - ALLOWED[role]
         for name, words in refused.items():
-            wanted = {"model": "client or draft", "load": "admin or client or ops", "drain": "admin"}.get(name, name)
+            wanted = {
+                "model": "client",
+                "worker": "client or worker",
+                "load": "admin or client or ops",
+                "drain": "admin",
+            }.get(name, name)
             assert words == f"PERMISSION_DENIED: {role} has role {role}, and this needs {wanted}"
 
 
@@ -183,21 +194,21 @@ async def test_http_asks_for_the_same_tokens(at: Served, trust: Pki) -> None:
             headers = {"Authorization": f"Bearer {token_of(role)}"}
             return (await client.get(f"https://127.0.0.1:{port}{path}", headers=headers)).status_code
 
-        assert [await status("/v1/models", role) for role in ROLES] == [200, 403, 403, 403, 403]
-        assert [await status("/metrics", role) for role in ROLES] == [403, 403, 403, 200, 403]
-        assert [await status("/", role, at.metrics) for role in ROLES] == [403, 403, 403, 200, 403]
-        assert [await status("/health", role) for role in ROLES] == [200] * 5
+        assert [await status("/v1/models", role) for role in ROLES] == [200, 403, 403, 403]
+        assert [await status("/metrics", role) for role in ROLES] == [403, 403, 200, 403]
+        assert [await status("/", role, at.metrics) for role in ROLES] == [403, 403, 200, 403]
+        assert [await status("/health", role) for role in ROLES] == [200] * 4
         assert (await client.get(f"https://127.0.0.1:{at.http}/")).status_code == 200  # the page asks for a token
         assert (await client.get(f"http://127.0.0.1:{at.probes}/readyz")).status_code == 200
-        body, key = {"prompt": "x"}, {"Authorization": f"Bearer {token_of('draft')}"}
+        body, key = {"prompt": "x"}, {"Authorization": f"Bearer {token_of('worker')}"}
         answer = await client.post(f"https://127.0.0.1:{at.http}/v1/completions", json=body, headers=key)
         assert answer.json()["error"]["code"] == "insufficient_permissions"
 
 
 async def test_a_certificate_is_a_role_on_its_own_port(at: Served, trust: Pki, tmp_path: Path) -> None:
     edge = dialling(trust, certificate=EDGE)
-    assert set(await refusals(at.mtls, edge)) == set(METHODS) - ALLOWED["draft"]
-    assert (await refusals(at.mtls, edge))["worker"] == "PERMISSION_DENIED: edge has role draft, and this needs worker"
+    assert set(await refusals(at.mtls, edge)) == set(METHODS) - ALLOWED["client"]
+    assert (await refusals(at.mtls, edge))["drain"] == "PERMISSION_DENIED: edge has role client, and this needs admin"
     other = await refusals(at.mtls, dialling(trust, certificate="spiffe://example.org/other"))
     words = "PERMISSION_DENIED: the certificate of spiffe://example.org/other has no role here"
     assert other == dict.fromkeys(METHODS, words)
@@ -230,8 +241,20 @@ async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_f
         assert await remote.model() == CARD
 
 
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        (entry("other", "worker"), "the token is not known here"),
+        (entry("worker", "client"), "worker has lost role worker"),
+    ],
+)
 async def test_a_revoked_pool_worker_is_let_go(
-    trust: Pki, auth_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    left: str,
+    words: str,
+    trust: Pki,
+    auth_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The story: its one call lasts for ever, so that its owner went on reading everybody's prompts for as long as the
     connection held, whatever the file said."""
@@ -252,12 +275,12 @@ async def test_a_revoked_pool_worker_is_let_go(
             cut_in_half(auth_file)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(reading := asyncio.ensure_future(call.read())), 0.3)
-            write(auth_file, entry("other", "worker"))
-            with pytest.raises(grpc.aio.AioRpcError, match="the token is not known here"):
+            write(auth_file, left)
+            with pytest.raises(grpc.aio.AioRpcError, match=words):
                 await reading
     (line,) = [record.getMessage() for record in caplog.records if record.name == "specdec.audit"]
     assert "caller=worker" in line
-    assert line.endswith(f"status=UNAUTHENTICATED at {METHODS['worker']}")
+    assert re.search(rf"status=(UNAUTHENTICATED|PERMISSION_DENIED) at {METHODS['worker']}$", line)
 
 
 async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: Pki) -> None:
@@ -268,14 +291,69 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
                 await card_of_target(fleet)
 
 
+async def attaching(port: int, security: DialSecurity, **fields: Any) -> str:
+    """Attach a draft worker, with these fields of Attach; return its id, or the refusal."""
+    words = {"tokenizer_fingerprint": WORDS.fingerprint, "vocab_size": WORDS.size}
+    attach = pb.Attach(**{"protocol_version": PROTOCOL_VERSION, "num_slots": 1, **words, **fields})
+    async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
+        call = rpc.VerificationServiceStub(channel).Assist()
+        try:
+            await call.write(pb.AssistRequest(attach=attach))
+            return str((await call.read()).attached.worker_id)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return f"{(await call.code()).name}: {await call.details()}"
+        finally:
+            call.cancel()
+
+
+def verification() -> VerificationServicer:
+    return VerificationServicer(DraftPool(TargetEngine(ScriptedDecoder())), WORDS)
+
+
 @pytest.mark.parametrize("insecure", [True, False])
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
-    """A stranger's Attach was sent the prompts of everybody, and their answers."""
+    """A stranger's Attach was sent the prompts of everybody, and their answers. A private worker sees its own alone."""
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
-    async with served(security, host="0.0.0.0") as at:
-        refused = await refusals(at.grpc, DialSecurity() if insecure else dialling(trust))
+    async with served(security, verification=verification(), host="0.0.0.0") as at:
+        dial = DialSecurity() if insecure else dialling(trust)
+        refusal = await attaching(at.grpc, dial)
+        assert (await attaching(at.grpc, dial, is_private=True)).startswith("w")
     words = "PERMISSION_DENIED: without an auth file all may do everything but help: worker needs an --auth_file"
-    assert refused == {"worker": words}
+    assert refusal == words
+
+
+async def test_a_client_may_draft_for_itself_alone(trust: Pki, auth_file: Path) -> None:
+    async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file), verification=verification()) as at:
+
+        async def answer(role: str, **fields: Any) -> str:
+            return await attaching(at.grpc, dialling(trust, token=token_of(role)), **fields)
+
+        for role, is_private in (("client", True), ("worker", False), ("worker", True)):
+            assert (await answer(role, is_private=is_private)).startswith("w")
+        assert (await answer("worker", protocol_version=1)).startswith("w")
+        words = "PERMISSION_DENIED: client has role client, and this needs worker"
+        assert await answer("client") == words
+        for fields, refusal in UNFIT:
+            assert re.match(refusal, await answer("worker", **fields))
+
+
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"protocol_version": 0}, "FAILED_PRECONDITION: .* version 0, the target 1 to 2"),
+    ({"protocol_version": 3}, "FAILED_PRECONDITION: .* version 3, the target 1 to 2"),
+    ({"tokenizer_fingerprint": "another"}, "FAILED_PRECONDITION: .*one vocabulary"),
+    ({"num_slots": 0}, "INVALID_ARGUMENT: num_slots 0"),
+    ({"num_slots": 4097}, "INVALID_ARGUMENT: num_slots 4097"),
+]
+
+
+def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files of version 1 stay usable; the role never becomes `worker`, which sees the prompts of all."""
+    file = tmp_path / "auth.toml"
+    file.write_text(entry("edge", "draft"))
+    access = Access(file)
+    assert access.by_token(f"Bearer {token_of('edge')}", frozenset({Right.CLIENT})).rights == {Right.CLIENT}
+    (record,) = caplog.records
+    assert record.getMessage() == 'edge: role "draft" counts as "client", which may draft for its own requests'
 
 
 async def test_on_loopback_everybody_is_welcome() -> None:
@@ -293,7 +371,7 @@ BROKEN = {
     "[[token]]": "name None is none of",
     '[[token]]\nname = "a"\nroles = ["client"]': "a: sha256 is missing",
     '[[token]]\nname = "a"\nroles = ["client"]\nsha256 = "12"': "a: sha256 is not 64 hexadecimal digits",
-    entry("a", "root"): "roles .'root'. are none of client, draft, worker, ops, admin",
+    entry("a", "root"): "roles .'root'. are none of client, worker, ops, admin",
     entry("a", "client") * 2: "name a is there twice",
     entry("a", "client", "limit = 3"): "a has limit; known are limits, name",
     entry("a", "client", "limits = { n = 0 }"): "a: limit n 0 is no whole number from 1 on",

@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from inference.workers.target.verification import VerificationServicer
 
 from grpc_comm import server as grpc_server
 from grpc_comm.channel import open_channel
@@ -32,7 +33,6 @@ from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
 from inference.workers.observer import Observer
 from inference.workers.status import to_status
-from inference.workers.target.verification import VerificationServicer
 from tests.support.completers import ScriptedCompleter
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at

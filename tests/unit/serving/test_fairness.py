@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
+from inference.workers.draft.worker import DraftWorker
+from inference.workers.target.verification import VerificationServicer
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.caller import Caller, request_context
@@ -27,11 +29,9 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
-from inference.workers.target.verification import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.ports import served
 from tests.support.scripted import until

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inference.workers.draft.worker import DraftWorker
+from inference.workers.target.verification import VerificationServicer
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.caller import Caller
@@ -32,12 +34,10 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.worker import DraftWorker
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet, connected
 from inference.workers.local import LocalCompleter
 from inference.workers.observer import Observer
-from inference.workers.target.verification import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
 from tests.support.servers import card_of

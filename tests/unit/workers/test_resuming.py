@@ -18,8 +18,8 @@ from inference.request import Provenance
 from inference.scheduling.retry_budget import RetryBudget
 from inference.workers import resuming as module
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import Fleet
+from inference.workers.failover import Drafter, FailoverCompleter
+from inference.workers.fleet import Fleet, Replica
 from inference.workers.remote import RemoteCompleter
 from tests.support.certificates import pki
 
@@ -35,6 +35,7 @@ async def generated(
     *streams: Exception | Delta,
     timeout_s: float = 30.0,
     link: ConnectionConfig = NOBODY,
+    drafter: Drafter | None = None,
 ) -> list[int]:
     """Return the tokens of a client whose servers each give one delta, and then are lost, or fail at once."""
     left = list(streams)
@@ -52,7 +53,7 @@ async def generated(
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     link = replace(link, reconnect_timeout_s=timeout_s)
     async with Fleet(link.targets, link.security) as fleet:
-        events = FailoverCompleter(fleet, link).complete(REQUEST)
+        events = FailoverCompleter(fleet, link, drafter).complete(REQUEST)
         return [token_id async for event in events if isinstance(event, Delta) for token_id in event.token_ids]
 
 
@@ -97,6 +98,22 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
         await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link)
     await target.close()
     assert await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link) == [7, 8]  # no server is there: lost
+
+
+class Waiting:
+    """A draft worker in the client's process, which drafts nothing."""
+
+    def complete(
+        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
+    ) -> AsyncGenerator[Event, None]:
+        return remote.complete(request)
+
+
+async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = (*[LOST] * 5, Delta(2, (7,)), LAST)
+    assert await generated(monkeypatch, *steps, drafter=Waiting()) == [7, 8]
+    with pytest.raises(UnavailableError, match="link is gone"):
+        await generated(monkeypatch, *steps)
 
 
 async def test_commits_without_a_token_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
