@@ -226,16 +226,29 @@ class DraftPool:
         self._alone[session.id], self._help[session.id] = session, _Help()
         if name := session.request.draft_session:
             self._named[name] = session
-            scope, _, help_id = name.rpartition("/")
-            worker = self._private.get(f"{scope}/")
+            worker = self._private_of(session)
             if worker is None:
                 logger.info("session %s: its private draft worker is not attached on its connection", session.id)
-            elif (early := self._workers[worker].early.pop(name, None)) is not None:
-                if not early.is_declined:
-                    self._propose_private(worker, self._workers[worker], help_id, early.branches)
-            elif _in_rounds(session):
-                self._hand(session, worker)
+            else:
+                self._begin_private(session, worker, self._workers[worker])
         self._lend()
+
+    def _begin_private(self, session: VerificationSession, worker: Worker, record: _Record) -> None:
+        """Let a private worker help a new session: now, or from its first proposal on."""
+        name = session.request.draft_session
+        early = record.early.pop(name, None)
+        if early is None:
+            if _in_rounds(session):
+                self._hand(session, worker)
+        elif early.is_declined:
+            self._help[session.id].useless.add(worker.id)
+        else:
+            self._propose_private(worker, record, name.removeprefix(worker.scope), early.branches)
+
+    def _private_of(self, session: VerificationSession) -> Worker | None:
+        """Return the private worker of the session's client, if it is attached on the session's connection."""
+        scope, slash, _ = session.request.draft_session.rpartition("/")
+        return self._private.get(scope + slash)
 
     def _adopt(self, session: VerificationSession, worker: Worker) -> None:
         """Let its client's private worker help a session, in the place of another worker."""
@@ -289,12 +302,13 @@ class DraftPool:
         self._lend()
 
     def _lend(self) -> None:
-        """Assign workers to sessions that decode alone, the worker with most room first."""
+        """Assign workers of the pool to sessions that decode alone, the worker with most room first."""
         for session in list(self._alone.values()):
-            worker = self._choice(self._help[session.id].useless)
-            if worker is None:
-                continue
-            self._hand(session, worker)
+            useless, private = self._help[session.id].useless, self._private_of(session)
+            if private is not None and private.id not in useless:
+                continue  # its proposals are on their way
+            if (worker := self._choice(useless)) is not None:
+                self._hand(session, worker)
 
     def _choice(self, useless: set[str]) -> Worker | None:
         """Return the worker with most room whose id is not in `useless`; None if there is none."""
