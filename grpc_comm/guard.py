@@ -41,6 +41,11 @@ FIRST_MESSAGE_S = 30.0
 """Longest wait for a call's first message: half a megabyte takes a slow link a while."""
 MAX_WAITING = 256
 """Limit of calls that wait for their first message."""
+GONE = {
+    "/specdec.v1.VerificationService/Verify": "Verify ended with protocol_version 1: a draft worker with requests "
+    "calls Generate with a draft_session, and attaches by Assist with is_private (docs/changes.md)"
+}
+"""Methods of earlier versions by name, and what takes their place."""
 _MOVED = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down: go on at another one")
 
 
@@ -119,6 +124,8 @@ class Guard(grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the guarded method of a call. gRPC calls this for each call; a method is wrapped only once."""
         method, name = await continuation(handler_call_details), handler_call_details.method
+        if method is None and name in GONE:
+            return grpc.stream_stream_rpc_method_handler(_refuse_gone)
         if method is not None and name not in self._methods:
             self._methods[name] = self._guarded(method, name)
         return self._methods.get(name)
@@ -190,6 +197,10 @@ class Guard(grpc.aio.ServerInterceptor):
             logger.error("a call failed unexpectedly", exc_info=exc)
             return Status(grpc.StatusCode.INTERNAL, "unexpected failure; the server's log has the cause")
         return status
+
+
+async def _refuse_gone(_: object, context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "; ".join(GONE.values()))
 
 
 def _handler(method: Any) -> Handler:
