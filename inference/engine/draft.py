@@ -11,13 +11,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference.engine.draft_session import DraftPath, DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
 from inference.model.decoder import Matcher
 from inference.model.proposer import Draft, DraftToken, Proposer
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.request import Grammar, SamplingParams
 from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
@@ -37,7 +38,12 @@ class _Extending:
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
-    """Engine that batches the chains of many sessions over one proposer; without `grammars` it ignores grammars."""
+    """Engine that batches the chains of many sessions over one proposer.
+
+    Args:
+        grammars: grammars over the target's tokens; without them the engine ignores the grammars of requests.
+        token_map: the targets' ids as the draft model has them.
+    """
 
     def __init__(
         self,
@@ -46,10 +52,12 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         max_waiting: int = 64,
         grammars: Grammars | None = None,
         prefix_caching: bool = True,
+        token_map: TokenMap = SAME_IDS,
     ) -> None:
         super().__init__(proposer, max_waiting=max_waiting, prefix_caching=prefix_caching)
         self._proposer = proposer
         self._grammars = grammars
+        self._token_map = token_map
         self._confidence = Confidence()
         self.num_branches = proposer.num_branches
         self._recent_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
@@ -86,12 +94,13 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             output_start: position of the first output token; None if there is no output yet.
             grammar: the request's grammar. Without it fewer draft tokens are accepted.
             cache_salt: the request's cache salt.
-            vocab_size: number of the target's token ids; None if it is the draft's own.
+            vocab_size: number of the target's token ids; None if all of the draft's are among them.
 
         Raises:
             CapacityError: slots and queue are full.
             UnavailableError: the engine is stopping.
         """
+        token_map = self._token_map if vocab_size is None else replace(self._token_map, num_ids=vocab_size)
         session = DraftSession(
             token_ids,
             sampling,
@@ -101,7 +110,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             confidence=self._confidence,
             grammar=grammar,
             cache_salt=cache_salt,
-            vocab_size=vocab_size,
+            token_map=token_map,
         )
         self._enter(session)
         return session

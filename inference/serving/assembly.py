@@ -22,6 +22,7 @@ from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetE
 from inference.model.decoder import CompiledDecoder, Decoder
 from inference.model.proposer import Proposer
 from inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.observe.metrics import SlotLoad
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
@@ -34,7 +35,7 @@ from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
-from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
 from inference.workers.completion import ModelCard
 from inference.workers.draft.worker import DraftWorker
 from inference.workers.fleet import Fleet
@@ -44,12 +45,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """Loaded proposer, the tokenizer of its directory, its vocabulary, and whether prefixes are kept."""
+    """Loaded proposer, the target's tokenizer and vocabulary as it has them, and whether prefixes are kept."""
 
     proposer: Proposer
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     prefix_caching: bool = True
+    token_map: TokenMap = SAME_IDS
 
     @property
     def model(self) -> object:
@@ -142,7 +144,7 @@ async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     drafting = await load_proposer(_with_more_slots(draft, num_spare))
     require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
-    decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
+    decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length, drafting.token_map)
     share = drafting.vocabulary.share_of(backend.vocab_size)
     models = backend, drafting.model
     return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share, models)
@@ -179,7 +181,11 @@ def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
-    """Load a draft model, or prepare prompt lookup."""
+    """Load a draft model, or prepare prompt lookup.
+
+    Raises:
+        IncompatibleDraftError: the draft has another tokenizer than the target, and too few tokens of it.
+    """
     model = config.model_with_branches
     if model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
@@ -193,8 +199,14 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
         logger.info("%d of the slots are for branches, %d per sequence", num_shared, proposer.num_branches)
     elif config.branches:
         logger.warning("no branches: this backend cannot fork a slot")
-    words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
-    return LoadedDraft(proposer, tokenizer, words, model.prefix_caching)
+    target = tokenizer if config.tokenizer_path == model.path else Tokenizer.load(config.tokenizer_path)
+    if target.fingerprint == tokenizer.fingerprint:
+        words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
+        return LoadedDraft(proposer, target, words, model.prefix_caching)
+    joined = token_map(tokenizer, backend.vocab_size, target, min_share=config.min_vocabulary_share)
+    words = Vocabulary(target.fingerprint, target.num_ids, joined.num_shared)
+    logger.info("draft and target have other tokenizers: %d of %d ids in common", joined.num_shared, words.size)
+    return LoadedDraft(proposer, target, words, model.prefix_caching, joined)
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
@@ -222,8 +234,13 @@ async def draft_worker(
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
     """Return an engine over a loaded draft, not running yet."""
     grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
-    caching = draft.prefix_caching
-    return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars, prefix_caching=caching)
+    return DraftEngine(
+        draft.proposer,
+        max_waiting=max_waiting,
+        grammars=grammars,
+        prefix_caching=draft.prefix_caching,
+        token_map=draft.token_map,
+    )
 
 
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:

@@ -189,7 +189,7 @@ async def help_targets(
     ports = Ports(config, observe)
     credentials_of(security)
     loaded = await load_proposer(proposer)
-    metrics = Metrics(model_name(proposer.tokenizer_path), role="draft")
+    metrics = Metrics(model_name(proposer.model.path if proposer.model else proposer.tokenizer_path), role="draft")
     with observed(observe) as observers:
         async with running(draft_engine(loaded, max_waiting=0)) as engine:
             metrics.watch(engine)

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
@@ -27,6 +28,10 @@ MAX_REASON_CHARACTERS = 200
 """Limit of a chat template's error message, which is sent to the client."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+"""Space as SentencePiece writes it."""
+Piece: TypeAlias = tuple[bytes, bool]
+"""Bytes of a token, and whether it is special: then they are its name."""
 
 
 class Tokenizer:
@@ -122,12 +127,40 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, a whole character or not: a special token's name; none of an unknown id."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
-        if token is None:
-            return b""
+        return b"" if token is None else self._bytes_of(token)
+
+    def _bytes_of(self, token: str) -> bytes:
         if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         match = _BYTE_TOKEN.fullmatch(token)
-        return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
+        return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
+
+    def pieces(self) -> dict[Piece, int]:
+        """Return the id of each token by its bytes; an ordinary token comes before the fallback for its one byte."""
+        found: dict[Piece, int] = {}
+        for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
+            if self._is_byte_level or not _BYTE_TOKEN.fullmatch(token):
+                found.setdefault((self._bytes_of(token), token_id in self.special_ids), token_id)
+        for byte in range(0 if self._is_byte_level else 256):
+            if (token_id := self._id_of_byte(byte)) is not None:
+                found.setdefault((bytes([byte]), False), token_id)
+        return found
+
+    def encode_bytes(self, data: bytes) -> tuple[int, ...]:
+        """Return the token ids of bytes within a text: no space is put before them, and they may be no whole UTF-8.
+
+        Bytes that the tokenizer has no token for are left out.
+        """
+        model = self._tokenizer.backend_tokenizer.model
+        try:
+            spelled = "".join(map(_CHARACTERS.__getitem__, data)) if self._is_byte_level else data.decode()
+            return tuple(token.id for token in model.tokenize(spelled.replace(" ", _SPACE)))
+        except Exception:  # parts of a character, or what the model has no token for
+            return tuple(each for each in map(self._id_of_byte, data) if each is not None)
+
+    def _id_of_byte(self, byte: int) -> int | None:
+        token_id: int | None = self._tokenizer.backend_tokenizer.token_to_id(f"<0x{byte:02X}>")
+        return token_id
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens within a sequence: a leading space stays, and special tokens have their names."""
@@ -225,7 +258,8 @@ def _characters_of_bytes() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+_CHARACTERS = _characters_of_bytes()
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTERS)}
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:
