@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
 from operator import itemgetter
@@ -30,6 +31,8 @@ MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; eac
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
+_ESCAPES = re.compile(r"([^\udc80-\udcff]*)([\udc80-\udcff]?)")
+"""Text, and perhaps a byte after it that is no whole character, as Python escapes it."""
 Piece: TypeAlias = tuple[bytes, bool]
 """Bytes of a token, and whether it is special: then they are its name."""
 
@@ -151,12 +154,19 @@ class Tokenizer:
 
         Bytes that the tokenizer has no token for are left out.
         """
-        model = self._tokenizer.backend_tokenizer.model
-        try:
-            spelled = "".join(map(_CHARACTERS.__getitem__, data)) if self._is_byte_level else data.decode()
-            return tuple(token.id for token in model.tokenize(spelled.replace(" ", _SPACE)))
-        except Exception:  # parts of a character, or what the model has no token for
-            return tuple(each for each in map(self._id_of_byte, data) if each is not None)
+        if self._is_byte_level:
+            return self._ids_of("".join(map(_CHARACTERS.__getitem__, data)))
+        token_ids: list[int] = []
+        for text, part_of_character in _ESCAPES.findall(data.decode(errors="surrogateescape")):
+            token_ids += self._ids_of(text.replace(" ", _SPACE))
+            if part_of_character and (token_id := self._id_of_byte(ord(part_of_character) & 0xFF)) is not None:
+                token_ids.append(token_id)
+        return tuple(token_ids)
+
+    def _ids_of(self, spelled: str) -> tuple[int, ...]:
+        with suppress(Exception):  # whatever the library raises where its model lacks a token
+            return tuple(token.id for token in self._tokenizer.backend_tokenizer.model.tokenize(spelled))
+        return ()
 
     def _id_of_byte(self, byte: int) -> int | None:
         token_id: int | None = self._tokenizer.backend_tokenizer.token_to_id(f"<0x{byte:02X}>")

@@ -126,3 +126,21 @@ def _spelled(data: bytes) -> str | None:
 
 def _fast(tokenizer: Tokenizer, first: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=first.bos_token, eos_token=first.eos_token)
+
+
+def unigram(first: PreTrainedTokenizerFast, texts: list[str], num_ids: int) -> PreTrainedTokenizerFast:
+    """Return a SentencePiece unigram tokenizer with fallbacks for bytes, trained on these texts."""
+    special = [str(each) for each in (first.bos_token, first.eos_token) if each]
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=num_ids, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+    )
+    trained.train_from_iterator(texts, trainer)
+    pieces = [(token, score) for token, score in json.loads(trained.to_str())["model"]["vocab"] if token != "<unk>"]
+    fallbacks = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    vocabulary = [("<unk>", 0.0), *((each, 0.0) for each in special), *fallbacks, *pieces]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    tokenizer.add_special_tokens(["<unk>", *special])
+    fields = {**json.loads(tokenizer.to_str()), **_SENTENCEPIECE}
+    return _fast(Tokenizer.from_str(json.dumps(fields)), first)
