@@ -6,6 +6,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Limit of a message, gRPC's own default; servers of long contexts take more, see `server_options`."""
 MIN_REQUEST_BYTES = 640 * 1024
 """Request size that every server takes: a text of 128k tokens; even empty submessages parse within 50 ms."""
+MAX_ANSWER_BYTES = 17 * 1024 * 1024
+"""Limit of a server's message, for a tokenizer of 16 MiB."""
 _BYTES_PER_TOKEN = 5
 _BYTES_BESIDE_TOKENS = 64 * 1024
 MAX_CONNECTIONS = 4096
@@ -34,8 +36,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Despite its name, the time that a dial may take. By default a dial that gets no answer hangs for 20 s.
     ("grpc.min_reconnect_backoff_ms", 3_000),
-    # Most answers are a few tokens; the longest carries a chat template.
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Most answers are a few tokens; the longest carries a tokenizer, to a draft worker.
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", -1),  # the server enforces its own limit
 ]
 
