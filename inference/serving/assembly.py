@@ -15,10 +15,11 @@ from inference.backends.registry import has_fixed_slots, load_backend, load_deco
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.contract import SessionT, VerificationEngine
-from inference.engine.draft import DraftEngine
+from inference.engine.draft import DraftEngine, TargetWords
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
+from inference.errors import IncompatibleDraftError
 from inference.model.decoder import CompiledDecoder, Decoder
 from inference.model.proposer import Proposer
 from inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
@@ -45,13 +46,46 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """Loaded proposer, the target's tokenizer and vocabulary as it has them, and whether prefixes are kept."""
+    """Loaded proposer, its target's tokenizer, and its ids as the proposer has them.
+
+    Attributes:
+        prefix_caching: whether prefixes are kept.
+        own: the draft model's tokenizer and rows; None if there is no model.
+    """
 
     proposer: Proposer
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     prefix_caching: bool = True
     token_map: TokenMap = SAME_IDS
+    own: tuple[Tokenizer, int] | None = None
+    min_share: float = 0.0
+
+    def for_target(self, tokenizer: Tokenizer) -> LoadedDraft:
+        """Return this draft for a target with another tokenizer, which takes a second if that has many ids.
+
+        Raises:
+            IncompatibleDraftError: the draft has too few of its tokens, or no model.
+        """
+        if self.own is None:
+            raise IncompatibleDraftError(f"prompt lookup has tokenizer {self.tokenizer.fingerprint} alone")
+        if tokenizer.fingerprint == self.own[0].fingerprint:
+            words, joined = Vocabulary(tokenizer.fingerprint, self.own[1]), SAME_IDS
+        else:
+            joined = token_map(*self.own, tokenizer, min_share=self.min_share)
+            words = Vocabulary(tokenizer.fingerprint, tokenizer.num_ids, joined.num_shared)
+            logger.info("draft and target have two tokenizers: %d of %d ids are in both", words.num_shared, words.size)
+        return replace(self, tokenizer=tokenizer, vocabulary=words, token_map=joined)
+
+    def words_of(self, tokenizer: Tokenizer) -> TargetWords:
+        """Return the tokens of a target with another tokenizer; see `for_target`."""
+        draft = self.for_target(tokenizer)
+        return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
+
+    @property
+    def grammars(self) -> Grammars:
+        """Return a compiler of grammars over the target's tokens."""
+        return Grammars(GrammarCompiler(self.tokenizer, self.vocabulary.size))
 
     @property
     def model(self) -> object:
@@ -199,14 +233,10 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
         logger.info("%d of the slots are for branches, %d per sequence", num_shared, proposer.num_branches)
     elif config.branches:
         logger.warning("no branches: this backend cannot fork a slot")
-    target = tokenizer if config.tokenizer_path == model.path else Tokenizer.load(config.tokenizer_path)
-    if target.fingerprint == tokenizer.fingerprint:
-        words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
-        return LoadedDraft(proposer, target, words, model.prefix_caching)
-    joined = token_map(tokenizer, backend.vocab_size, target, min_share=config.min_vocabulary_share)
-    words = Vocabulary(target.fingerprint, target.num_ids, joined.num_shared)
-    logger.info("draft and target have other tokenizers: %d of %d ids in common", joined.num_shared, words.size)
-    return LoadedDraft(proposer, target, words, model.prefix_caching, joined)
+    words, own = Vocabulary(tokenizer.fingerprint, backend.vocab_size), (tokenizer, backend.vocab_size)
+    caching, share = model.prefix_caching, config.min_vocabulary_share
+    loaded = LoadedDraft(proposer, tokenizer, words, caching, own=own, min_share=share)
+    return loaded if config.tokenizer_path == model.path else loaded.for_target(Tokenizer.load(config.tokenizer_path))
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
@@ -233,11 +263,10 @@ async def draft_worker(
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
     """Return an engine over a loaded draft, not running yet."""
-    grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
     return DraftEngine(
         draft.proposer,
         max_waiting=max_waiting,
-        grammars=grammars,
+        grammars=draft.grammars,
         prefix_caching=draft.prefix_caching,
         token_map=draft.token_map,
     )

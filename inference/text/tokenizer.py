@@ -5,22 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from inspect import signature
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
-from inference.errors import ConfigError, InvalidRequestError
+from inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
 from inference.text.calls.formats import HERMES, MARKERS
 from inference.text.chat import Chat
-from inference.text.plain_tokenizer import load_plain, names_generic_class
+from inference.text.plain_tokenizer import PlainTokenizer, load_plain, names_generic_class
 from inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
@@ -28,6 +31,10 @@ MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
 """Limit of a chat template's error message, which is sent to the client."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
+MAX_PACKED_BYTES = 16 * 1024 * 1024
+"""Limit of a tokenizer that is sent to another process."""
+MAX_TOKENIZER_BYTES = 16 * MAX_PACKED_BYTES
+"""Limit of its tokenizer.json; compressed, a few megabytes could fill a process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
@@ -181,6 +188,24 @@ class Tokenizer:
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
+
+    @cache  # noqa: B019 - a process has one tokenizer or two
+    def packed(self) -> bytes:
+        """Return what `unpacked` reads: a tokenizer.json, compressed. The first call may take a second."""
+        return zlib.compress(self.to_json().encode())
+
+    @classmethod
+    def unpacked(cls, packed: bytes, eos_token_ids: frozenset[int]) -> Tokenizer:
+        """Read the tokenizer of another process.
+
+        Raises:
+            IncompatibleDraftError: the bytes are no tokenizer, or too long a one.
+        """
+        try:
+            text = zlib.decompressobj().decompress(packed, MAX_TOKENIZER_BYTES)
+            return cls(PlainTokenizer(Backend.from_str(text.decode()), None), eos_token_ids)
+        except Exception as exc:  # whatever broken bytes make the libraries raise
+            raise IncompatibleDraftError(f"the target's tokenizer cannot be read ({exc})") from exc
 
     def to_json(self) -> str:
         """Return the text of a tokenizer.json for this tokenizer."""
