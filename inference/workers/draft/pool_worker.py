@@ -21,7 +21,7 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import ANYBODY, harmless_id, request_context
 from inference.commit import Commit
 from inference.config import PLAIN, DialSecurity
-from inference.engine.draft import DraftEngine
+from inference.engine.draft import DraftEngine, TargetWords
 from inference.engine.target import check_token_ids
 from inference.errors import (
     CapacityError,
@@ -34,7 +34,8 @@ from inference.errors import (
 from inference.observe.metrics import Metrics
 from inference.request import GenerationRequest, Grammar
 from inference.scheduling.link import Link
-from inference.text.vocabulary import Vocabulary
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.dialling import check_link, credentials_of, named
 from inference.workers.draft.proposals import ProposalSender
@@ -58,16 +59,18 @@ class Offer:
     """Offer of a worker to a target.
 
     Attributes:
-        vocabulary: vocabulary of the draft model.
+        vocabulary: vocabulary in whose ids the engine drafts.
         gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
+        learn: makes drafts in the ids of another tokenizer possible, on a thread; None: such targets are refused.
     """
 
     vocabulary: Vocabulary
     gamma: int
     num_slots: int
     security: DialSecurity = PLAIN
+    learn: Callable[[Tokenizer], TargetWords] | None = None
 
 
 class PoolWorker:
@@ -106,8 +109,7 @@ class PoolWorker:
     @property
     def vocabulary_share(self) -> float:
         """Return the share of a target's ids that the draft can propose, the least of its targets'."""
-        sizes = (stream.vocab_size for stream, _ in self._streams.values())
-        return min(map(self._offer.vocabulary.share_of, sizes), default=1.0)
+        return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
         """Wait until all targets refuse this worker; return only by an error.
@@ -180,6 +182,7 @@ class PoolStream:
         self._metrics = metrics
         self.is_attached = self.is_refused = False
         self.vocab_size = offer.vocabulary.size
+        self._words: TargetWords | None = None  # of a target with another tokenizer
         self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
         self._sessions: dict[str, PoolSession] = {}
 
@@ -219,13 +222,14 @@ class PoolStream:
 
     async def _attach(self, stub: rpc.VerificationServiceStub) -> None:
         """Open one stream to the target, and draft until it ends."""
-        call, words = stub.Assist(), self._offer.vocabulary
+        call, words = stub.Assist(), self.vocabulary
         self._outbox = asyncio.Queue(MAX_OUTBOX)
         attach = pb.Attach(
             protocol_version=PROTOCOL_VERSION,
             tokenizer_fingerprint=words.fingerprint,
             vocab_size=words.size,
             num_slots=self._offer.num_slots,
+            takes_tokenizer=self._offer.learn is not None,
         )
         dialled = time.monotonic()
         try:
@@ -233,12 +237,30 @@ class PoolStream:
                 await call.write(pb.AssistRequest(attach=attach))
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
+                    round_trip_s = time.monotonic() - dialled
+                    await self._learn(answer.attached)
                     logger.info("attached as %s", answer.attached.worker_id)
                     self.is_attached, self.is_refused = True, False
-                    await self._draft(call, time.monotonic() - dialled)
+                    await self._draft(call, round_trip_s)
         finally:
             self.is_attached = False
             call.cancel()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Return the vocabulary in whose ids this worker drafts for the target."""
+        return self._offer.vocabulary if self._words is None else self._words.vocabulary
+
+    async def _learn(self, attached: pb.Attached) -> None:
+        """Draft in the ids of the target's tokenizer, if it sent one; the next streams to it need not send it again.
+
+        Raises:
+            IncompatibleDraftError: the draft has too few of its tokens.
+        """
+        if attached.tokenizer and self._offer.learn is not None:
+            eos = frozenset(attached.eos_token_ids)
+            tokenizer = await asyncio.to_thread(Tokenizer.unpacked, attached.tokenizer, eos)
+            self._words = await asyncio.to_thread(self._offer.learn, tokenizer)
 
     async def _draft(self, call: AssistCall, round_trip_s: float) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
@@ -290,7 +312,9 @@ class PoolStream:
     def _open(self, message: pb.AssistOpen, link: Link) -> None:
         request = open_from_message(message.open)
         # Sizes are bounded, since the counts of a session with penalties have an entry per id.
-        self.vocab_size = replace(self._offer.vocabulary, size=message.open.vocab_size or self.vocab_size).size
+        fingerprint = message.open.tokenizer_fingerprint or self.vocabulary.fingerprint
+        require_one_vocabulary(self.vocabulary, Vocabulary(fingerprint, self.vocabulary.size))
+        self.vocab_size = replace(self.vocabulary, size=message.open.vocab_size or self.vocab_size).size
         check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
         if request.gamma is None:
             request = replace(request, gamma=self._offer.gamma)
@@ -300,7 +324,9 @@ class PoolStream:
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
         proposals = ProposalSender(send, link)
-        session = PoolSession(self._engine, request, proposals, self._metrics, vocab_size=self.vocab_size)
+        session = PoolSession(
+            self._engine, request, proposals, self._metrics, vocab_size=self.vocab_size, words=self._words
+        )
         self._sessions[message.session_id] = session
 
 
@@ -322,8 +348,10 @@ class PoolSession:
         metrics: Metrics,
         *,
         vocab_size: int,
+        words: TargetWords | None = None,
     ) -> None:
         self._engine = engine
+        self._words = words
         self._proposals = proposals
         self._draft = engine.open(
             request.prompt_token_ids,
@@ -331,6 +359,7 @@ class PoolSession:
             output_start=request.output_start,
             cache_salt=request.cache_salt,
             vocab_size=vocab_size,
+            words=words,
         )
         self._runner = Runner(engine, self._draft, proposals.link, gamma=request.gamma or 0)
         self._end = len(request.prompt_token_ids) + request.max_new_tokens
@@ -343,7 +372,7 @@ class PoolSession:
     async def _add_grammar(self, grammar: Grammar) -> None:
         """Compile the grammar, and let the draft obey it from then on."""
         try:
-            self._draft.grammar = await self._engine.compiled(grammar)
+            self._draft.grammar = await self._engine.compiled(grammar, self._words)
         except SpecDecError as exc:  # the target accepted it: versions differ, or this worker is busy
             logger.warning("a session is drafted for without its grammar: %s", exc)
 

@@ -92,14 +92,15 @@ def checked_slots(num_slots: int) -> int:
     return num_slots
 
 
-async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, *, pass_us: int) -> None:
-    """Let the pool use the worker until its stream ends.
+async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
+    """Let the pool use the worker until its stream ends; `attached` is the answer that it gets first.
 
     Raises:
         InvalidRequestError: the worker sent a message that no draft may send.
         UnavailableError: the worker does not read its messages.
     """
-    await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pass_us)))
+    attached.worker_id = worker.id
+    await call.write(pb.AssistResponse(attached=attached))
     pool.attach(worker)
     jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
     tasks = [asyncio.create_task(job) for job in jobs]

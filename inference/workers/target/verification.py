@@ -23,6 +23,7 @@ from inference.errors import IncompatibleDraftError, InvalidRequestError, Unavai
 from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import grammar_version
+from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.convert import (
@@ -49,6 +50,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         card: card of the target; draft workers must have its vocabulary, and resumed sessions its model.
         idle_timeout_s: seconds that a session may hold its slot without a proposal.
         observer: observes every session.
+        tokenizer: the target's, which pool workers with another one get; None: they are refused.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -61,7 +63,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         *,
         idle_timeout_s: float,
         observer: Observer,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
         self._engine = engine
         self._pool = pool
         self._vocabulary = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
@@ -117,8 +121,21 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     async def Assist(self, _: object, call: Call) -> None:
         """Serve one draft worker of the pool until it leaves."""
         attach = (await _first(call, "attach", of="a pool worker")).attach
+        attached = await self._attached(attach)
+        await serve_worker(StreamWorker(attach, self._vocabulary), self._pool, call, attached)
+
+    async def _attached(self, attach: pb.Attach) -> pb.Attached:
+        """Return the answer to a worker, with the tokenizer if it has another one, and takes this one."""
+        attached = pb.Attached(pass_us=self._engine.pass_us)
+        has_ours = attach.tokenizer_fingerprint == self._vocabulary.fingerprint
+        if not has_ours and attach.takes_tokenizer and self._tokenizer is not None:
+            packed = await asyncio.to_thread(self._tokenizer.packed)
+            if len(packed) <= MAX_PACKED_BYTES:
+                attached.tokenizer = packed
+                attached.eos_token_ids.extend(sorted(self._tokenizer.eos_token_ids))
+                attach.tokenizer_fingerprint = self._vocabulary.fingerprint  # the worker's from now on
         self._check_fits(attach, one_size=False)
-        await serve_worker(StreamWorker(attach, self._vocabulary), self._pool, call, pass_us=self._engine.pass_us)
+        return attached
 
     async def _open(self, message: pb.Open) -> VerificationSession:
         self._check_fits(message, one_size=True)
