@@ -296,8 +296,8 @@ def model_card(
     name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
     """Return the answer of GetModel."""
-    limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
+    limits, words = (generator.max_length, generator.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
+    return ModelCard(name, topology, *limits, *words, defaults, model_id, tokenizer)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

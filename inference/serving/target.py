@@ -60,10 +60,7 @@ def host_of(
     if topology == TARGET:
         generator = pool = DraftPool(engine, max_worker_slots=server.max_worker_slots)
         idle_timeout_s, observer = server.idle_timeout_s, observers.of_sessions(metrics)
-        words = running.tokenizer
-        servicers.append(
-            VerificationServicer(engine, pool, card, idle_timeout_s=idle_timeout_s, observer=observer, tokenizer=words)
-        )
+        servicers.append(VerificationServicer(engine, pool, card, idle_timeout_s=idle_timeout_s, observer=observer))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id)
     completer = observers.around(local, metrics, model=name)
     operation = Operation(engine, may_drain=server.ends_by_call)

@@ -20,11 +20,17 @@ from inference.request import (
 )
 from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
+from inference.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Description of a served model, as GetModel answers it; `model_id` is empty if it is unknown."""
+    """Description of a served model, as GetModel answers it.
+
+    Attributes:
+        model_id: empty if it is unknown.
+        tokenizer: the model's, in its server's process; None elsewhere.
+    """
 
     name: str
     topology: str
@@ -34,6 +40,7 @@ class ModelCard:
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
     model_id: str = ""
+    tokenizer: Tokenizer | None = field(default=None, compare=False)
 
     def named(self, name: str | None) -> ModelCard:
         """Return the card under another name; None keeps its own."""

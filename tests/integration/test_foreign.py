@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from transformers import PreTrainedModel
 
 from comparison.run.proxy import delay_proxy
 from grpc_comm.channel import open_channel
@@ -55,7 +56,7 @@ class Models:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     root, theirs = tmp_path_factory.mktemp("models"), foreign(tiny_tokenizer(), "sentencepiece", num_removed=4)
 
-    def model() -> object:
+    def model() -> PreTrainedModel:
         return tiny_model("llama", vocab_size=NUM_TOKENIZER_IDS, seed=1, max_position_embeddings=2048)
 
     model().save_pretrained(root / "target")
@@ -83,8 +84,8 @@ async def servers(models: Models) -> AsyncGenerator[Servers, None]:
         target = await stack.enter_async_context(target_server(models.target, *SLOW))
         edge = draft_server(models.draft, target, "--tokenizer", str(models.target), "--metrics_port", str(ports[0]))
         fused = fused_server(models.target, models.draft, "--metrics_port", str(ports[1]))
-        both = await asyncio.gather(*map(stack.enter_async_context, (edge, fused)))
-        yield Servers(target, *both, ports)
+        draft_worker, pair = await asyncio.gather(*map(stack.enter_async_context, (edge, fused)))
+        yield Servers(target, draft_worker, pair, ports)
 
 
 def requests() -> list[CompletionRequest]:

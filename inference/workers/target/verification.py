@@ -23,7 +23,7 @@ from inference.errors import IncompatibleDraftError, InvalidRequestError, Unavai
 from inference.request import Provenance
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text.grammar_source import grammar_version
-from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
+from inference.text.tokenizer import MAX_PACKED_BYTES
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.convert import (
@@ -47,10 +47,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
     Args:
         engine: engine that verifies.
         pool: pool of the draft workers that attach.
-        card: card of the target; draft workers must have its vocabulary, and resumed sessions its model.
+        card: card of the target; draft workers must have its vocabulary, or take its tokenizer, and resumed sessions
+            have its model.
         idle_timeout_s: seconds that a session may hold its slot without a proposal.
         observer: observes every session.
-        tokenizer: the target's, which pool workers with another one get; None: they are refused.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -63,12 +63,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         *,
         idle_timeout_s: float,
         observer: Observer,
-        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
         self._engine = engine
         self._pool = pool
         self._vocabulary = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
+        self._tokenizer = card.tokenizer
         self._model_id = card.model_id
         self._idle_timeout_s = idle_timeout_s
         self._observer = observer

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from inference.backends.pytorch.backend import TorchBackend
-from inference.model.proposer import Draft
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Span
 from inference.model.token_map import TokenMap
 from inference.request import SamplingParams
 from inference.speculation import model_proposer as module
@@ -139,7 +140,8 @@ def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])
     monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 2)
-    proposer, results = ModelProposer(backend), []
+    proposer = ModelProposer(backend)
+    results: list[list[DraftToken] | None] = []
     while not results or results[-1] is None:
         results += proposer.extend([draft])
     assert results[-1] == whole[0]
@@ -164,10 +166,13 @@ def watched(backend: TorchBackend, proposer: ModelProposer, drafts: Sequence[Dra
     """Return how many tokens a step reads for each draft; check what it chooses."""
     widths: list[int] = []
     forward = backend.forward
-    backend.forward = lambda spans: (widths.extend(len(span.token_ids) for span in spans), forward(spans))[1]  # type: ignore[method-assign]
-    try:
+
+    def forward_measured(spans: Sequence[Span]) -> object:
+        widths.extend(len(span.token_ids) for span in spans)
+        return forward(spans)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "forward", forward_measured)
         chosen = ids_of(proposer.extend(drafts))
-    finally:
-        del backend.forward  # type: ignore[method-assign]
     assert chosen == [fresh(backend, draft) for draft in drafts]
     return widths
