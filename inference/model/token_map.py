@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.model.slots import Array
-from inference.tokens import TokenView, common_length, logged
+from inference.tokens import TokenView, common_length, has_same_log, logged
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class TokenMap:
     columns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
     own_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
     prefix: tuple[int, ...] = field(default=(), compare=False)
-    _moved: dict[Any, Array] = field(default_factory=dict, compare=False)  # the columns, by device
+    _moved: dict[Any, tuple[Array, Array]] = field(default_factory=dict, compare=False)
+    """Logit of what the draft lacks, and the columns, by device."""
 
     @property
     def num_shared(self) -> int | None:
@@ -70,9 +71,12 @@ class TokenMap:
             cut[:, self.num_ids :] = -math.inf
             return cut
         if device not in self._moved:
-            self._moved[device] = xp.asarray(self.columns, device=device)
-        lacking = xp.full((num_rows, 1), -math.inf, dtype=logits.dtype, device=device)
-        return xp.take(xp.concat((lacking, logits), axis=-1), self._moved[device][: self.num_ids], axis=-1)
+            lacking = xp.full((1, 1), -math.inf, dtype=logits.dtype, device=device)
+            self._moved[device] = lacking, xp.asarray(self.columns, device=device)
+        lacking, columns = self._moved[device]
+        if num_rows > 1:
+            lacking = xp.broadcast_to(lacking, (num_rows, 1))
+        return xp.take(xp.concat((lacking, logits), axis=-1), columns[: self.num_ids], axis=-1)
 
 
 SAME_IDS = TokenMap()
@@ -83,17 +87,21 @@ class Reading:
 
     def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
         self.token_map = token_map
-        self._log: Sequence[int] = ()
+        self._last: Sequence[int] = ()
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return what the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
         if not self.token_map.name:
             return token_ids
-        log, tail = logged(token_ids)
-        num_read = len(self._log)
-        if not num_read or common_length(self._log, log) < num_read:  # another sequence, whose views may still exist
+        if not has_same_log(token_ids, self._last):
+            self._read(logged(token_ids)[0], logged(self._last)[0])
+        self._last = token_ids
+        tail = token_ids.tail if isinstance(token_ids, TokenView) else ()
+        return TokenView(self._own, tail=self.token_map.read(tail))
+
+    def _read(self, log: Sequence[int], last: Sequence[int]) -> None:
+        num_read = len(last)
+        if not num_read or common_length(last, log) < num_read:  # another sequence; views of the last may still exist
             num_read, self._own = 0, [*self.token_map.prefix]
         self._own.extend(self.token_map.read(log[num_read:]))
-        self._log = log
-        return TokenView(self._own, tail=self.token_map.read(tail))
