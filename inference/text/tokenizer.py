@@ -33,7 +33,7 @@ MAX_REASON_CHARACTERS = 200
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
 MAX_PACKED_BYTES = 16 * 1024 * 1024
 """Limit of a tokenizer that is sent to another process."""
-MAX_TOKENIZER_BYTES = 16 * MAX_PACKED_BYTES
+MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
 """Limit of its tokenizer.json; compressed, a few megabytes could fill a process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"

@@ -88,9 +88,10 @@ def token_map(own: Tokenizer, num_rows: int, target: Tokenizer, *, min_share: fl
         min_share: least share of the target's tokens that the draft must have.
 
     Raises:
-        IncompatibleDraftError: the draft has fewer.
+        IncompatibleDraftError: the draft has fewer, or the target more than any vocabulary may have.
     """
-    own_pieces, columns = own.pieces(), np.zeros(target.num_ids, dtype=np.int64)
+    size = Vocabulary(target.fingerprint, target.num_ids).size  # an id of a peer's tokenizer may be any number
+    own_pieces, columns = own.pieces(), np.zeros(size, dtype=np.int64)
     for piece, token_id in target.pieces().items():
         if (own_id := own_pieces.get(piece, num_rows)) < num_rows:
             columns[token_id] = 1 + own_id

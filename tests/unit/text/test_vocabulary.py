@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from inference.config import BUNDLED_DRAFT
 from inference.errors import IncompatibleDraftError
 from inference.model.token_map import Reading, TokenMap
-from inference.text.tokenizer import Tokenizer
+from inference.text.plain_tokenizer import PlainTokenizer
+from inference.text.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
 from inference.text.vocabulary import token_map
 from inference.tokens import TokenView
 from tests.support.models import tiny_tokenizer
@@ -108,3 +112,20 @@ def test_rows_that_a_model_lacks_are_not_proposed() -> None:
     assert cut.columns.max() == 2000
     assert cut.num_shared == 2000
     assert np.array_equal(cut.columns, np.where(whole.columns > 2000, 0, whole.columns))
+
+
+def test_a_peers_tokenizer_cannot_fill_the_memory() -> None:
+    """One id of 10^9 would take 8 GB of columns; and a few kilobytes may unpack to any length."""
+    far = Backend(WordLevel({"a": 10**9}, unk_token="a"))
+    target = Tokenizer(PlainTokenizer(far, None), frozenset())
+    with pytest.raises(IncompatibleDraftError, match="exceeds the limit"):
+        token_map(BUNDLED, 2048, target, min_share=0.0)
+    with pytest.raises(IncompatibleDraftError, match="cannot be read"):
+        Tokenizer.unpacked(zlib.compress(b" " * 2 * MAX_TOKENIZER_BYTES), frozenset())
+
+
+def test_a_tokenizer_survives_packing() -> None:
+    sent = Tokenizer.unpacked(BUNDLED.packed(), BUNDLED.eos_token_ids)
+    assert (sent.fingerprint, sent.eos_token_ids) == (BUNDLED.fingerprint, BUNDLED.eos_token_ids)
+    assert sent.pieces() == BUNDLED.pieces()
+    assert sent.encode(TEXTS[0]) == BUNDLED.encode(TEXTS[0])
