@@ -16,6 +16,7 @@ import grpc
 
 from grpc_comm.channel import open_channel
 from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.options import WORKER_OPTIONS
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import ANYBODY, harmless_id, request_context
@@ -194,7 +195,8 @@ class PoolStream:
             HandshakeError: the target can be reached but not trusted.
         """
         lost = False
-        async with open_channel(self.address, credentials_of(self._offer.security)) as channel:
+        credentials = credentials_of(self._offer.security)
+        async with open_channel(self.address, credentials, options=WORKER_OPTIONS) as channel:
             stub = rpc.VerificationServiceStub(channel)
             while True:
                 try:

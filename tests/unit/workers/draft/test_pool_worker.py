@@ -24,7 +24,7 @@ from inference.engine.draft import DraftEngine, TargetWords
 from inference.errors import HandshakeError, IncompatibleDraftError, InternalError
 from inference.observe.metrics import Metrics
 from inference.serving.processes import free_port
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft import pool_worker as module
 from inference.workers.draft.pool_worker import Offer, PoolStream, PoolWorker
@@ -215,7 +215,9 @@ async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> Non
     """After a lost link the worker attaches with the vocabulary that it has learned, and need not get it again."""
     tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
-    target.tokenizer = tokenizer.packed()
+    target.tokenizer = tokenizer.packed() + bytes(
+        MAX_PACKED_BYTES - 100_000
+    )  # as long as one may be; the end is ignored
     learned: list[tuple[str, frozenset[int]]] = []
 
     def learn(given: Tokenizer) -> TargetWords:
