@@ -8,7 +8,7 @@ from typing import cast
 
 import grpc
 
-from grpc_comm.options import CHANNEL_OPTIONS
+from grpc_comm.options import CHANNEL_OPTIONS, Options
 from grpc_comm.secured import Credentials, Headers, SecuredChannel
 from grpc_comm.tls import ClientTls, greeting
 
@@ -23,18 +23,21 @@ class HandshakeError(UnreachableError):
     """Failure to agree on TLS with a server; dialling again does not help."""
 
 
-def open_channel(address: str, credentials: Credentials | None = None, *headers: Headers) -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: Credentials | None = None, *headers: Headers, options: Options = CHANNEL_OPTIONS
+) -> grpc.aio.Channel:
     """Open a channel to HOST:PORT, which connects when it is first used; close it when done.
 
     Args:
         headers: are added to each call.
+        options: gRPC's options of the channel.
 
     Raises:
         UnusableError: the credentials' files cannot be used.
     """
     if credentials is None and not headers:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return cast(grpc.aio.Channel, SecuredChannel(address, credentials or Credentials(), *headers))
+        return grpc.aio.insecure_channel(address, options=options)
+    return cast(grpc.aio.Channel, SecuredChannel(address, credentials or Credentials(), *headers, options=options))
 
 
 async def wait_until_ready(

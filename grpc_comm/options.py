@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Limit of a message, gRPC's own default; servers of long contexts take more, see `server_options`."""
 MIN_REQUEST_BYTES = 640 * 1024
@@ -12,6 +15,8 @@ MAX_CONNECTIONS = 4096
 """Limit of connections, each of which takes a file descriptor; further ones are closed at once."""
 MAX_STREAMS_PER_CONNECTION = 256
 """Limit of calls on a connection; further ones wait at the client. Our clients have some tens on one channel."""
+
+Options: TypeAlias = Sequence[tuple[str, int]]
 
 _COMMON: list[tuple[str, int]] = [
     # A peer that vanished without closing its connection is noticed after 10 + 5 seconds.
@@ -52,6 +57,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Two servers must not share a port by accident: the second one fails to listen.
     ("grpc.so_reuseport", 0),
 ]
+
+
+# To a draft worker a target may send its tokenizer, of 16 MiB.
+WORKER_OPTIONS = [*{**dict(CHANNEL_OPTIONS), "grpc.max_receive_message_length": 17 * 1024 * 1024}.items()]
 
 
 def max_request_bytes(max_length: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.options import CHANNEL_OPTIONS
+from grpc_comm.options import CHANNEL_OPTIONS, Options
 from grpc_comm.tls import ClientTls
 from grpc_comm.watched import UnusableError, Watched
 
@@ -75,17 +75,20 @@ class SecuredChannel:
 
     Args:
         headers: functions whose headers are added to each call's own.
+        options: gRPC's options of the channel.
 
     Raises:
         UnusableError: the credentials' files cannot be used. Later, the last good version stays in use.
     """
 
-    def __init__(self, address: str, credentials: Credentials, *headers: Headers) -> None:
+    def __init__(
+        self, address: str, credentials: Credentials, *headers: Headers, options: Options = CHANNEL_OPTIONS
+    ) -> None:
         self._address = address
         self._headers = headers
         self._token = credentials.token
         tls = credentials.tls
-        self._options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS]
+        self._options: list[tuple[str, Any]] = [*options]
         if tls is not None and tls.server_name is not None:
             self._options.append(("grpc.ssl_target_name_override", tls.server_name))
         self._tls = None if tls is None else watched_keys(tls)

@@ -263,16 +263,18 @@ class ProposerConfig:
     """Source of draft tokens: a model, or the sequence itself (prompt lookup).
 
     Attributes:
-        tokenizer_path: directory of the tokenizer and of the config.json that has the drafts' vocabulary.
-        model: draft model; None looks drafts up in the sequence.
+        tokenizer_path: directory of the target's tokenizer, and for lookup of the config.json with its vocabulary.
+        model: draft model, whose own tokenizer may be another; None looks drafts up in the sequence.
         num_slots: sequences drafted at once.
         branches: most branches of each sequence; the model gets further slots for them.
+        min_vocabulary_share: least share of the target's tokens that a draft with another tokenizer must have.
     """
 
     tokenizer_path: Path
     model: ModelConfig | None
     num_slots: int = setting(REQUIRED, "--batch", within=BATCH)
     branches: int = setting(0, within=BRANCHES)
+    min_vocabulary_share: float = setting(0.5, "--min_vocabulary_share SHARE", within=Range(0.0, 1.0))
 
     def __post_init__(self) -> None:
         _require_model(self.tokenizer_path)

@@ -72,11 +72,18 @@ def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail
 
 
+def has_same_log(ours: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Return whether two views differ in their tails alone; False of a sequence that is no view."""
+    if not isinstance(ours, TokenView) or not isinstance(theirs, TokenView) or ours._log is not theirs._log:
+        return False
+    return (ours._start, ours._end) == (theirs._start, theirs._end)
+
+
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Return the length of the common prefix; the part that two views share of one log is not compared."""
     start, length = 0, min(len(ours), len(theirs))
     if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
-        if (ours._start, ours._end) == (theirs._start, theirs._end):  # a chain and its extension, at each draft token
+        if has_same_log(ours, theirs):  # a chain and its extension, at each draft token
             return ours._end - ours._start + common_length(ours.tail, theirs.tail)
         start = min(ours._end, theirs._end) - ours._start if ours._start == theirs._start else 0
     for first in range(start, length, _PART):  # parts make a difference cheap to find, and compare at C speed

@@ -56,8 +56,7 @@ def _roles(config: ComparisonConfig, contender: Contender | None) -> dict[str, T
         fixed = {"no-adaptive_gamma": True} if len(config.gammas) > 1 else {}  # as it was measured
         length = gamma + backend.one_graph(draft)  # one graph counts the target's token too
         return {"fused_target": {"target_model": target, "draft_model": draft, "gamma": length, **fixed, **on}}
-    table: Table = {"model": draft, "gamma": gamma}
-    table |= {"tokenizer": target} if draft == NGRAM else {}
+    table: Table = {"model": draft, "tokenizer": target, "gamma": gamma}
     table |= {"backend": backend.draft_name} if backend.draft_name != AUTO and draft != NGRAM else {}
     table |= {"dtype": backend.draft_dtype} if backend.draft_dtype and draft != NGRAM else {}
     table |= {"schedule": contender.schedule.value} if contender.schedule else {}

@@ -17,7 +17,6 @@ from pathlib import Path
 from comparison.plan.backend import SHARED_TARGET, Server, server_flags
 from comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from inference.cli.models import NGRAM
 from inference.config import model_name
 from inference.errors import SpecDecError, UnavailableError
 from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
@@ -113,8 +112,7 @@ class Deployment:
             is_sweep = len(self._config.gammas) > 1  # over lengths, not limits
             fixed = ["--no-adaptive_gamma"] if is_sweep else []
             return ["--target_model", target, "--draft_model", draft, "--port", str(port), *gamma, *fixed]
-        flags = ["--model", draft, *gamma, "--branches", str(server.branches)]
-        flags += ["--tokenizer", target] if draft == NGRAM else []
+        flags = ["--model", draft, "--tokenizer", target, *gamma, "--branches", str(server.branches)]
         if server.pooled:
             link = self._draft_links[replace(server, role="target", number=0)]
             return [*flags, "--attach", link.address]

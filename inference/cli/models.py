@@ -26,7 +26,7 @@ from inference.config import (
 )
 from inference.errors import ConfigError, InvalidRequestError
 from inference.request import RequestDefaults
-from inference.serving.hub import is_hub_id, model_directory
+from inference.serving.hub import OF_TOKENIZERS, WANTED, is_hub_id, model_directory
 from inference.settings import group, same, setting
 
 logger = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class LoadingSettings(Loading):
         return ModelConfig(path, pass_time=self.emulation.target, **values)
 
     def proposer(self, draft: str, *, tokenizer: Path, num_threads: int, neuron: NeuronOptions) -> ProposerConfig:
-        """Return the configuration of a draft: a model, or ngram with the tokenizer of another model."""
+        """Return the configuration of a draft, a model or ngram, that drafts in the tokens of a tokenizer."""
         if draft == NGRAM:
             return ProposerConfig(tokenizer, None, self.num_slots)
         model = self.target(Path(draft), num_threads=num_threads, neuron=neuron)
-        return ProposerConfig(model.path, replace(model, pass_time=self.emulation.draft), self.num_slots)
+        return ProposerConfig(tokenizer, replace(model, pass_time=self.emulation.draft), self.num_slots)
 
     def neuron_options(
         self, *, gamma: int = 0, method: str | None = None, tp_degree: int | None = None
@@ -131,7 +131,8 @@ class Models:
         for field, name in self.REVISIONS.items():
             model, revision = getattr(self, field), name and getattr(self, name)
             if model is not None and is_hub_id(str(model)):
-                fetched[field] = type(model)(model_directory(str(model), revision))
+                wanted = OF_TOKENIZERS if field == "tokenizer" else WANTED
+                fetched[field] = type(model)(model_directory(str(model), revision, wanted))
                 unused.discard(name or "")
         for name in unused:
             raise ConfigError(
@@ -163,22 +164,29 @@ class OneModel(Models):
 
 @dataclass(frozen=True, slots=True)
 class DraftModel(Models):
-    """Settings of a draft worker's model, or of prompt lookup instead of one."""
+    """Settings of a draft worker's model, or of prompt lookup instead of one.
+
+    Attributes:
+        tokenizer: model directory whose tokenizer the target has, where the draft has another (default: the draft's).
+        tokenizer_revision: branch, tag or commit of the model with that tokenizer.
+    """
 
     SECTION: ClassVar = "model"
-    REVISIONS: ClassVar = {"path": "revision", "tokenizer": "revision"}
+    REVISIONS: ClassVar = {"path": "revision", "tokenizer": "tokenizer_revision"}
 
     path: str = setting(str(BUNDLED_DRAFT), "--model --draft_model DIR", help=DRAFT_TEXT)
-    tokenizer: Path = setting(
-        BUNDLED_DRAFT, "--tokenizer DIR", help=f"with {NGRAM}: model directory whose tokenizer is used"
-    )
+    tokenizer: Path | None = setting(None, "--tokenizer DIR")
+    tokenizer_revision: str | None = setting(None, "--tokenizer_revision REV")
+    min_vocabulary_share: float = same(ProposerConfig, "min_vocabulary_share")
     revision: str | None = same(OneModel, "revision")
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self) -> ProposerConfig:
         """Return the draft's configuration: one thread, since a target on this machine takes the other cores."""
         neuron = self.loading.neuron_options()
-        return self.loading.proposer(self.path, tokenizer=self.tokenizer, num_threads=1, neuron=neuron)
+        tokenizer = self.tokenizer or Path(BUNDLED_DRAFT if self.path == NGRAM else self.path)
+        config = self.loading.proposer(self.path, tokenizer=tokenizer, num_threads=1, neuron=neuron)
+        return replace(config, min_vocabulary_share=self.min_vocabulary_share)
 
 
 def draft_beside(target: Path, draft: str | None, *, flag: str = "--draft_model", alone: str = "role target") -> str:
@@ -194,7 +202,7 @@ def draft_beside(target: Path, draft: str | None, *, flag: str = "--draft_model"
     if draft is None and target.resolve() == BUNDLED_TARGET.resolve():
         return str(BUNDLED_DRAFT)
     if draft is None or draft == NO_DRAFT:
-        ways = f"{flag} DIR, a smaller model with the same tokenizer; {flag} {NGRAM}, no model; {alone}, no draft"
+        ways = f"{flag} DIR, a smaller model, best with the same tokenizer; {flag} {NGRAM}, no model; {alone}, no draft"
         raise ConfigError(f"target_model {target} has no draft beside it; there are: {ways}")
     return draft
 
@@ -217,6 +225,7 @@ class ModelPair(Models):
     draft: str | None = setting(
         None, "--draft_model DIR", help=f"{DRAFT_TEXT} (default: the bundled one, beside the bundled target alone)"
     )
+    min_vocabulary_share: float = same(ProposerConfig, "min_vocabulary_share")
     revision: str | None = same(OneModel, "revision")
     draft_revision: str | None = setting(None, "--draft_revision REV")
     loading: LoadingSettings = group(LoadingSettings)

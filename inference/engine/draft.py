@@ -11,17 +11,34 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference.engine.draft_session import DraftPath, DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
 from inference.model.decoder import Matcher
 from inference.model.proposer import Draft, DraftToken, Proposer
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.request import Grammar, SamplingParams
 from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 from inference.speculation.grammar import was_step
+from inference.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TargetWords:
+    """Tokens of a target, as a draft model has them.
+
+    Attributes:
+        vocabulary: ids in which the drafts for this target are.
+        grammars: compiler of grammars over these tokens; without it the grammars of requests are ignored.
+    """
+
+    vocabulary: Vocabulary
+    token_map: TokenMap = SAME_IDS
+    grammars: Grammars | None = None
+
 
 _NUM_STEPS = 15  # steps in the median; few, since the first ones of a process are slow
 _Extension = list[DraftToken] | None
@@ -37,7 +54,12 @@ class _Extending:
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
-    """Engine that batches the chains of many sessions over one proposer; without `grammars` it ignores grammars."""
+    """Engine that batches the chains of many sessions over one proposer.
+
+    Args:
+        grammars: grammars over the target's tokens; without them the engine ignores the grammars of requests.
+        token_map: the targets' ids as the draft model has them.
+    """
 
     def __init__(
         self,
@@ -46,10 +68,12 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         max_waiting: int = 64,
         grammars: Grammars | None = None,
         prefix_caching: bool = True,
+        token_map: TokenMap = SAME_IDS,
     ) -> None:
         super().__init__(proposer, max_waiting=max_waiting, prefix_caching=prefix_caching)
         self._proposer = proposer
         self._grammars = grammars
+        self._token_map = token_map
         self._confidence = Confidence()
         self.num_branches = proposer.num_branches
         self._recent_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
@@ -59,14 +83,18 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         """Return the recent median of one step in seconds; 0 while unknown."""
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
-    async def compiled(self, grammar: Grammar | None) -> Matcher | None:
+    async def compiled(self, grammar: Grammar | None, words: TargetWords | None = None) -> Matcher | None:
         """Return a request's grammar, compiled for `open`; None without a grammar or a compiler.
+
+        Args:
+            words: as for `open`.
 
         Raises:
             InvalidRequestError: it has a fault.
             CapacityError: too many grammars are being compiled.
         """
-        return None if grammar is None or self._grammars is None else await self._grammars.matcher(grammar)
+        grammars = self._grammars if words is None else words.grammars
+        return None if grammar is None or grammars is None else await grammars.matcher(grammar)
 
     def open(
         self,
@@ -77,6 +105,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         grammar: Matcher | None = None,
         cache_salt: str = "",
         vocab_size: int | None = None,
+        words: TargetWords | None = None,
     ) -> DraftSession:
         """Queue a sequence for a slot of the draft model.
 
@@ -86,12 +115,16 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             output_start: position of the first output token; None if there is no output yet.
             grammar: the request's grammar. Without it fewer draft tokens are accepted.
             cache_salt: the request's cache salt.
-            vocab_size: number of the target's token ids; None if it is the draft's own.
+            vocab_size: number of the target's token ids; None if all of the draft's are among them.
+            words: tokens of the target, if they are not those of the engine's targets.
 
         Raises:
             CapacityError: slots and queue are full.
             UnavailableError: the engine is stopping.
         """
+        token_map = self._token_map if words is None else words.token_map
+        if vocab_size is not None:
+            token_map = replace(token_map, num_ids=vocab_size)
         session = DraftSession(
             token_ids,
             sampling,
@@ -101,7 +134,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
             confidence=self._confidence,
             grammar=grammar,
             cache_salt=cache_salt,
-            vocab_size=vocab_size,
+            token_map=token_map,
         )
         self._enter(session)
         return session

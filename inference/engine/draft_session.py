@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from inference.engine.prefixes import Prefix
 from inference.model.decoder import Matcher
 from inference.model.proposer import Draft, DraftToken
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.request import SamplingParams
 from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
@@ -79,7 +80,7 @@ class DraftSession:
         confidence: estimates how likely a draft token is to be right, from commits; all sessions share it.
         grammar: matcher of the request's grammar, for this session alone.
         cache_salt: the request's cache salt.
-        vocab_size: number of ids of the session's target; see `Draft`.
+        token_map: the target's ids as the draft model has them.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class DraftSession:
         confidence: Confidence | None = None,
         grammar: Matcher | None = None,
         cache_salt: str = "",
-        vocab_size: int | None = None,
+        token_map: TokenMap = SAME_IDS,
     ) -> None:
         self.slot: int | None = None
         self.committed = list(token_ids)
@@ -101,8 +102,8 @@ class DraftSession:
         self.sampling = sampling
         self._tally = Tally(self.output_start) if sampling.penalizes else None
         self.grammar = grammar
-        self._cache_salt = cache_salt
-        self._vocab_size = vocab_size
+        self._cache_salt = f"{token_map.name}{cache_salt}"  # ids of another tokenizer are other text
+        self._token_map = token_map
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -198,7 +199,7 @@ class DraftSession:
             None if path is self._path else self._path.slot,
             self.grammar,
             self._tally,
-            self._vocab_size,
+            self._token_map,
         )
 
     def _begin_branches(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inference.model.decoder import Matcher
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.request import SamplingParams
 from inference.tokens import Tally
 
@@ -24,7 +25,7 @@ class Draft:
         output_start: as in `Turn`.
         source_slot: another slot that may hold more of the same tokens, and can be copied from.
         grammar, tally: as in `Turn`.
-        vocab_size: number of ids that the target has, where the draft may have others; tokens beyond it are of no use.
+        token_map: the target's ids as the draft model has them.
     """
 
     slot: int
@@ -35,7 +36,7 @@ class Draft:
     source_slot: int | None = None
     grammar: Matcher | None = None
     tally: Tally | None = None
-    vocab_size: int | None = None
+    token_map: TokenMap = SAME_IDS
 
 
 @dataclass(frozen=True, slots=True)

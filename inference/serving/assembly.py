@@ -15,13 +15,15 @@ from inference.backends.registry import has_fixed_slots, load_backend, load_deco
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.contract import SessionT, VerificationEngine
-from inference.engine.draft import DraftEngine
+from inference.engine.draft import DraftEngine, TargetWords
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S
 from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
+from inference.errors import IncompatibleDraftError
 from inference.model.decoder import CompiledDecoder, Decoder
 from inference.model.proposer import Proposer
 from inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.observe.metrics import SlotLoad
 from inference.request import RequestDefaults, SamplingParams
 from inference.sampling.choice import choose_tokens
@@ -34,7 +36,7 @@ from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer, model_vocab_size
-from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
 from inference.workers.completion import ModelCard
 from inference.workers.draft.private import PrivateWorker
 from inference.workers.fleet import Fleet
@@ -45,12 +47,46 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """Loaded proposer, the tokenizer of its directory, its vocabulary, and whether prefixes are kept."""
+    """Loaded proposer, its target's tokenizer, and its ids as the proposer has them.
+
+    Attributes:
+        prefix_caching: whether prefixes are kept.
+        own: the draft model's tokenizer and rows; None if there is no model.
+    """
 
     proposer: Proposer
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     prefix_caching: bool = True
+    token_map: TokenMap = SAME_IDS
+    own: tuple[Tokenizer, int] | None = None
+    min_share: float = 0.0
+
+    def for_target(self, tokenizer: Tokenizer) -> LoadedDraft:
+        """Return this draft for a target with another tokenizer, which takes a second if that has many ids.
+
+        Raises:
+            IncompatibleDraftError: the draft has too few of its tokens, or no model.
+        """
+        if self.own is None:
+            raise IncompatibleDraftError(f"prompt lookup has tokenizer {self.tokenizer.fingerprint} alone")
+        if tokenizer.fingerprint == self.own[0].fingerprint:
+            words, joined = Vocabulary(tokenizer.fingerprint, self.own[1]), SAME_IDS
+        else:
+            joined = token_map(*self.own, tokenizer, min_share=self.min_share)
+            words = Vocabulary(tokenizer.fingerprint, tokenizer.num_ids, joined.num_shared)
+            logger.info("draft and target have two tokenizers: %d of %d ids are in both", words.num_shared, words.size)
+        return replace(self, tokenizer=tokenizer, vocabulary=words, token_map=joined)
+
+    def words_of(self, tokenizer: Tokenizer) -> TargetWords:
+        """Return the tokens of a target with another tokenizer; see `for_target`."""
+        draft = self.for_target(tokenizer)
+        return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
+
+    @property
+    def grammars(self) -> Grammars:
+        """Return a compiler of grammars over the target's tokens."""
+        return Grammars(GrammarCompiler(self.tokenizer, self.vocabulary.size))
 
     @property
     def model(self) -> object:
@@ -143,7 +179,7 @@ async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     drafting = await load_proposer(_with_more_slots(draft, num_spare))
     require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
-    decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
+    decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length, drafting.token_map)
     share = drafting.vocabulary.share_of(backend.vocab_size)
     models = backend, drafting.model
     return _LoadedTarget(decoder, tokenizer, _arithmetic(target, backend), gamma, share, models)
@@ -180,7 +216,11 @@ def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
 
 
 async def load_proposer(config: ProposerConfig) -> LoadedDraft:
-    """Load a draft model, or prepare prompt lookup."""
+    """Load a draft model, or prepare prompt lookup.
+
+    Raises:
+        IncompatibleDraftError: the draft has another tokenizer than the target, and too few tokens of it.
+    """
     model = config.model_with_branches
     if model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
@@ -194,8 +234,10 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
         logger.info("%d of the slots are for branches, %d per sequence", num_shared, proposer.num_branches)
     elif config.branches:
         logger.warning("no branches: this backend cannot fork a slot")
-    words = Vocabulary(tokenizer.fingerprint, backend.vocab_size)
-    return LoadedDraft(proposer, tokenizer, words, model.prefix_caching)
+    words, own = Vocabulary(tokenizer.fingerprint, backend.vocab_size), (tokenizer, backend.vocab_size)
+    caching, share = model.prefix_caching, config.min_vocabulary_share
+    loaded = LoadedDraft(proposer, tokenizer, words, caching, own=own, min_share=share)
+    return loaded if config.tokenizer_path == model.path else loaded.for_target(Tokenizer.load(config.tokenizer_path))
 
 
 EngineT = TypeVar("EngineT", TargetEngine, DraftEngine)
@@ -235,9 +277,13 @@ def reader_of(draft: LoadedDraft, card: ModelCard | None, tokenizer: Tokenizer) 
 
 def draft_engine(draft: LoadedDraft, *, max_waiting: int) -> DraftEngine:
     """Return an engine over a loaded draft, not running yet."""
-    grammars = Grammars(GrammarCompiler(draft.tokenizer, draft.vocabulary.size))
-    caching = draft.prefix_caching
-    return DraftEngine(draft.proposer, max_waiting=max_waiting, grammars=grammars, prefix_caching=caching)
+    return DraftEngine(
+        draft.proposer,
+        max_waiting=max_waiting,
+        grammars=draft.grammars,
+        prefix_caching=draft.prefix_caching,
+        token_map=draft.token_map,
+    )
 
 
 async def _load(config: ModelConfig) -> tuple[Backend, Tokenizer]:
@@ -264,8 +310,8 @@ def model_card(
     name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
     """Return the answer of GetModel."""
-    limits = (generator.max_length, generator.vocab_size)
-    return ModelCard(name, topology, *limits, tokenizer.fingerprint, tokenizer.chat_template, defaults, model_id)
+    limits, words = (generator.max_length, generator.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
+    return ModelCard(name, topology, *limits, *words, defaults, model_id, tokenizer)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

@@ -233,12 +233,13 @@ async def help_targets(
     ports = Ports(config, observe)
     credentials_of(security)
     loaded = await load_proposer(proposer)
-    metrics = Metrics(model_name(proposer.tokenizer_path), role="draft")
+    metrics = Metrics(model_name(proposer.model.path if proposer.model else proposer.tokenizer_path), role="draft")
     with observed(observe) as observers:
         async with running(draft_engine(loaded, max_waiting=0)) as engine:
             metrics.watch(engine)
             metrics.watch_graphs([loaded.model])
-            offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security)
+            learn = None if loaded.own is None else loaded.words_of
+            offer = Offer(loaded.vocabulary, gamma, proposer.num_slots, security, learn)
             worker = PoolWorker(engine, targets, offer, metrics)
             metrics.watch_vocabulary(lambda: worker.vocabulary_share)
             fronts = ports.fronts(observers, metrics, []) if reports_health else ports.side_fronts(observers, metrics)

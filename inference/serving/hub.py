@@ -7,12 +7,14 @@ progress bars are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_E
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from inference.errors import ConfigError
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
-WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+OF_TOKENIZERS = ["*.json", "*.jinja", "*.model", "*.txt"]
+WANTED = [*OF_TOKENIZERS, "*.safetensors"]
 ELSEWHERE = ["*/*"]
 """Patterns that are not downloaded: subfolders hold the same weights in other formats."""
 
@@ -22,8 +24,8 @@ def is_hub_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None and not Path(name).exists() and name.split("/")[0] not in (".", "..")
 
 
-def model_directory(model_id: str, revision: str | None = None) -> Path:
-    """Return the model's directory in the hub's cache, complete.
+def model_directory(model_id: str, revision: str | None = None, wanted: Sequence[str] = WANTED) -> Path:
+    """Return the model's directory in the hub's cache, complete as far as its files are wanted.
 
     Raises:
         ConfigError: the model cannot be had; the message names the reason.
@@ -32,7 +34,7 @@ def model_directory(model_id: str, revision: str | None = None) -> Path:
 
     asked = f"model {model_id}" + (f" at revision {revision}" if revision else "")
     try:
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=WANTED, ignore_patterns=ELSEWHERE))
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*wanted], ignore_patterns=ELSEWHERE))
     except errors.GatedRepoError as exc:
         where = f"{constants.ENDPOINT}/{model_id}"
         raise ConfigError(f"{asked} is gated: accept its terms at {where}, and set HF_TOKEN") from exc

@@ -1,7 +1,8 @@
 """Drafting with a model: one batched pass extends every chain by one token.
 
 Owns the content of each slot of the draft model. Callers pass whole chains and never roll back: the proposer finds the
-longest prefix that its slot still has, and writes from there.
+longest prefix that its slot still has, and writes from there. They speak the target's token ids; the model reads and
+scores its own (`inference.model.token_map`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import array_api_compat
-
 from inference.model.proposer import Draft, DraftToken
 from inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
+from inference.model.token_map import Reading
 from inference.request import SamplingParams
 from inference.sampling.choice import choose_tokens, rank_tokens
 from inference.sampling.penalties import TokensBefore, rows_before, rows_within
@@ -41,19 +41,22 @@ class ModelProposer:
         self._forking = backend if isinstance(backend, ForkingBackend) else None
         self.num_branches = num_branches if self._forking else 0
         self._prompt_chunk = prompt_chunk_tokens(backend)
-        self._held: list[Sequence[int]] = [()] * backend.num_slots
+        self._held: list[Sequence[int]] = [()] * backend.num_slots  # in the model's ids
+        self._readings = [Reading() for _ in self._held]
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
         """See `PrefixKeeper`; `source_slot` may hold less of the tokens, and a branch of its sequence more."""
-        source = max(self._family(source_slot), key=lambda each: common_length(self._held[each], token_ids))
-        num_held = common_length(self._held[source], token_ids)
+        self._readings[slot] = Reading(self._readings[source_slot].token_map)
+        own_ids = self._readings[slot].of(token_ids)
+        source = max(self._family(source_slot), key=lambda each: common_length(self._held[each], own_ids))
+        num_held = common_length(self._held[source], own_ids)
         for each in self._family(slot):  # what is left there belongs to another sequence
             self._held[each] = ()
         if source != slot and num_held:
             if self._forking is None:
                 return
             self._forking.fork(source, slot, 0, num_held)
-        self._held[slot] = token_ids[:num_held]
+        self._held[slot] = own_ids[:num_held]
 
     def _family(self, slot: int) -> list[int]:
         """Return a sequence's slot, and those of its branches."""
@@ -65,59 +68,68 @@ class ModelProposer:
         return extend_within_grammar(drafts, partial(self._extend, choose=_rank if ranked else _choose))
 
     def _extend(self, drafts: Sequence[Draft], *, choose: _Choose) -> list[list[DraftToken] | None]:
-        spans, logits = self._forward(drafts)
-        choosing = [draft for draft, span in zip(drafts, spans, strict=True) if span.num_logits]
-        chosen = iter(choose(_of_targets(logits, choosing), choosing) if choosing else ())
-        return [[next(chosen)] if span.num_logits else None for span in spans]
+        readings = [(draft, self._read(draft)) for draft in drafts]
+        fitting = [each for each in readings if 0 < len(each[1]) <= self.max_length]
+        spans, logits = self._forward(fitting) if fitting else ([], None)
+        choosing = [draft for (draft, _), span in zip(fitting, spans, strict=True) if span.num_logits]
+        chosen = iter(_carried(logits, choosing, choose) if choosing else ())
+        results = iter([[next(chosen)] if span.num_logits else None for span in spans])
+        return [next(results) if 0 < len(own_ids) <= self.max_length else [] for _, own_ids in readings]
 
-    def _forward(self, drafts: Sequence[Draft]) -> tuple[list[Span], Array]:
-        for draft in drafts:  # all of them before the pass writes to a source
-            self._fork(draft)
-        spans = [self._span(draft) for draft in drafts]
+    def _read(self, draft: Draft) -> Sequence[int]:
+        """Return the model's ids for a chain, which may be more than its slot has room for."""
+        if self._readings[draft.slot].token_map != draft.token_map:
+            self._readings[draft.slot] = Reading(draft.token_map)
+        return self._readings[draft.slot].of(draft.token_ids)
+
+    def _forward(self, readings: Sequence[tuple[Draft, Sequence[int]]]) -> tuple[list[Span], Array]:
+        for draft, own_ids in readings:  # all of them before the pass writes to a source
+            self._fork(draft, own_ids)
+        spans = [self._span(draft.slot, own_ids) for draft, own_ids in readings]
         try:
             logits = self._backend.forward(spans)
         except BaseException:  # the pass may have written anything from `start` on
             for span in spans:
                 self._held[span.slot] = self._held[span.slot][: span.start]
             raise
-        for draft, span in zip(drafts, spans, strict=True):
-            self._held[draft.slot] = draft.token_ids[: span.start + len(span.token_ids)]
+        for (_, own_ids), span in zip(readings, spans, strict=True):
+            self._held[span.slot] = own_ids[: span.start + len(span.token_ids)]
         return spans, logits
 
-    def _fork(self, draft: Draft) -> None:
+    def _fork(self, draft: Draft, own_ids: Sequence[int]) -> None:
         """Copy what the source slot holds of a draft's tokens beyond what its own does: cheaper than any pass."""
         if self._forking is None or draft.source_slot is None:
             return
-        start = common_length(self._held[draft.slot], draft.token_ids)
-        end = min(common_length(self._held[draft.source_slot], draft.token_ids), len(draft.token_ids) - 1)
+        start = common_length(self._held[draft.slot], own_ids)
+        end = min(common_length(self._held[draft.source_slot], own_ids), len(own_ids) - 1)
         if end > start:
             self._held[draft.slot] = self._held[draft.slot][:start]
             self._forking.fork(draft.source_slot, draft.slot, start, end)
-            self._held[draft.slot] = draft.token_ids[:end]
+            self._held[draft.slot] = own_ids[:end]
 
-    def _span(self, draft: Draft) -> Span:
-        last = len(draft.token_ids) - 1
-        start = min(common_length(self._held[draft.slot], draft.token_ids), last)
+    def _span(self, slot: int, own_ids: Sequence[int]) -> Span:
+        last = len(own_ids) - 1
+        start = min(common_length(self._held[slot], own_ids), last)
         if start == last:  # nearly always; a slice takes 1 us longer
-            token_ids = [draft.token_ids[last]]
+            token_ids = [own_ids[last]]
         else:
-            token_ids = [*draft.token_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]]
+            token_ids = [*own_ids[start : start + (self._prompt_chunk or MAX_CHUNK_TOKENS)]]
         reaches_end = start + len(token_ids) > last
         if max(token_ids) >= self._backend.vocab_size:
             token_ids = [token_id if token_id < self._backend.vocab_size else STAND_IN for token_id in token_ids]
-        return Span(slot=draft.slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
+        return Span(slot=slot, start=start, token_ids=token_ids, num_logits=int(reaches_end))
 
 
-def _of_targets(logits: Array, drafts: Sequence[Draft]) -> Array:
-    """Return the logits, one row per draft, with minus infinity for ids that the draft's target lacks."""
-    num_ids = logits.shape[-1]
-    sizes = [num_ids if draft.vocab_size is None else draft.vocab_size for draft in drafts]
-    if min(sizes) >= num_ids:
-        return logits
-    cut = array_api_compat.array_namespace(logits).asarray(logits, copy=True)
-    for row, size in enumerate(sizes):
-        cut[row, size:] = -math.inf
-    return cut
+def _carried(logits: Array, drafts: Sequence[Draft], choose: _Choose) -> list[DraftToken]:
+    """Choose a token per draft from a row of logits each, carried to the ids of the draft's target."""
+    maps = {draft.token_map for draft in drafts}
+    if len(maps) == 1:
+        return choose(maps.pop().carry(logits), drafts)
+    chosen: dict[int, DraftToken] = {}
+    for token_map in maps:
+        rows = [row for row, draft in enumerate(drafts) if draft.token_map == token_map]
+        chosen |= zip(rows, choose(token_map.carry(logits[rows]), [drafts[row] for row in rows]), strict=True)
+    return [chosen[row] for row in range(len(drafts))]
 
 
 def _choose(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from inference.model.decoder import Decoder, Turn, Verdict
 from inference.model.proposer import Draft, DraftToken, Proposer
 from inference.model.slots import PrefixKeeper
+from inference.model.token_map import SAME_IDS, TokenMap
 from inference.scheduling.draft_length import DraftLength
 from inference.speculation.grammar import was_step
 from inference.tokens import joined
@@ -37,13 +38,21 @@ class SpeculativeDecoder:
         target: decoder that verifies.
         proposer: source of drafts; it has a slot for each of the target's, under the same number.
         length: decides when more draft tokens would not pay; without it, gamma tokens are drafted every time.
+        token_map: the target's ids as the draft model has them.
     """
 
-    def __init__(self, target: Decoder, proposer: Proposer, length: DraftLength | None = None) -> None:
+    def __init__(
+        self,
+        target: Decoder,
+        proposer: Proposer,
+        length: DraftLength | None = None,
+        token_map: TokenMap = SAME_IDS,
+    ) -> None:
         self._target = target
         self._proposer = proposer
         self._keepers = [each for each in (target, proposer) if isinstance(each, PrefixKeeper)]
         self._length = length
+        self._token_map = replace(token_map, num_ids=target.vocab_size)
         self.vocab_size, self.num_slots, self.max_length = target.vocab_size, target.num_slots, target.max_length
         self.prompt_chunk_tokens, self.keeps_grammars = target.prompt_chunk_tokens, target.keeps_grammars
         # See `PrefixKeeper`; the draft's slots follow as far as they can.
@@ -72,7 +81,7 @@ class SpeculativeDecoder:
         """Let the draft read each part of a long prompt with the target, instead of the whole prompt at the end."""
         parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
         if parts:
-            self._proposer.extend([Draft(turn.slot, turn.token_ids, turn.sampling, limit=1) for turn in parts])
+            self._proposer.extend([_draft(_Chain(turn, room=1), self._token_map) for turn in parts])
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
         """Return the chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
@@ -108,7 +117,7 @@ class SpeculativeDecoder:
 
     def _extend(self, chains: Sequence[_Chain]) -> Sequence[Sequence[DraftToken] | None]:
         """Run one step of the proposer, with margins where they are of use."""
-        drafts = [_draft(chain, self.vocab_size) for chain in chains]
+        drafts = [_draft(chain, self._token_map) for chain in chains]
         return self._proposer.extend(drafts, ranked=self._length is not None)
 
     def _append(self, chain: _Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
@@ -140,9 +149,9 @@ def _proposed(turn: Turn, chains: dict[int, list[DraftToken]]) -> Turn:
     return replace(turn, proposal=[token.token_id for token in chains[turn.slot]])
 
 
-def _draft(chain: _Chain, vocab_size: int) -> Draft:
+def _draft(chain: _Chain, token_map: TokenMap) -> Draft:
     turn = chain.turn
     token_ids = joined(turn.token_ids, [token.token_id for token in chain.tokens])
     limit = turn.gamma - len(chain.tokens)
-    more = turn.output_start, None, turn.grammar, turn.tally, vocab_size
+    more = turn.output_start, None, turn.grammar, turn.tally, token_map
     return Draft(turn.slot, token_ids, turn.sampling, limit, *more)

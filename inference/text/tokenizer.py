@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from inspect import signature
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
+from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
-from inference.errors import ConfigError, InvalidRequestError
+from inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
 from inference.text.calls.formats import HERMES, MARKERS
 from inference.text.chat import Chat
-from inference.text.plain_tokenizer import load_plain, names_generic_class
+from inference.text.plain_tokenizer import PlainTokenizer, load_plain, names_generic_class
 from inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
@@ -26,7 +31,17 @@ MAX_TEMPLATE_CHARACTERS = 256 * 1024
 MAX_REASON_CHARACTERS = 200
 """Limit of a chat template's error message, which is sent to the client."""
 MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; each one reads all again
+MAX_PACKED_BYTES = 16 * 1024 * 1024
+"""Limit of a tokenizer that is sent to another process."""
+MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
+"""Limit of its tokenizer.json; compressed, a few megabytes could fill a process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+"""Space as SentencePiece writes it."""
+_ESCAPES = re.compile(r"([^\udc80-\udcff]*)([\udc80-\udcff]?)")
+"""Text, and perhaps a byte after it that is no whole character, as Python escapes it."""
+Piece: TypeAlias = tuple[bytes, bool]
+"""Bytes of a token, and whether it is special: then they are its name."""
 
 
 class Tokenizer:
@@ -122,12 +137,47 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, a whole character or not: a special token's name; none of an unknown id."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
-        if token is None:
-            return b""
+        return b"" if token is None else self._bytes_of(token)
+
+    def _bytes_of(self, token: str) -> bytes:
         if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         match = _BYTE_TOKEN.fullmatch(token)
-        return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
+        return bytes.fromhex(match[1]) if match else token.replace(_SPACE, " ").encode()
+
+    def pieces(self) -> dict[Piece, int]:
+        """Return the id of each token by its bytes; an ordinary token comes before the fallback for its one byte."""
+        found: dict[Piece, int] = {}
+        for token, token_id in sorted(self._tokenizer.get_vocab().items(), key=itemgetter(1)):
+            if self._is_byte_level or not _BYTE_TOKEN.fullmatch(token):
+                found.setdefault((self._bytes_of(token), token_id in self.special_ids), token_id)
+        for byte in range(0 if self._is_byte_level else 256):
+            if (token_id := self._id_of_byte(byte)) is not None:
+                found.setdefault((bytes([byte]), False), token_id)
+        return found
+
+    def encode_bytes(self, data: bytes) -> tuple[int, ...]:
+        """Return the token ids of bytes within a text: no space is put before them, and they may be no whole UTF-8.
+
+        Bytes that the tokenizer has no token for are left out.
+        """
+        if self._is_byte_level:
+            return self._ids_of("".join(map(_CHARACTERS.__getitem__, data)))
+        token_ids: list[int] = []
+        for text, part_of_character in _ESCAPES.findall(data.decode(errors="surrogateescape")):
+            token_ids += self._ids_of(text.replace(" ", _SPACE))
+            if part_of_character and (token_id := self._id_of_byte(ord(part_of_character) & 0xFF)) is not None:
+                token_ids.append(token_id)
+        return tuple(token_ids)
+
+    def _ids_of(self, spelled: str) -> tuple[int, ...]:
+        with suppress(Exception):  # whatever the library raises where its model lacks a token
+            return tuple(token.id for token in self._tokenizer.backend_tokenizer.model.tokenize(spelled))
+        return ()
+
+    def _id_of_byte(self, byte: int) -> int | None:
+        token_id: int | None = self._tokenizer.backend_tokenizer.token_to_id(f"<0x{byte:02X}>")
+        return token_id
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens within a sequence: a leading space stays, and special tokens have their names."""
@@ -138,6 +188,24 @@ class Tokenizer:
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
+
+    @cache  # noqa: B019 - a process has one tokenizer or two
+    def packed(self) -> bytes:
+        """Return what `unpacked` reads: a tokenizer.json, compressed. The first call may take a second."""
+        return zlib.compress(self.to_json().encode())
+
+    @classmethod
+    def unpacked(cls, packed: bytes, eos_token_ids: frozenset[int]) -> Tokenizer:
+        """Read the tokenizer of another process.
+
+        Raises:
+            IncompatibleDraftError: the bytes are no tokenizer, or too long a one.
+        """
+        try:
+            text = zlib.decompressobj().decompress(packed, MAX_TOKENIZER_BYTES)
+            return cls(PlainTokenizer(Backend.from_str(text.decode()), None), eos_token_ids)
+        except Exception as exc:  # whatever broken bytes make the libraries raise
+            raise IncompatibleDraftError(f"the target's tokenizer cannot be read ({exc})") from exc
 
     def to_json(self) -> str:
         """Return the text of a tokenizer.json for this tokenizer."""
@@ -225,7 +293,8 @@ def _characters_of_bytes() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+_CHARACTERS = _characters_of_bytes()
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTERS)}
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:

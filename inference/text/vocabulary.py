@@ -1,10 +1,15 @@
-"""Vocabulary that draft and target must share, whichever process they run in."""
+"""Vocabularies of a draft and its target, whichever processes they run in: equal, or joined by a map."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from inference.errors import IncompatibleDraftError
+from inference.model.token_map import TokenMap
+from inference.text.tokenizer import Piece, Tokenizer
 
 MAX_VOCAB_SIZE = 1 << 20
 """Most rows of an output layer; a peer that names more could make this process fill its memory."""
@@ -15,8 +20,10 @@ class Vocabulary:
     """Token ids of a model and their meaning.
 
     Attributes:
-        fingerprint: hash of the tokenizer's vocabulary.
-        size: rows of the output layer: the tokenizer's ids, and often some more that pad it.
+        fingerprint: hash of the tokenizer's vocabulary; of a draft with a map, the target's.
+        size: rows of the output layer: the tokenizer's ids, and often some more that pad it; of a draft with a map, the
+            ids of the target's tokenizer.
+        num_shared: how many of them a draft with a map can propose; None: all.
 
     Raises:
         IncompatibleDraftError: the size is above `MAX_VOCAB_SIZE`.
@@ -24,6 +31,7 @@ class Vocabulary:
 
     fingerprint: str
     size: int
+    num_shared: int | None = None
 
     def __post_init__(self) -> None:
         if self.size > MAX_VOCAB_SIZE:
@@ -31,18 +39,66 @@ class Vocabulary:
 
     def share_of(self, target_size: int) -> float:
         """Return the share of a target's ids that this vocabulary has, 0 to 1."""
-        return min(self.size, target_size) / target_size
+        return min(self.size if self.num_shared is None else self.num_shared, target_size) / target_size
 
 
 def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
     """Refuse a draft with token ids that mean something else than the target's; other paddings of the same ids fit.
 
     Raises:
-        IncompatibleDraftError: they differ; the message names both.
+        IncompatibleDraftError: they differ; the message names both, and the way out.
     """
     if draft.fingerprint != target.fingerprint:
         raise IncompatibleDraftError(
             "draft and target need one vocabulary: "
             f"the draft has tokenizer {draft.fingerprint} with {draft.size} tokens, "
-            f"the target has tokenizer {target.fingerprint} with {target.size} tokens"
+            f"the target has tokenizer {target.fingerprint} with {target.size} tokens; "
+            "a draft worker with --tokenizer of the target drafts in the target's tokens"
         )
+
+
+class _OwnIds(dict[int, tuple[int, ...]]):
+    """Draft's ids for each of a target's, found at the first use: most prompts have few of them.
+
+    A token of the same bytes is read as itself, another as the draft's tokens for its bytes, and a special token that
+    the draft lacks as nothing: it has no text.
+    """
+
+    def __init__(self, own: Tokenizer, own_pieces: Mapping[Piece, int], target: Tokenizer) -> None:
+        super().__init__()
+        self._own, self._own_pieces, self._target = own, own_pieces, target
+
+    def __missing__(self, token_id: int) -> tuple[int, ...]:
+        data, is_special = self._target.token_bytes(token_id), token_id in self._target.special_ids
+        same = self._own_pieces.get((data, is_special))
+        spelled = () if is_special else self._own.encode_bytes(data)
+        own_ids = self[token_id] = spelled if same is None else (same,)
+        return own_ids
+
+
+def token_map(own: Tokenizer, num_rows: int, target: Tokenizer, *, min_share: float) -> TokenMap:
+    """Return the map from a target's token ids to those of a draft model with another tokenizer.
+
+    Args:
+        own: tokenizer of the draft.
+        num_rows: rows of the draft's output layer.
+        min_share: least share of the target's tokens that the draft must have.
+
+    Raises:
+        IncompatibleDraftError: the draft has fewer, or the target more than any vocabulary may have.
+    """
+    size = Vocabulary(target.fingerprint, target.num_ids).size  # an id of a peer's tokenizer may be any number
+    own_pieces, columns = own.pieces(), np.zeros(size, dtype=np.int64)
+    for piece, token_id in target.pieces().items():
+        if (own_id := own_pieces.get(piece, num_rows)) < num_rows:
+            columns[token_id] = 1 + own_id
+    num_shared = int(np.count_nonzero(columns))
+    if num_shared < min_share * target.num_ids:
+        raise IncompatibleDraftError(
+            f"the draft can propose {num_shared} of the target's {target.num_ids} tokens (tokenizers "
+            f"{own.fingerprint} and {target.fingerprint}): less than --min_vocabulary_share {min_share:g}"
+        )
+    own_ids, prefix = _OwnIds(own, own_pieces, target), own.encode("")
+    begins = tuple(own_id for token_id in target.encode("") for own_id in own_ids[token_id])
+    name = f"{own.fingerprint}:{target.fingerprint}:{num_rows}"
+    return TokenMap(target.num_ids, name, columns, own_ids, () if begins == prefix else prefix)

@@ -398,30 +398,36 @@ class AssistResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., open: _Optional[_Union[AssistOpen, _Mapping]] = ..., commit: _Optional[_Union[AssistCommit, _Mapping]] = ..., close: _Optional[_Union[AssistClose, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "num_slots", "is_private")
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "num_slots", "is_private", "takes_tokenizer")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     IS_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     tokenizer_fingerprint: str
     vocab_size: int
     num_slots: int
     is_private: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ..., is_private: bool = ...) -> None: ...
+    takes_tokenizer: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ..., is_private: bool = ..., takes_tokenizer: bool = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("worker_id", "pass_us", "takes_declines", "takes_slots")
+    __slots__ = ("worker_id", "pass_us", "takes_declines", "takes_slots", "tokenizer", "eos_token_ids")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     TAKES_DECLINES_FIELD_NUMBER: _ClassVar[int]
     TAKES_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pass_us: int
     takes_declines: bool
     takes_slots: bool
-    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ..., takes_slots: bool = ...) -> None: ...
+    tokenizer: bytes
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ..., takes_slots: bool = ..., tokenizer: _Optional[bytes] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AssistOpen(_message.Message):
     __slots__ = ("session_id", "open", "request_id")

@@ -63,4 +63,5 @@ def fused_config(settings: PairSettings) -> FusedConfig:
         num_threads=usable_cores(),
         neuron=loading.neuron_options(method=method, tp_degree=models.draft_tp_degree),
     )
+    draft = replace(draft, min_vocabulary_share=models.min_vocabulary_share)
     return FusedConfig(target, draft, gamma, settings.adaptive_gamma)

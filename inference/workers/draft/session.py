@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Commit, Counts
-from inference.engine.draft import DraftEngine
+from inference.engine.draft import DraftEngine, TargetWords
 from inference.errors import InvalidRequestError, SpecDecError
 from inference.observe.metrics import Metrics
 from inference.request import GenerationRequest, Grammar
@@ -77,6 +77,7 @@ class DraftingSession:
         request: request as the target computes it, from its present tokens on, with gamma and a schedule.
         proposals: sends the draft tokens.
         vocab_size: number of the target's token ids.
+        words: tokens of the target, if they are not those of the engine's targets.
         metrics: metrics in which the session's commits are counted; None for a private worker, whose process counts its
             requests.
 
@@ -95,6 +96,7 @@ class DraftingSession:
         proposals: ProposalSender,
         *,
         vocab_size: int,
+        words: TargetWords | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         self._engine = engine
@@ -106,7 +108,9 @@ class DraftingSession:
             output_start=request.output_start,
             cache_salt=request.cache_salt,
             vocab_size=vocab_size,
+            words=words,
         )
+        self._words = words
         self._end = len(request.prompt_token_ids) + request.max_new_tokens
         self._metrics = None if metrics is None else metrics.request()
         self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
@@ -131,7 +135,7 @@ class DraftingSession:
     async def _add_grammar(self, grammar: Grammar) -> None:
         """Compile the grammar, and let the draft obey it from then on."""
         try:
-            self._draft.grammar = await self._engine.compiled(grammar)
+            self._draft.grammar = await self._engine.compiled(grammar, self._words)
         except SpecDecError as exc:  # the target accepted it: versions differ, or this worker is busy
             logger.warning("a session is drafted for without its grammar: %s", exc)
 

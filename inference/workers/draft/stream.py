@@ -17,11 +17,12 @@ import grpc
 
 from grpc_comm.channel import open_channel
 from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.options import WORKER_OPTIONS
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import ANYBODY, harmless_id, request_context
 from inference.config import PLAIN, DialSecurity
-from inference.engine.draft import DraftEngine
+from inference.engine.draft import DraftEngine, TargetWords
 from inference.engine.target import check_token_ids
 from inference.errors import (
     CapacityError,
@@ -33,7 +34,8 @@ from inference.errors import (
 from inference.observe.metrics import Metrics
 from inference.request import GenerationRequest
 from inference.scheduling.link import Link
-from inference.text.vocabulary import Vocabulary
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
 from inference.workers.dialling import check_link, credentials_of, named
 from inference.workers.draft.session import DraftingSession, ProposalSender
@@ -56,16 +58,18 @@ class Offer:
     """Offer of a worker to a target.
 
     Attributes:
-        vocabulary: vocabulary of the draft model.
+        vocabulary: vocabulary in whose ids the engine drafts.
         gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
+        learn: makes drafts in the ids of another tokenizer possible, on a thread; None: such targets are refused.
     """
 
     vocabulary: Vocabulary
     gamma: int
     num_slots: int
     security: DialSecurity = PLAIN
+    learn: Callable[[Tokenizer], TargetWords] | None = None
 
 
 class PoolWorker:
@@ -104,8 +108,7 @@ class PoolWorker:
     @property
     def vocabulary_share(self) -> float:
         """Return the share of a target's ids that the draft can propose, the least of its targets'."""
-        sizes = (stream.vocab_size for stream, _ in self._streams.values())
-        return min(map(self._offer.vocabulary.share_of, sizes), default=1.0)
+        return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
         """Wait until all targets refuse this worker; return only by an error.
@@ -147,7 +150,9 @@ class PoolWorker:
         """Serve one target. If it refuses the worker, dial it again later; fail if all targets refuse the worker."""
         while True:
             try:
-                async with open_channel(stream.address, credentials_of(stream.security)) as channel:
+                async with open_channel(
+                    stream.address, credentials_of(stream.security), options=WORKER_OPTIONS
+                ) as channel:
                     await stream.run(channel)
             except (RequestError, HandshakeError) as refusal:
                 stream.is_refused = True
@@ -181,6 +186,7 @@ class AssistStream:
         self.is_refused = False
         self._num_unheard = 0  # requests in a row that no draft token reached
         self.vocab_size = offer.vocabulary.size
+        self._words: TargetWords | None = None  # of a target with another tokenizer
         self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
         self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
@@ -236,7 +242,7 @@ class AssistStream:
 
     async def _attach(self, stub: rpc.VerificationServiceStub) -> None:
         """Open one stream to the target, and draft until it ends."""
-        call, words = stub.Assist(), self._offer.vocabulary
+        call, words = stub.Assist(), self.vocabulary
         self._outbox = asyncio.Queue(MAX_OUTBOX)
         attach = pb.Attach(
             protocol_version=PROTOCOL_VERSION,
@@ -244,6 +250,7 @@ class AssistStream:
             vocab_size=words.size,
             num_slots=self._offer.num_slots,
             is_private=self._metrics is None,
+            takes_tokenizer=self._offer.learn is not None,
         )
         dialled = time.monotonic()
         try:
@@ -251,15 +258,33 @@ class AssistStream:
                 await call.write(pb.AssistRequest(attach=attach))
                 answer = await call.read()
                 if isinstance(answer, pb.AssistResponse):
+                    round_trip_s = time.monotonic() - dialled
+                    await self._learn(answer.attached)
                     logger.info("attached as %s", answer.attached.worker_id)
                     self._link = Link()
-                    self._link.record_round_trip(time.monotonic() - dialled)
+                    self._link.record_round_trip(round_trip_s)
                     self.is_refused = False
                     self.attached.set()
                     await self._draft(call)
         finally:
             self.attached.clear()
             call.cancel()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Return the vocabulary in whose ids this worker drafts for the target."""
+        return self._offer.vocabulary if self._words is None else self._words.vocabulary
+
+    async def _learn(self, attached: pb.Attached) -> None:
+        """Draft in the ids of the target's tokenizer, if it sent one; the next streams to it need not send it again.
+
+        Raises:
+            IncompatibleDraftError: the draft has too few of its tokens.
+        """
+        if attached.tokenizer and self._offer.learn is not None:
+            eos = frozenset(attached.eos_token_ids)
+            tokenizer = await asyncio.to_thread(Tokenizer.unpacked, attached.tokenizer, eos)
+            self._words = await asyncio.to_thread(self._offer.learn, tokenizer)
 
     async def _draft(self, call: AssistCall) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
@@ -334,7 +359,10 @@ class AssistStream:
         self._sessions[message.session_id].commit(commit)
 
     def _open(self, message: pb.AssistOpen) -> None:
-        self.begin(message.session_id, open_from_message(message.open), vocab_size=message.open.vocab_size)
+        opened = message.open
+        fingerprint = opened.tokenizer_fingerprint or self.vocabulary.fingerprint
+        require_one_vocabulary(self.vocabulary, Vocabulary(fingerprint, self.vocabulary.size))
+        self.begin(message.session_id, open_from_message(opened), vocab_size=opened.vocab_size)
 
     def begin(self, session_id: str, request: GenerationRequest, *, vocab_size: int = 0) -> DraftingSession:
         """Begin to draft for a session.
@@ -348,7 +376,7 @@ class AssistStream:
             CapacityError, UnavailableError: the engine accepts no session.
         """
         # Sizes are bounded, since the counts of a session with penalties have an entry per id.
-        self.vocab_size = replace(self._offer.vocabulary, size=vocab_size or self.vocab_size).size
+        self.vocab_size = replace(self.vocabulary, size=vocab_size or self.vocab_size).size
         check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
         if request.gamma is None:
             request = replace(request, gamma=self._offer.gamma)
@@ -359,7 +387,14 @@ class AssistStream:
 
         link = self._link = Link(self._link)
         proposals = ProposalSender(send, link)
-        session = DraftingSession(self._engine, request, proposals, vocab_size=self.vocab_size, metrics=self._metrics)
+        session = DraftingSession(
+            self._engine,
+            request,
+            proposals,
+            vocab_size=self.vocab_size,
+            words=self._words,
+            metrics=self._metrics,
+        )
         self._sessions[session_id] = session
         session.drafting.add_done_callback(partial(self._ended, session_id))
         return session

@@ -100,17 +100,18 @@ def checked_slots(num_slots: int) -> int:
     return num_slots
 
 
-async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
-    """Let the pool use the worker until its stream ends.
+async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
+    """Let the pool use the worker until its stream ends; `attached` is the answer that it gets first.
 
     Raises:
         InvalidRequestError: the worker sent a message that no draft may send.
         UnavailableError: the worker does not read its messages.
     """
+    attached.worker_id = worker.id
     pool.attach(worker)  # before its client knows, the next request of which counts on it
     tasks: list[asyncio.Task[None]] = []
     try:
-        await call.write(pb.AssistResponse(attached=pb.Attached(worker_id=worker.id, pass_us=pool.pass_us)))
+        await call.write(pb.AssistResponse(attached=attached))
         jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
         tasks += map(asyncio.create_task, jobs)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

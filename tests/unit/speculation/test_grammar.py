@@ -154,7 +154,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 class NoModel(ModelProposer):
     """Breaks where it is asked."""
 
-    def _forward(self, drafts: Sequence[Draft]) -> Any:
+    def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")
 
 

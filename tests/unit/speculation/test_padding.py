@@ -21,6 +21,7 @@ from inference.backends.pytorch.backend import TorchBackend
 from inference.model.decoder import Decoder, Turn, Verdict
 from inference.model.proposer import Draft
 from inference.model.slots import Span
+from inference.model.token_map import TokenMap
 from inference.request import SamplingParams
 from inference.speculation import model_proposer
 from inference.speculation.model_proposer import ModelProposer
@@ -74,7 +75,10 @@ def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> Non
     edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
     for sampling, ranked in itertools.product(PARAMETERS.values(), [False, True]):
         biased = replace(sampling, logit_bias=tuple((each, 50.0) for each in sorted(edges)))
-        drafts = [Draft(0, [5, target_size - 1], biased, 1, 1, vocab_size=target_size), Draft(1, [5], sampling, 1)]
+        drafts = [
+            Draft(0, [5, target_size - 1], biased, 1, 1, token_map=TokenMap(target_size)),
+            Draft(1, [5], sampling, 1),
+        ]
         (token,), _ = [each or [] for each in ModelProposer(backend).extend(drafts, ranked=ranked)]
         assert token.token_id < min(target_size, draft_size)
         assert (token.runner_up or 0) < min(target_size, draft_size)
@@ -84,7 +88,10 @@ def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> Non
 def test_one_pass_for_targets_of_two_sizes() -> None:
     """The cut is each session's own: a target of few ids takes none from the sessions of others."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
-    drafts = [Draft(0, [5], SamplingParams(), 1, vocab_size=1), Draft(1, [5], SamplingParams(), 1, vocab_size=LARGE)]
+    drafts = [
+        Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),
+        Draft(1, [5], SamplingParams(), 1, token_map=TokenMap(LARGE)),
+    ]
     (cut,), (whole,) = (tokens or [] for tokens in ids_of(ModelProposer(backend).extend(drafts)))
     (alone,) = ids_of(ModelProposer(backend).extend(drafts[1:]))[0] or []
     assert (cut, whole) == (0, alone)
@@ -211,7 +218,7 @@ def test_a_target_kept_to_the_drafts_ids_fails() -> None:
     assert law.law_p_value(sampled(pair).outputs, target, ASKED) < ALPHA_WRONG
 
 
-def uncut(logits: Any, drafts: Sequence[Draft]) -> Any:
+def uncut(_: TokenMap, logits: Any) -> Any:
     return logits
 
 
@@ -221,7 +228,7 @@ def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
     proposer = ModelProposer((PaddedInFront if wrong == "padded in front" else Bigrams)(draft))
     if wrong == "uncut":
-        monkeypatch.setattr(model_proposer, "_of_targets", uncut)
+        monkeypatch.setattr(TokenMap, "carry", uncut)
     found = sampled(SpeculativeDecoder(_Tolerant(target), proposer))
     assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
     assert not within_error(found.acceptance, promised(target, draft), 8.0)

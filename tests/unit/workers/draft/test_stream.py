@@ -20,15 +20,17 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ServerTls
 from inference.caller import NamesRequests
 from inference.config import DialSecurity
-from inference.engine.draft import DraftEngine
+from inference.engine.draft import DraftEngine, TargetWords
 from inference.errors import HandshakeError, IncompatibleDraftError, InternalError
 from inference.observe.metrics import Metrics
 from inference.serving.processes import free_port
+from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.draft import stream as module
 from inference.workers.draft.stream import AssistStream, Offer, PoolWorker
 from tests.support.certificates import pki
 from tests.support.http2 import answering
+from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
 
 OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
@@ -117,17 +119,22 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
         self.num_offered: list[int] = []
         self.said: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
         self.heard: list[pb.AssistRequest] = []
+        self.attach: list[pb.Attach] = []
+        self.tokenizer = b""
+        self.ends = asyncio.Event()
 
     def add_to(self, server: Any) -> None:
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Assist(self, _: object, context: Any) -> None:
-        self.num_offered.append((await context.read()).attach.num_slots)
-        await context.write(pb.AssistResponse(attached=pb.Attached()))
+        self.attach.append((await context.read()).attach)
+        self.num_offered.append(self.attach[-1].num_slots)
+        await context.write(pb.AssistResponse(attached=pb.Attached(tokenizer=self.tokenizer, eos_token_ids=[1])))
         listening = asyncio.create_task(self._listen(context))
         try:
-            while True:
+            while not self.ends.is_set():
                 await context.write(await self.said.get())
+            self.ends.clear()
         finally:
             listening.cancel()
 
@@ -137,9 +144,10 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
             if message.HasField("slots"):
                 self.num_offered.append(message.slots.num_slots)
 
-    def opens(self, name: str, *prompt: int, request_id: str = "", vocab_size: int = 0) -> None:
+    def opens(self, name: str, *prompt: int, request_id: str = "", vocab_size: int = 0, fingerprint: str = "") -> None:
         sampling = pb.SamplingParams(seed=1)
         opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=sampling, vocab_size=vocab_size)
+        opening.tokenizer_fingerprint = fingerprint
         opened = pb.AssistOpen(session_id=name, open=opening, request_id=request_id)
         self.said.put_nowait(pb.AssistResponse(open=opened))
 
@@ -157,12 +165,12 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def attached(target: Target, port: int = 0) -> AsyncGenerator[PoolWorker, None]:
+async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> AsyncGenerator[PoolWorker, None]:
     """A worker with two slots in the target's pool."""
     server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     engine.start()
-    worker = PoolWorker(engine, [f"127.0.0.1:{server.port}"], OFFER, Metrics("tiny"))
+    worker = PoolWorker(engine, [f"127.0.0.1:{server.port}"], offer, Metrics("tiny"))
     assert "no target" in (worker.fault or "")
     await server.open()
     try:
@@ -193,6 +201,56 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
         assert worker.fault is None
         assert worker._engine.num_running == 1
+
+
+async def test_a_session_in_another_tokenizer_is_declined() -> None:
+    target = Target()
+    async with attached(target):
+        target.opens("other", 1, 2, fingerprint="g")
+        target.opens("same", 1, 2, fingerprint="f")
+        await until(lambda: target.declined == ["other"] and bool(target.drafts("same")))
+
+
+async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lost link the worker attaches with the vocabulary that it has learned, and need not get it again."""
+    tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
+    monkeypatch.setattr(module, "REDIAL_S", 0.001)
+    target.tokenizer = tokenizer.packed() + bytes(
+        MAX_PACKED_BYTES - 100_000
+    )  # as long as one may be; the end is ignored
+    learned: list[tuple[str, frozenset[int]]] = []
+
+    def learn(given: Tokenizer) -> TargetWords:
+        learned.append((given.fingerprint, given.eos_token_ids))
+        return TargetWords(Vocabulary(given.fingerprint, given.num_ids, 100))
+
+    offer = replace(OFFER, learn=learn)
+    async with attached(target, offer=offer) as worker:
+        assert learned == [(tokenizer.fingerprint, frozenset([1]))]
+        assert worker.vocabulary_share == pytest.approx(100 / VOCAB_SIZE)
+        target.opens("theirs", 1, 2, fingerprint=tokenizer.fingerprint)
+        await until(lambda: bool(target.drafts("theirs")))
+        target.tokenizer = b""
+        target.ends.set()
+        target.said.put_nowait(pb.AssistResponse())  # the last one
+        await until(lambda: len(target.attach) > 1 and worker.fault is None)
+    assert [each.tokenizer_fingerprint for each in target.attach[:2]] == ["f", tokenizer.fingerprint]
+    assert target.attach[0].takes_tokenizer
+    assert len(learned) == 1
+
+
+async def test_a_broken_tokenizer_is_a_refusal() -> None:
+    target, server_port = Target(), free_port()
+    target.tokenizer = b"no zlib"
+    server = Server(f"127.0.0.1:{server_port}", [target], status_of=lambda _: None)
+    await server.open()
+    worker = pool_worker(
+        f"127.0.0.1:{server_port}", offer=replace(OFFER, learn=lambda _: TargetWords(OFFER.vocabulary))
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(IncompatibleDraftError, match="tokenizer cannot be read"):
+            await worker.refused()
+    await server.close()
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:

@@ -1,0 +1,107 @@
+"""Token ids of a target as its draft model has them. Knows no tokenizer: `inference.text.vocabulary` makes the maps.
+
+Outside a draft model every id is the target's. Where both have one tokenizer, the ids are equal, and one of the two may
+have more of them. Else the model reads its own tokens for the bytes of each target token, and its logits are carried to
+the target's ids, where the target's noise is drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import numpy.typing as npt
+
+from inference.model.slots import Array
+from inference.tokens import TokenView, common_length, has_same_log, logged
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMap:
+    """Map from the ids of a target to those of a draft model; without arguments the ids are equal.
+
+    Attributes:
+        num_ids: number of ids that the target has; draft tokens beyond it are of no use.
+        name: tokenizers of both, so that equal names mean equal maps; empty if the ids are equal.
+        columns: 1 + the draft's id of the same bytes, or 0 if it has none, by target id. int64 [ids of the tokenizer].
+        own_ids: the draft's ids that are read in place of a target's; none for a token without a text.
+        prefix: ids that the draft expects before any text.
+    """
+
+    num_ids: int = sys.maxsize
+    name: str = ""
+    columns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
+    own_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    prefix: tuple[int, ...] = field(default=(), compare=False)
+    _moved: dict[Any, tuple[Array, Array]] = field(default_factory=dict, compare=False)
+    """Logit of what the draft lacks, and the columns, by device."""
+
+    @property
+    def num_shared(self) -> int | None:
+        """Return how many ids the draft can propose; None: all that it has."""
+        return int(np.count_nonzero(self.columns)) if self.name else None
+
+    def read(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the draft's ids in place of the target's."""
+        if not self.name:
+            return token_ids
+        return [*itertools.chain.from_iterable(map(self.own_ids.__getitem__, token_ids))]
+
+    def carry(self, logits: Array) -> Array:
+        """Carry logits to the target's ids, with minus infinity for each id that one of the two lacks.
+
+        Args:
+            logits: float [num_rows, ids of the draft].
+
+        Returns:
+            float [num_rows, ids of the target]; the rows themselves, and the draft's ids, if the ids are equal.
+        """
+        num_rows, num_own = logits.shape
+        if not self.name and self.num_ids >= num_own:
+            return logits
+        xp, device = array_api_compat.array_namespace(logits), array_api_compat.device(logits)
+        if not self.name:
+            cut = xp.asarray(logits, copy=True)
+            cut[:, self.num_ids :] = -math.inf
+            return cut
+        if device not in self._moved:
+            lacking = xp.full((1, 1), -math.inf, dtype=logits.dtype, device=device)
+            self._moved[device] = lacking, xp.asarray(self.columns, device=device)
+        lacking, columns = self._moved[device]
+        if num_rows > 1:
+            lacking = xp.broadcast_to(lacking, (num_rows, 1))
+        return xp.take(xp.concat((lacking, logits), axis=-1), columns[: self.num_ids], axis=-1)
+
+
+SAME_IDS = TokenMap()
+
+
+class Reading:
+    """Draft model's ids of one growing sequence of a target, each translated once. For one thread at a time."""
+
+    def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
+        self.token_map = token_map
+        self._last: Sequence[int] = ()
+        self._own: list[int] = []
+
+    def of(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return what the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
+        if not self.token_map.name:
+            return token_ids
+        if not has_same_log(token_ids, self._last):
+            self._read(logged(token_ids)[0], logged(self._last)[0])
+        self._last = token_ids
+        tail = token_ids.tail if isinstance(token_ids, TokenView) else ()
+        return TokenView(self._own, tail=self.token_map.read(tail))
+
+    def _read(self, log: Sequence[int], last: Sequence[int]) -> None:
+        num_read = len(last)
+        if not num_read or common_length(last, log) < num_read:  # another sequence; views of the last may still exist
+            num_read, self._own = 0, [*self.token_map.prefix]
+        self._own.extend(self.token_map.read(log[num_read:]))

@@ -1,0 +1,178 @@
+"""A draft with another tokenizer: the target's tokens and law, the acceptance that shared noise promises, any history.
+
+The toys share four ids under other numbers, each has ids of its own, and one of the target's is read as two of the
+draft's. Wrong maps keep the law and fail the promise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from inference.backends.pytorch.backend import TorchBackend
+from inference.model.proposer import Draft, DraftToken
+from inference.model.slots import Span
+from inference.model.token_map import TokenMap
+from inference.request import SamplingParams
+from inference.speculation import model_proposer as module
+from inference.speculation.model_proposer import ModelProposer
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support import law
+from tests.support.models import tiny_model
+from tests.support.scripted import ids_of
+from tests.unit.speculation.test_padding import ALPHA, ASKED, NUM_SEEDS, Bigrams, sampled, within_error
+
+Columns = npt.NDArray[np.int64]
+NUM_TARGET, NUM_OWN = 6, 7
+OWN = {0: (5,), 1: (3,), 2: (0,), 3: (6,), 4: (1, 2), 5: ()}
+"""Toy: 4 is spelled with two tokens, and 5 is a special token that the draft lacks."""
+COLUMNS = np.array([6, 4, 1, 7, 0, 0])
+TOY = TokenMap(NUM_TARGET, "toy", COLUMNS, OWN)
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
+
+
+def toy_pair() -> tuple[law.FloatArray, law.FloatArray]:
+    """A target, and a draft that is near it where both have a token."""
+    rng = np.random.default_rng(1)
+    target, draft = law.toy_logits(rng, NUM_TARGET), law.toy_logits(rng, NUM_OWN)
+    shared = np.flatnonzero(COLUMNS)
+    near = target[np.ix_(shared, shared)] + law.toy_logits(rng, len(shared), spread=0.4)
+    draft[np.ix_(COLUMNS[shared] - 1, COLUMNS[shared] - 1)] = near
+    return target, draft
+
+
+def pair_with(token_map: TokenMap) -> SpeculativeDecoder:
+    target, draft = toy_pair()
+    return SpeculativeDecoder(SlotDecoder(Bigrams(target)), ModelProposer(Bigrams(draft)), token_map=token_map)
+
+
+def promised() -> float:
+    """Probability that shared noise makes both choose one token after token 0."""
+    target, draft = toy_pair()
+    shared, q = np.flatnonzero(COLUMNS), np.zeros(NUM_TARGET)
+    q[shared] = law.exact_distribution(draft[OWN[0][-1], COLUMNS[shared] - 1].tolist(), ASKED)
+    return law.shared_noise_match(np.asarray(law.exact_distribution(target[0].tolist(), ASKED)), q)
+
+
+def test_samples_have_the_targets_law_and_the_draft_its_promise() -> None:
+    target, _ = toy_pair()
+    found = sampled(pair_with(TOY))
+    choices = law.choice_table(target.astype(np.float32), ASKED, num_seeds=NUM_SEEDS, num_positions=4)
+    assert found.outputs == law.decode([table[1:] for table in choices])
+    assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
+    assert within_error(found.acceptance, promised(), 4.0)
+
+
+def off_by_one(columns: Columns) -> Columns:
+    return np.where(columns > 0, columns % NUM_OWN + 1, 0)
+
+
+def with_and_without_space(columns: Columns) -> Columns:
+    """As if " the" were "the", and the other way round."""
+    return columns[[1, 0, 3, 2, 4, 5]]
+
+
+def special_as_text(columns: Columns) -> Columns:
+    """As if the special token, which the draft lacks, were a text that it has."""
+    return np.where(np.arange(NUM_TARGET) == 5, columns[0], columns)
+
+
+@pytest.mark.parametrize("wrong", [off_by_one, with_and_without_space, special_as_text])
+def test_a_wrong_map_keeps_the_law_but_not_the_promise(wrong: Callable[[Columns], Columns]) -> None:
+    target, _ = toy_pair()
+    found = sampled(pair_with(replace(TOY, columns=wrong(COLUMNS), _moved={})))
+    assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
+    assert not within_error(found.acceptance, promised(), 8.0)
+
+
+SPELLED = {token_id: tuple((token_id * 7 + n) % 287 + 1 for n in range(token_id % 4)) for token_id in range(288)}
+"""Reads every fourth token as nothing, others as up to three."""
+SPELLING = TokenMap(288, "spelling", np.roll(np.arange(1, 289), 5), SPELLED, prefix=(9,))
+RENAMING = TokenMap(288, "renaming", np.arange(288, 0, -1), {n: (287 - n,) for n in range(288)})
+
+
+@pytest.fixture(scope="module")
+def backend() -> TorchBackend:
+    return TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96)
+
+
+def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
+    """The proposal of a proposer that has seen nothing else, for the draft's own ids read at once."""
+    own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
+    if len(own_ids) > backend.max_length:
+        return []
+    proposer = ModelProposer(backend)
+    while (extended := ids_of(proposer.extend([replace(draft, slot=5, source_slot=None)]))[0]) is None:
+        pass
+    return extended
+
+
+def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
+    """Chains of three tokenizers grow, are cut, change and end in passes together, in slots with any history."""
+    rng, maps = random.Random(4), (SPELLING, RENAMING, TokenMap())
+    proposer, chains = ModelProposer(backend), [[5, 6, 7], [9], [11]]
+    for step in range(80):
+        slots = rng.sample([0, 1, 2], rng.choice([1, 2, 3]))
+        drafts = [
+            Draft(s, [*chains[s]], (GREEDY, SAMPLED)[s % 2], 4, token_map=maps[(s + step // 30) % 3]) for s in slots
+        ]
+        extensions = ids_of(proposer.extend(drafts))
+        alone = [fresh(backend, draft) for draft in drafts]  # overwrites slot 5 alone
+        for draft, extension, expected in zip(drafts, extensions, alone, strict=True):
+            assert extension == expected
+            kind = rng.choice(["grow", "grow", "cut", "replace"])
+            chain = [*draft.token_ids, *extension, *(rng.randrange(2, 200) for _ in range(rng.randint(1, 6)))]
+            cut = chain[: rng.randint(1, len(chain))] if kind == "cut" or len(chain) > 80 else chain
+            chains[draft.slot] = [rng.randrange(1, 200) for _ in range(3)] if kind == "replace" else cut
+
+
+def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part is counted in the draft's tokens, of which one token of the target may take more than one has."""
+    prompt = tuple(range(2, 32))
+    draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
+    whole = ModelProposer(backend).extend([draft])
+    monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 2)
+    proposer = ModelProposer(backend)
+    results: list[list[DraftToken] | None] = []
+    while not results or results[-1] is None:
+        results += proposer.extend([draft])
+    assert results[-1] == whole[0]
+    assert len(results) == -(-(1 + len(SPELLING.read(prompt))) // 2)
+    long = replace(draft, token_ids=tuple(range(2, 90)))
+    assert len(long.token_ids) < backend.max_length < len(SPELLING.read(long.token_ids))
+    assert proposer.extend([long, replace(draft, slot=1, token_ids=(4, 8))])[0] == []
+
+
+def test_branches_and_prefixes_begin_where_their_own_tokens_agree(backend: TorchBackend) -> None:
+    proposer, chain = ModelProposer(backend, num_branches=2), (5, 6, 7, 10, 11)
+    proposer.extend([Draft(0, chain, SAMPLED, limit=1, token_map=SPELLING)])
+    branch = Draft(2, (*chain[:3], 13), SAMPLED, 1, source_slot=0, token_map=SPELLING)
+    widths = watched(backend, proposer, [branch])
+    assert widths == [len(SPELLED[13])]
+    proposer.begin(1, 0, chain[:4])
+    other = Draft(1, (*chain[:4], 15), SAMPLED, 1, token_map=SPELLING)
+    assert watched(backend, proposer, [other]) == [len(SPELLED[15])]
+
+
+def watched(backend: TorchBackend, proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
+    """Return how many tokens a step reads for each draft; check what it chooses."""
+    widths: list[int] = []
+    forward = backend.forward
+
+    def forward_measured(spans: Sequence[Span]) -> object:
+        widths.extend(len(span.token_ids) for span in spans)
+        return forward(spans)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "forward", forward_measured)
+        chosen = ids_of(proposer.extend(drafts))
+    assert chosen == [fresh(backend, draft) for draft in drafts]
+    return widths
