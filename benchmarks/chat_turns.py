@@ -31,12 +31,13 @@ from inference.config import (
     ModelConfig,
     ProposerConfig,
 )
-from inference.serving.assembly import draft_worker, load_proposer, target_engine
+from inference.serving.assembly import load_proposer, private_worker, target_engine
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.fleet import Fleet
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter
+from inference.workers.remote import RemoteCompleter, card_of_target
 
 NUM_TURNS = 10
 NUM_ANSWER_TOKENS = 24
@@ -98,13 +99,14 @@ async def _topologies() -> AsyncGenerator[dict[str, Completer], None]:
         channel = await stack.enter_async_context(open_channel(target.address))
         loaded = await load_proposer(_draft())
         config = DraftConfig(ConnectionConfig("127.0.0.1", port))
-        fleet = await stack.enter_async_context(Fleet([target.address]))
-        worker, _ = await stack.enter_async_context(draft_worker(loaded, config, fleet))
+        fleet = await stack.enter_async_context(connected(config.connection))
+        card = await card_of_target(fleet)
+        worker, _ = await stack.enter_async_context(private_worker(loaded, config, fleet, card))
         pair = FusedConfig(ModelConfig(BUNDLED_TARGET, backend="auto", num_slots=2, num_threads=1), _draft())
         fused = await stack.enter_async_context(target_engine(pair, max_waiting=1))
         yield {
             "target alone": RemoteCompleter(channel, target.address, deadline_s=120.0),
-            "distributed": LocalCompleter(worker, loaded.tokenizer),
+            "distributed": FailoverCompleter(fleet, config.connection, worker),
             "fused": LocalCompleter(fused.engine, fused.tokenizer),
         }
 

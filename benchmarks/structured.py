@@ -31,13 +31,14 @@ from inference.config import (
 )
 from inference.engine.draft import DraftEngine
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
-from inference.serving.assembly import draft_worker, load_proposer, running, target_engine
+from inference.serving.assembly import load_proposer, private_worker, reader_of, running, target_engine
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.draft.worker import DraftWorker
-from inference.workers.fleet import Fleet
+from inference.workers.draft.private import PrivateWorker
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter
+from inference.workers.remote import RemoteCompleter, card_of_target
 
 SCHEMA = {
     "type": "object",
@@ -147,15 +148,17 @@ def _draft_config() -> ProposerConfig:
 async def _distributed(target: ServerProcess, *, grammared: bool) -> AsyncGenerator[Completer, None]:
     loaded = await load_proposer(_draft_config())
     config = DraftConfig(ConnectionConfig("127.0.0.1", target.port))
-    async with Fleet([target.address]) as fleet:
+    async with connected(config.connection) as fleet:
+        card = await card_of_target(fleet)
         if grammared:
-            async with draft_worker(loaded, config, fleet) as (worker, _):
-                yield LocalCompleter(worker, loaded.tokenizer)
+            async with private_worker(loaded, config, fleet, card) as (worker, _):
+                yield FailoverCompleter(fleet, config.connection, worker)
             return
         async with running(DraftEngine(loaded.proposer)) as engine:
-            words, max_length = loaded.vocabulary, loaded.proposer.max_length
-            worker = DraftWorker(engine, fleet, config=config, vocabulary=words, max_length=max_length)
-            yield LocalCompleter(worker, loaded.tokenizer)
+            reader = reader_of(loaded, card, loaded.tokenizer)
+            worker = PrivateWorker(engine, fleet, config, loaded.vocabulary, reader)
+            yield FailoverCompleter(fleet, config.connection, worker)
+            await worker.stop()
 
 
 @asynccontextmanager

@@ -51,10 +51,10 @@ class Echo(rpc.VerificationServiceServicer):  # type: ignore[misc]
         """See `Servicer`."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
-    async def Verify(self, _: object, call: Call) -> None:
+    async def Assist(self, _: object, call: Call) -> None:
         """Write a message for each message."""
         while await call.read() != grpc.aio.EOF:
-            await call.write(pb.VerifyResponse(commit=pb.Commit(token_ids=[1, 2, 3])))
+            await call.write(pb.AssistResponse(commit=pb.AssistCommit(commit=pb.Commit(token_ids=[1, 2, 3]))))
 
 
 async def _serve(folder: Path, ports: dict[str, int]) -> None:
@@ -85,8 +85,8 @@ def prepare(folder: Path) -> dict[str, Credentials | None]:
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     (folder / "token").write_text(TOKEN)
     (folder / "auth.toml").write_text(
-        f'[[token]]\nname = "a"\nsha256 = "{digest}"\nroles = ["draft"]\n'
-        f'[[certificate]]\nname = "b"\nsan = "{CLIENT_NAME}"\nroles = ["draft"]\n'
+        f'[[token]]\nname = "a"\nsha256 = "{digest}"\nroles = ["worker"]\n'
+        f'[[certificate]]\nname = "b"\nsan = "{CLIENT_NAME}"\nroles = ["worker"]\n'
     )
     tls, token = ClientTls(folder / "ca.pem"), watched_token(folder / "token")
     mtls = ClientTls(folder / "ca.pem", folder / "client.pem", folder / "client.key")
@@ -98,7 +98,7 @@ async def unary_us(channel: grpc.aio.Channel, num_calls: int) -> float:
     stub, took = rpc.VerificationServiceStub(channel), []
     for _ in range(num_calls):
         began = time.perf_counter()
-        call = stub.Verify(iter([pb.VerifyRequest()]))
+        call = stub.Assist(iter([pb.AssistRequest()]))
         await call.read()
         await call.code()
         took.append(time.perf_counter() - began)
@@ -107,10 +107,10 @@ async def unary_us(channel: grpc.aio.Channel, num_calls: int) -> float:
 
 async def message_us(channel: grpc.aio.Channel, num_messages: int) -> float:
     """Return the microseconds of a message and its answer on one stream."""
-    call, took = rpc.VerificationServiceStub(channel).Verify(), []
+    call, took = rpc.VerificationServiceStub(channel).Assist(), []
     for _ in range(num_messages):
         began = time.perf_counter()
-        await call.write(pb.VerifyRequest(propose=pb.Propose()))
+        await call.write(pb.AssistRequest(propose=pb.AssistPropose(propose=pb.Propose())))
         await call.read()
         took.append(time.perf_counter() - began)
     call.cancel()

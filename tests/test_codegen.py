@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PROTO = ROOT / "protos" / "specdec" / "v1" / "specdec.proto"
 STUBS = ROOT / "grpc_comm" / "specdec" / "v1"
 BIN = Path(sys.executable).parent
-WIRE = ROOT / "tests" / "support" / "wire_of_2026_11_21.binpb"
+WIRE = ROOT / "tests" / "support" / "wire_of_2026_11_24.binpb"
 
 File = descriptor_pb2.FileDescriptorProto
 

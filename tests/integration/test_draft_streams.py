@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Any
 import grpc
 import pytest
 
+from grpc_comm import options
 from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
+from inference.request import Schedule
 from inference.serving.assembly import LoadedDraft, private_worker
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completion import CompletionRequest
@@ -195,15 +197,62 @@ async def edge(port: int) -> AsyncGenerator[tuple[FailoverCompleter, DraftEngine
         yield FailoverCompleter(fleet, connection, worker), engine
 
 
+@asynccontextmanager
+async def counting_edge(port: int, schedule: Schedule) -> AsyncGenerator[Callable[[], Awaitable[int]], None]:
+    """Run an edge draft; yield a function that completes a request and returns its number of verified draft tokens."""
+    connection = ConnectionConfig("127.0.0.1", port)
+    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
+    config = DraftConfig(connection, schedule=schedule)
+    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
+        completer = FailoverCompleter(fleet, connection, worker)
+
+        async def num_drafted() -> int:
+            await until_attached(worker)
+            completion = Completion()
+            async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=40, ignore_eos=True)):
+                completion.record(event)
+            assert completion.token_ids == ANSWER
+            return completion.num_draft_tokens
+
+        yield num_drafted
+
+
+async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: half an hour after its start, an edge was never drafted for again.
+
+    A server lets a connection of that age, here a second, take no more calls. The requests moved to a new one, and the
+    draft tokens went on over the old one.
+    """
+    ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
+    monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
+    async with (
+        serving() as target,
+        counting_edge(target.server.port, Schedule.SYNC) as num_drafted,
+        asyncio.timeout(120),
+    ):
+        num_moves = num_undrafted = 0
+        while num_moves < 3:
+            await asyncio.sleep(0.1)  # requests come now and then
+            if await num_drafted():
+                num_moves, num_undrafted = num_moves + (num_undrafted > 0), 0
+            else:
+                num_undrafted += 1
+            assert num_undrafted < 10
+
+
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
     """The answers are right and have no drafts; edge and target log the reason, the edge once."""
     caplog.set_level(logging.INFO)
-    async with serving() as one, serving() as other, balanced(one, other) as port, edge(port) as (completer, _):
-        for _ in range(2):
-            completion = Completion()
-            async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=20, ignore_eos=True)):
-                completion.record(event)
-            assert (completion.token_ids, completion.num_draft_tokens) == (ANSWER[:20], 0)
+    async with (
+        serving() as one,
+        serving() as other,
+        balanced(one, other) as port,
+        counting_edge(port, Schedule.ASYNC) as num_drafted,
+    ):
+        while "does a proxy part the streams of a connection?" not in caplog.text:
+            assert await num_drafted() == 0
+        for _ in range(3):
+            assert await num_drafted() == 0
     text = caplog.text
     assert "its private draft worker is not attached on its connection" in text
     assert text.count("does a proxy part the streams of a connection?") == 1

@@ -21,7 +21,6 @@ from inference.request import (
     ANY_JSON_OBJECT,
     RANGES,
     GenerationRequest,
-    Provenance,
     SamplingParams,
     Schedule,
 )
@@ -153,7 +152,7 @@ SERVED_FIELDS: dict[str, Any] = {
     "schedule": Schedule.SYNC,
     "num_committed_tokens": 1,
     "cache_salt": "salt",
-    "provenance": Provenance("model"),
+    "draft_session": "name",
     "include_rejected": True,
 }
 REFUSED_FIELDS: dict[str, Any] = {"logprobs": 0, "min_new_tokens": 2, "prompt_logprobs": 0, "grammar": ANY_JSON_OBJECT}

@@ -14,6 +14,7 @@ from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text import chat, stop_strings
 from inference.text.vocabulary import MAX_VOCAB_SIZE
 from inference.workers import convert
+from inference.workers.completion import DRAFT_SESSION_BYTES
 from inference.workers.target.assist import MAX_WORKER_SLOTS
 
 PROTO = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text()
@@ -55,31 +56,32 @@ TIED: dict[str, tuple[float, ...]] = {
     "GenerateRequest.logprobs": LOGPROBS,
     "GenerateRequest.prompt_logprobs": LOGPROBS,
     "GenerateRequest.cache_salt": (request.MAX_CACHE_SALT_CHARACTERS,),
+    "GenerateRequest.draft_session": (DRAFT_SESSION_BYTES, request.MAX_SEED.bit_length() // 8),
+    "AssistPropose.session_id": (2 * DRAFT_SESSION_BYTES,),
+    "syntax": (convert.PROTOCOL_VERSION,),
     "Attach.protocol_version": (convert.PROTOCOL_VERSION,),
     "Attach.vocab_size": (MAX_VOCAB_SIZE,),
     "Attach.num_slots": (ONE, MAX_WORKER_SLOTS),
     "AssistSlots.num_slots": (ONE, MAX_WORKER_SLOTS),
-    "Open.protocol_version": (convert.PROTOCOL_VERSION,),
     "Open.prompt_token_ids": (ONE,),
     "Open.max_new_tokens": (MAX_NEW_TOKENS.low,),
     "Open.stop_token_ids": (request.MAX_STOP_TOKEN_IDS,),
     "Open.gamma": ends(GAMMA),
-    "Open.logprobs": LOGPROBS,
-    "Open.prompt_logprobs": LOGPROBS,
     "Propose.branches": (convert.MAX_BRANCHES_OF_MESSAGE, convert.MAX_TOKENS_OF_MESSAGE),
     "Branch.token_ids": (ONE, MAX_TREE_TOKENS),
 }
 """Numbers of each comment that states limits, ranges or defaults, in the order of its text."""
 NO_LIMITS = (
     *(
-        "as a service, version 1.",
+        "package version 1",
         "has position 0",
         "fills 0 .. n-1",
         "UTF-8",
         "HTTP/2",
-        "every server of protocol_version 1",
+        "of version 1 too",
+        "Of version 1:",
     ),
-    *("every target of protocol_version 1", "0: greedy", "0: all", "0 (also unset)", "0 switches", "echo also 0"),
+    *("0: greedy", "0: all", "0 (also unset)", "0 switches", "echo also 0"),
     *("0 while unknown", "0 in rounds", "0 in a new session", "0: none since", "logprob is 0", "1 if the target left"),
     "nodes 0, 1, 2, ...",
 )

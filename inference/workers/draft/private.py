@@ -153,13 +153,7 @@ class PrivateWorker:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens
             stream.decline(name, exc)
-        if delta.finish_reason is not None and session.is_unheard:
-            self._report_unheard(stream)
+        if delta.finish_reason is not None:
+            self.num_undrafted += session.is_heard is False
+            stream.judge(session)
         return delta
-
-    def _report_unheard(self, stream: AssistStream) -> None:
-        """Count a request that ran without drafts, and log the likely cause once."""
-        self.num_undrafted += 1
-        if not stream.is_unheard:
-            stream.is_unheard = True
-            logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", stream.address)

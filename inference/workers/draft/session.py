@@ -122,9 +122,11 @@ class DraftingSession:
             self._tasks.append(asyncio.create_task(self._add_grammar(request.grammar)))
 
     @property
-    def is_unheard(self) -> bool:
-        """Whether no commit has acknowledged any draft token, though enough have come since the first was sent."""
-        return not self._is_heard and self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0
+    def is_heard(self) -> bool | None:
+        """Whether a commit has acknowledged a draft token; None while too few have come since the first was sent."""
+        if self._is_heard:
+            return True
+        return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
 
     async def _add_grammar(self, grammar: Grammar) -> None:
         """Compile the grammar, and let the draft obey it from then on."""

@@ -169,7 +169,6 @@ class AssistStream:
     Attributes:
         attached: set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
-        is_unheard: True once the draft tokens of a request reached no target, which is logged once.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
 
@@ -179,9 +178,10 @@ class AssistStream:
         self._offer = offer
         self._metrics = metrics
         self.attached = asyncio.Event()
-        self.is_refused = self.is_unheard = False
+        self.is_refused = False
+        self._num_unheard = 0  # requests in a row that no draft token reached
         self.vocab_size = offer.vocabulary.size
-        self._outbox: asyncio.Queue[pb.AssistRequest] = asyncio.Queue(MAX_OUTBOX)
+        self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
         self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
         self._dial_now = asyncio.Event()
@@ -229,7 +229,7 @@ class AssistStream:
             self._offer = replace(self._offer, num_slots=num_slots)
             self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
 
-    def _notify(self, message: pb.AssistRequest) -> None:
+    def _notify(self, message: pb.AssistRequest | None) -> None:
         """Queue a message, or drop it if the queue is full."""
         if not self._outbox.full():
             self._outbox.put_nowait(message)
@@ -274,8 +274,9 @@ class AssistStream:
 
     async def _write(self, call: AssistCall) -> None:
         """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
-        while True:
-            await call.write(await self._outbox.get())
+        while (message := await self._outbox.get()) is not None:
+            await call.write(message)
+        await call.done_writing()
 
     def _handle(self, message: pb.AssistResponse) -> None:
         kind = message.WhichOneof("message")
@@ -311,6 +312,21 @@ class AssistStream:
         """Decline a session whose drafting has failed; a session that is closed cancels it."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
+
+    def judge(self, session: DraftingSession) -> None:
+        """Open the stream again if no draft token of a request that has ended reached the target.
+
+        A server lets an old connection take no more calls: the requests move to a new one, and the stream stays behind.
+        If a new stream does not help, a proxy takes it and the requests to different places, which is logged.
+        """
+        if session not in self._sessions.values() or session.is_heard is None:
+            return
+        self._num_unheard = 0 if session.is_heard else self._num_unheard + 1
+        if self._num_unheard == 1:
+            self._notify(None)
+            self.dial_now()
+        elif self._num_unheard == 2:
+            logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", self.address)
 
     def _commit(self, message: pb.AssistCommit) -> None:
         commit = commit_from_message(message.commit)

@@ -204,19 +204,6 @@ def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
     assert session.branches[0][:4] == [10, 11, 12, 13]
 
 
-def test_another_target_is_told_everything_again() -> None:
-    session = branching_session(1)
-    drafted(session, 10)
-    chain, branch = session.growing(1000)
-    session.extend(branch, [DraftToken(12)])
-    session.extend(chain, [DraftToken(20)])
-    session.commit([])
-    first = session.take_unsent(0)
-    assert session.take_unsent(4) == []
-    session.forget_sent()
-    assert session.take_unsent(0) == first
-
-
 def test_a_step_of_a_lost_branch_is_dropped() -> None:
     session = branching_session(1)
     drafted(session, 10)

@@ -265,13 +265,17 @@ async def test_early_drafts_are_bounded(pool: DraftPool, monkeypatch: pytest.Mon
 
 async def test_a_private_worker_takes_its_session_from_the_pool(pool: DraftPool) -> None:
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
-    pool.attach(private)
     pool.attach(good)
     events = pool.generate(replace(named("a"), max_new_tokens=NUM_TOKENS))
     await anext(events)
     assert (len(good.sessions), len(private.sessions)) == (1, 0)
+    pool.attach(private)
     private.proposes("a", FIRST)
     assert (len(good.sessions), len(private.sessions)) == (0, 1)
+    other = pool.generate(named("b"))
+    await anext(other)
+    assert len(good.sessions) == 0, "the pool helped a request whose private worker is attached"
+    await other.aclose()
     pool.detach(private)
     assert len(good.sessions) == 1
     token_ids = [token_id async for event in events if isinstance(event, Commit) for token_id in event.token_ids]

@@ -13,7 +13,6 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from inference.workers.target.verification import VerificationServicer
 
 from grpc_comm import server as grpc_server
 from grpc_comm.channel import open_channel
@@ -24,16 +23,16 @@ from inference.config import ConnectionConfig, DraftConfig, HttpConfig, ObserveC
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.errors import DeadlineError, IncompatibleDraftError, SpecDecError, UnauthenticatedError
-from inference.observe.metrics import Metrics
 from inference.serving.draft import serve_draft
 from inference.serving.processes import free_port
 from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
 from inference.workers import fleet
 from inference.workers.completion import ModelCard
 from inference.workers.generation import GenerationServicer
-from inference.workers.observer import Observer
+from inference.workers.local import LocalCompleter
 from inference.workers.status import to_status
-from tests.support.completers import ScriptedCompleter
+from inference.workers.target.service import VerificationServicer
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
@@ -70,17 +69,13 @@ class Refusing(GenerationServicer):
 
 
 @asynccontextmanager
-async def target(card: ModelCard, port: int, *errors: SpecDecError) -> AsyncGenerator[None, None]:
+async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecError) -> AsyncGenerator[None, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=2))
     engine.start()
-    verification = VerificationServicer(
-        engine,
-        DraftPool(engine),
-        card,
-        idle_timeout_s=60.0,
-        observer=Observer(Metrics("target")),
-    )
-    servicers: list[Servicer] = [verification, Refusing(ScriptedCompleter([]), card, errors=list(errors))]
+    pool = DraftPool(engine)
+    completer = LocalCompleter(pool, Tokenizer.load(directory), model_id=card.model_id)
+    verification = VerificationServicer(pool, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
+    servicers: list[Servicer] = [verification, Refusing(completer, card, errors=list(errors))]
     server = Server(f"127.0.0.1:{port}", servicers, status_of=to_status)
     await server.open()
     try:
@@ -133,7 +128,7 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
 async def test_another_model_behind_is_what_clients_are_told_of(directory: Path, card: ModelCard) -> None:
     """The story: name and template were read once, and the text of one model was sold under the name of another."""
     port = free_port()
-    async with target(card, port):
+    async with target(directory, card, port):
         serves = serving(directory, port)
         channel, web_port = await serves.__aenter__()
         await until(channel, SERVING)
@@ -142,7 +137,7 @@ async def test_another_model_behind_is_what_clients_are_told_of(directory: Path,
     await until(channel, NOT_SERVING)
     template = "{{ messages[0]['content'] }}"
     second = replace(card, name="second", model_id="m2", chat_template=template, vocab_size=VOCAB_SIZE + 64)
-    async with target(second, port):
+    async with target(directory, second, port):
         await until(channel, SERVING)
         assert await shown(channel) == ("second", "m2", template)
         model = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest())
@@ -163,12 +158,12 @@ async def test_a_target_without_model_card_is_asked_again(
     was not ready until a connection ended, half an hour later."""
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
     port = free_port()
-    async with target(card, port):
+    async with target(directory, card, port):
         serves = serving(directory, port)
         channel, _ = await serves.__aenter__()
         await until(channel, SERVING)
     await until(channel, NOT_SERVING)
-    async with target(replace(card, name="second", model_id="m2"), port, kind("not now"), kind("not now")):
+    async with target(directory, replace(card, name="second", model_id="m2"), port, kind("not now"), kind("not now")):
         async with asyncio.timeout(30):
             while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.02)
@@ -181,25 +176,21 @@ async def test_a_target_of_another_vocabulary_ends_service(
 ) -> None:
     """The story: the draft was SERVING, every request a 500 internal_error, and there was nothing in the log."""
     port = free_port()
-    async with target(card, port):
+    async with target(directory, card, port):
         serves = serving(directory, port)
         channel, web_port = await serves.__aenter__()
         await until(channel, SERVING)
-    async with target(replace(card, tokenizer_fingerprint="another"), port):
+    async with target(directory, replace(card, tokenizer_fingerprint="another"), port):
         await until(channel, NOT_SERVING)
         async with asyncio.timeout(30):
             while "one vocabulary" not in caplog.text:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.01)
-        with pytest.raises(grpc.aio.AioRpcError, match="draft and target need one vocabulary") as caught:
-            await generated(channel)
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert await generated(channel) == tokens_at(3, 20)  # without drafts, for a client that does not look
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{web_port}") as client:
-            answer = await client.post("/v1/completions", json={"prompt": "x"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "incompatible_target")
             for where in ("", f"http://127.0.0.1:{PROBE_PORT}"):  # which a kubelet asks
                 assert (await client.get(f"{where}/readyz")).status_code == 503
                 assert (await client.get(f"{where}/livez")).status_code == 200
-    async with target(card, port):
+    async with target(directory, card, port):
         await until(channel, SERVING)
         assert await generated(channel) == tokens_at(3, 20)
     await serves.__aexit__(None, None, None)
@@ -207,7 +198,7 @@ async def test_a_target_of_another_vocabulary_ends_service(
 
 async def test_a_draft_of_another_vocabulary_does_not_start(directory: Path, card: ModelCard) -> None:
     port = free_port()
-    async with target(replace(card, tokenizer_fingerprint="another"), port):
+    async with target(directory, replace(card, tokenizer_fingerprint="another"), port):
         with pytest.raises(IncompatibleDraftError, match="one vocabulary"):
             async with serving(directory, port):
                 pass

@@ -8,13 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from inference.workers.draft.worker import DraftWorker
-from inference.workers.target.verification import VerificationServicer
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.caller import Caller, request_context
-from inference.commit import Commit, Generator, Opened
-from inference.config import ConnectionConfig, DraftConfig, PortSecurity
+from inference.commit import Answer, Commit, Generator, Opened
+from inference.config import PortSecurity
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
 from inference.engine.pool import DraftPool
@@ -29,13 +27,11 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
-from inference.workers.observer import Observer
+from inference.workers.draft.stream import Offer, PoolWorker
+from inference.workers.target.service import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.ports import served
 from tests.support.scripted import until
-from tests.support.servers import card_of
 
 NUM_SLOTS = 2
 LIMITS = EngineLimits(gamma=4, eos_token_ids=frozenset([EOS_TOKEN_ID]))
@@ -64,25 +60,36 @@ def engine(decoder: Decoder) -> TargetEngine:
     return TargetEngine(decoder, replace(LIMITS, num_spare=decoder.num_slots - NUM_SLOTS), grammars())
 
 
-async def draft_worker(stack: AsyncExitStack, schedule: Schedule) -> Generator:
-    """A draft worker and its target over gRPC; the draft has no spare slot."""
+class Scheduled:
+    """A target's pool whose requests have a schedule."""
+
+    def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
+        self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant
+        self._pool = pool
+        self._schedule = schedule
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+        return self._pool.generate(replace(request, schedule=self._schedule))
+
+
+async def helped(stack: AsyncExitStack, schedule: Schedule) -> Generator:
+    """A target with a draft worker, which has no spare slot."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
-    pool, observer = DraftPool(target), Observer(Metrics("tiny"))
-    verification = VerificationServicer(target, pool, card_of(WORDS), idle_timeout_s=60.0, observer=observer)
-    at = await stack.enter_async_context(served(PortSecurity(), LocalCompleter(pool, TOKENIZER), verification))
-    link = ConnectionConfig("127.0.0.1", at.grpc, 20.0)
-    fleet = await stack.enter_async_context(connected(link))
+    pool = DraftPool(target)
+    at = await stack.enter_async_context(served(PortSecurity(), None, VerificationServicer(pool, WORDS)))
     drafting = DraftEngine(ModelProposer(backend(seed=2, num_slots=NUM_SLOTS)), grammars=grammars())
     drafts = await stack.enter_async_context(running(drafting))
-    config = DraftConfig(link, schedule=schedule)
-    return DraftWorker(drafts, fleet, config=config, vocabulary=WORDS, max_length=128)
+    worker = PoolWorker(drafts, [f"127.0.0.1:{at.grpc}"], Offer(WORDS, 4, NUM_SLOTS), Metrics("draft"))
+    stack.push_async_callback(worker.stop, grace_s=0.0)
+    await until(lambda: worker.fault is None)
+    return Scheduled(pool, schedule)
 
 
 @pytest.fixture(params=["target", "target without a spare slot", "fused", *Schedule], ids=str)
 async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[Generator, None]:
     async with AsyncExitStack() as stack:
         if isinstance(request.param, Schedule):
-            yield await draft_worker(stack, request.param)
+            yield await helped(stack, request.param)
             return
         decoder: Decoder = SlotDecoder(backend(seed=1, num_slots=2 if "without" in request.param else 3))
         if request.param == "fused":

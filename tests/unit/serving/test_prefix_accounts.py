@@ -12,8 +12,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inference.workers.draft.worker import DraftWorker
-from inference.workers.target.verification import VerificationServicer
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.caller import Caller
@@ -26,7 +24,6 @@ from inference.engine.pool import DraftPool
 from inference.engine.prefixes import Prefix
 from inference.engine.target import TargetEngine
 from inference.model.decoder import Decoder
-from inference.observe.metrics import Metrics
 from inference.serving.assembly import running
 from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
@@ -34,13 +31,15 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.completion import CompletionRequest
+from inference.workers.draft.private import PrivateWorker
 from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import Fleet, connected
+from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
-from inference.workers.observer import Observer
+from inference.workers.reading import Reader
+from inference.workers.target.service import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
-from tests.support.servers import card_of
+from tests.support.scripted import until
 
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
 SYSTEM = "Alice's safe opens with the code "
@@ -73,7 +72,7 @@ class Drafting(DraftEngine):
 class Helper:
     """A worker of the pool that never drafts, and remembers what it was asked to draft for."""
 
-    num_slots = 9
+    num_slots, does_rounds, scope = 9, True, ""
 
     def __init__(self) -> None:
         self.id = "w"
@@ -116,9 +115,7 @@ class Scene:
         pool = DraftPool(engine)
         if helper is not None:
             pool.attach(helper)
-        verification = VerificationServicer(
-            engine, pool, card_of(WORDS), idle_timeout_s=60.0, observer=Observer(Metrics("tiny"))
-        )
+        verification = VerificationServicer(pool, WORDS)
         security = self.port_security("target", auth)
         return await self.stack.enter_async_context(served(security, LocalCompleter(pool, tokenizer()), verification))
 
@@ -130,11 +127,14 @@ class Scene:
 
     async def draft(self, target: Served, auth: str | None, drafting: Drafting, *, who: str = "edge") -> Served:
         link = self.link(target, who)
-        fleet = await self.stack.enter_async_context(Fleet(link.targets, link.security))
+        fleet = await self.stack.enter_async_context(connected(link))
         engine = await self.stack.enter_async_context(running(drafting))
-        worker = DraftWorker(engine, fleet, config=DraftConfig(link), vocabulary=WORDS, max_length=128)
+        reader = Reader(tokenizer(), max_length=128, vocab_size=WORDS.size)
+        worker = PrivateWorker(engine, fleet, DraftConfig(link), WORDS, reader)
+        self.stack.push_async_callback(worker.stop)
+        await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
         security = self.port_security("draft", auth)
-        return await self.stack.enter_async_context(served(security, LocalCompleter(worker, tokenizer())))
+        return await self.stack.enter_async_context(served(security, FailoverCompleter(fleet, link, worker)))
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ async def test_a_gateway_that_speaks_for_nobody_is_one_account(scene: Scene) -> 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
     """Also where the target knows the draft alone: what the draft asks it for is separate already."""
-    target = await scene.target(entry("edge", "draft", more) + (SHOP if more else ""))
+    target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
         await check_separate(ask)
@@ -225,7 +225,7 @@ async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str)
 
 
 async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
-    target = await scene.target(entry("edge-1", "draft") + entry("edge-2", "draft"))
+    target = await scene.target(entry("edge-1", "client") + entry("edge-2", "client"))
     for who in ("edge-1", "edge-2"):
         async with over_http(await scene.draft(target, None, Drafting(), who=who)) as ask:
             assert await ask("alice") == 0

@@ -88,6 +88,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
         grammar=st.one_of(st.none(), st.builds(Grammar, st.sampled_from(GrammarKind), st.text(min_size=1), preambles)),
         cache_salt=st.text(max_size=9),
+        draft_session=st.sampled_from(["", "0123456789abcdef" * 2]),
         include_rejected=st.booleans(),
     )
 )
@@ -108,14 +109,16 @@ def test_completion_request(request: CompletionRequest) -> None:
         schedule=schedules,
         num_committed_tokens=st.integers(0, 2),
         min_new_tokens=counts,
-        prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
         cache_salt=st.text(max_size=9),
-        include_rejected=st.booleans(),
     )
 )
 def test_open(request: GenerationRequest) -> None:
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
-    assert (message.protocol_version, message.tokenizer_fingerprint, message.vocab_size) == (1, "f", 9)
+    assert (message.protocol_version, message.tokenizer_fingerprint, message.vocab_size) == (
+        convert.PROTOCOL_VERSION,
+        "f",
+        9,
+    )
     assert convert.open_from_message(message) == request
 
 
@@ -130,14 +133,12 @@ def test_open(request: GenerationRequest) -> None:
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
         own=looked_up,
-        rejected_token_ids=token_ids,
-    ).map(possible),
-    scores,
+        num_received_tokens=counts,
+        hold_us=microseconds,
+    ).map(possible)
 )
-def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> None:
-    message = convert.commit_to_message(commit, prompt_logprobs)
-    assert convert.commit_from_message(message) == commit
-    assert convert.all_logprobs(message.prompt_logprobs) == prompt_logprobs
+def test_commit(commit: Commit) -> None:
+    assert convert.commit_from_message(convert.commit_to_message(commit)) == commit
 
 
 @given(
@@ -160,6 +161,8 @@ def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> N
             timings=timings,
             counts=figures,
             own=looked_up,
+            num_received_tokens=counts,
+            hold_us=microseconds,
         ).map(possible),
         st.builds(Finished, reason=st.sampled_from(FinishReason)),
     )
@@ -208,6 +211,12 @@ def test_what_is_set_to_zero_is_set() -> None:
     assert (request.gamma, request.seed) == (0, 0)
     with pytest.raises(InvalidRequestError, match=r"top_p 0\.0"):
         convert.completion_from_message(pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=0)))
+
+
+@pytest.mark.parametrize("size", [1, 15, 17, 100_000])
+def test_a_draft_session_has_one_size(size: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"draft_session has {size} bytes, 16 are expected"):
+        convert.completion_from_message(pb.GenerateRequest(text="a", draft_session=bytes(size)))
 
 
 def test_reasons_of_a_later_version_are_not_guessed() -> None:

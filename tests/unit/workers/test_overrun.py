@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import grpc
 import httpx
 import pytest
-from inference.workers.draft.worker import DraftWorker
 
 from grpc_comm.server import Server
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
@@ -31,70 +30,72 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers import resuming
 from inference.workers.completion import Completer, CompletionRequest
 from inference.workers.convert import card_to_message
+from inference.workers.draft.private import PrivateWorker
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import Fleet
 from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
+from inference.workers.reading import Reader
 from inference.workers.resuming import MAX_BARREN_RESUMES
 from inference.workers.status import to_status
 from tests.support.completers import CARD, gateway
 from tests.support.models import tiny_tokenizer
-from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at
+from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
 
 PROMPT = (1, 2, 3)
 NUM_TOKENS = 6
 WHOLE = tokens_at(len(PROMPT), NUM_TOKENS)
 SCORE = pb.TokenLogprobs(chosen=pb.TokenLogprob(token_id=60))
-Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Commit]]
-"""Commits from a position on, where so many tokens are left of what was asked for."""
+Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Delta]]
+"""Deltas from a position on, where so many tokens are left of what was asked for."""
 
 
-def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Commit]:
+def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Delta]:
     for number in numbers:
-        yield pb.Commit(position=position + number, token_ids=[token_at(min(position + number, 900))])
+        yield pb.Delta(position=position + number, token_ids=[token_at(min(position + number, 900))])
 
 
-def honest(position: int, left: int) -> Iterator[pb.Commit]:
+def honest(position: int, left: int) -> Iterator[pb.Delta]:
     *others, last = one_by_one(position, range(left))
     last.finish_reason = pb.FINISH_REASON_LENGTH
     yield from (*others, last)
 
 
-def endless(position: int, left: int) -> Iterator[pb.Commit]:
+def endless(position: int, left: int) -> Iterator[pb.Delta]:
     return one_by_one(position, itertools.count())
 
 
-def unfinished(position: int, left: int) -> Iterator[pb.Commit]:
+def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
     """Never names an end: each resume would have asked for one more token."""
     return one_by_one(position, range(left))
 
 
-def one_too_many(position: int, left: int) -> Iterator[pb.Commit]:
-    yield pb.Commit(position=position, token_ids=[60] * (left + 1), finish_reason=pb.FINISH_REASON_LENGTH)
+def one_too_many(position: int, left: int) -> Iterator[pb.Delta]:
+    yield pb.Delta(position=position, token_ids=[60] * (left + 1), finish_reason=pb.FINISH_REASON_LENGTH)
 
 
-def empty(position: int, left: int) -> Iterator[pb.Commit]:
-    return (pb.Commit(position=position) for _ in itertools.count())
+def empty(position: int, left: int) -> Iterator[pb.Delta]:
+    return (pb.Delta(position=position) for _ in itertools.count())
 
 
-def huge(position: int, left: int) -> Iterator[pb.Commit]:
-    yield pb.Commit(position=position, token_ids=[60] * 900_000)
+def huge(position: int, left: int) -> Iterator[pb.Delta]:
+    yield pb.Delta(position=position, token_ids=[60] * 900_000)
 
 
-def scored(position: int, left: int) -> Iterator[pb.Commit]:
-    yield pb.Commit(position=position, token_ids=[60], logprobs=[SCORE] * 200_000)
+def scored(position: int, left: int) -> Iterator[pb.Delta]:
+    yield pb.Delta(position=position, token_ids=[60], logprobs=[SCORE] * 200_000)
 
 
-def alternatives(position: int, left: int) -> Iterator[pb.Commit]:
+def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
     score = pb.TokenLogprobs(chosen=SCORE.chosen, top=[SCORE.chosen] * 200_000)
-    yield pb.Commit(position=position, token_ids=[60], logprobs=[score])
+    yield pb.Delta(position=position, token_ids=[60], logprobs=[score])
 
 
-def prompt_scores(position: int, left: int) -> Iterator[pb.Commit]:
-    yield pb.Commit(position=position, token_ids=[60], prompt_logprobs=[SCORE] * 200_000)
+def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
+    """Begins with the scores of a prompt that is far longer; see `Target`."""
+    yield from ()
 
 
-def boasting(position: int, left: int) -> Iterator[pb.Commit]:
+def boasting(position: int, left: int) -> Iterator[pb.Delta]:
     """Claims that a pass verified 80 million draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
@@ -111,13 +112,13 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     huge: (0, "token_ids has 900000 elements, the limit is 257"),
     scored: (0, "logprobs has 200000 elements, the limit is 257"),
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
-    prompt_scores: (0, "prompt_logprobs has 200000 elements, (the limit is 3|and none were asked for)"),
+    prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
 """With the tokens that are good, and the words of the error."""
 
 
-class Target(rpc.VerificationServiceServicer, rpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Answers each stream by the next recipe, and by the last one from then on."""
+class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Answers each request by the next recipe, and by the last one from then on; draft workers are welcome."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -131,36 +132,27 @@ class Target(rpc.VerificationServiceServicer, rpc.GenerationServiceServicer):  #
         rpc.add_VerificationServiceServicer_to_server(self, server)
         rpc.add_GenerationServiceServicer_to_server(self, server)
 
-    def _commits(self, position: int, left: int) -> Iterator[pb.Commit]:
-        self.num_asked += 1
-        recipe = self._recipes.pop(0) if len(self._recipes) > 1 else self._recipes[0]
-        return recipe(position, left)
-
-    async def Verify(self, _: object, context: Any) -> None:
-        asked = (await context.read()).open
-        await context.write(pb.VerifyResponse(opened=pb.Opened(session_id="s", max_length=1000, model_id="m")))
-        for commit in self._commits(len(asked.prompt_token_ids), asked.max_new_tokens):
-            await context.write(pb.VerifyResponse(commit=commit))
-        while await context.read() is not grpc.aio.EOF:  # a proposal that met a closed stream would hide the commits
+    async def Assist(self, _: object, context: Any) -> None:
+        await context.read()
+        await context.write(pb.AssistResponse(attached=pb.Attached(worker_id="w")))
+        while await context.read() is not grpc.aio.EOF:
             pass
 
     async def Generate(self, asked: pb.GenerateRequest, context: Any) -> None:
+        self.num_asked += 1
+        recipe = self._recipes.pop(0) if len(self._recipes) > 1 else self._recipes[0]
         done = len(asked.committed_token_ids.ids)
         limit = asked.max_new_tokens if asked.HasField("max_new_tokens") else NUM_TOKENS
-        commits = self._commits(len(PROMPT) + done, limit - done)
-        first = next(commits)
-        await context.write(pb.GenerateResponse(started=self._started(first)))
-        for commit in itertools.chain([first], commits):
-            delta = pb.Delta(token_ids=commit.token_ids, logprobs=commit.logprobs, text=self._text)
-            for name in ("position", "finish_reason", *BOASTS):
-                setattr(delta, name, getattr(commit, name))
+        scores = [SCORE] * 200_000 if recipe is prompt_scores else []
+        defaults = pb.RequestDefaults(max_new_tokens=NUM_TOKENS)
+        started = pb.Started(
+            num_prompt_tokens=len(scores) or len(PROMPT), model_id="m", prompt_logprobs=scores, defaults=defaults
+        )
+        await context.write(pb.GenerateResponse(started=started))
+        for delta in recipe(len(PROMPT) + done, limit - done):
+            delta.text = self._text
             await context.write(pb.GenerateResponse(delta=delta))
         await context.write(pb.GenerateResponse(finished=pb.GenerationFinished(reason=pb.FINISH_REASON_LENGTH)))
-
-    def _started(self, first: pb.Commit) -> pb.Started:
-        defaults = pb.RequestDefaults(max_new_tokens=NUM_TOKENS)
-        scores, length = first.prompt_logprobs, len(first.prompt_logprobs) or len(PROMPT)
-        return pb.Started(num_prompt_tokens=length, model_id="m", prompt_logprobs=scores, defaults=defaults)
 
     async def GetModel(self, _: object, context: Any) -> pb.GetModelResponse:
         return card_to_message(CARD)
@@ -206,9 +198,13 @@ async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
         engine = DraftEngine(ScriptedProposer(), max_waiting=1)
         engine.start()
         stack.push_async_callback(engine.stop)
-        config = DraftConfig(ConnectionConfig("127.0.0.1", server.port))
-        worker = DraftWorker(engine, fleet, config=config, vocabulary=Vocabulary("f", VOCAB_SIZE), max_length=1000)
-        yield LocalCompleter(worker, Tokenizer(tiny_tokenizer(), frozenset()))
+        link = ConnectionConfig("127.0.0.1", server.port)
+        tokenizer = Tokenizer(tiny_tokenizer(), frozenset())
+        reader = Reader(tokenizer, max_length=1000, vocab_size=VOCAB_SIZE)
+        worker = PrivateWorker(engine, fleet, DraftConfig(link), Vocabulary("f", VOCAB_SIZE), reader)
+        stack.push_async_callback(worker.stop)
+        await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
+        yield FailoverCompleter(fleet, link, worker)
 
 
 @asynccontextmanager

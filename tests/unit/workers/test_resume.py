@@ -139,6 +139,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
             if answer.reason is None:  # a pass may take more tokens than the last time: then nothing is left to cut
                 seen += [event for event in await events_of(second, answer.rest()) if answer.take(event)]
             assert shown(seen) == shown(whole)
+            assert answer.reason is not None
             assert Finished(answer.reason) == whole[-1]
 
 
@@ -219,7 +220,7 @@ async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: p
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()
-    convert, name, num_turns = event_to_message, local._with_text, 0
+    convert, name, num_turns = event_to_message, local.with_text, 0
 
     def named(*args: Any) -> TokenLogprobs:
         turns.add(num_turns)
@@ -235,7 +236,7 @@ async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: p
             num_turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(local, "_with_text", named)
+    monkeypatch.setattr(local, "with_text", named)
     async with server(model) as completer:
         request = CompletionRequest(tuple(range(5, 55)), max_new_tokens=1, prompt_logprobs=2)
         async with aclosing(completer.complete(request)) as events:

@@ -110,7 +110,7 @@ class Waiting:
 
 
 async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = (*[LOST] * 5, Delta(2, (7,)), LAST)
+    steps: list[Exception | Delta] = [*[LOST] * 5, Delta(2, (7,)), LAST]
     assert await generated(monkeypatch, *steps, drafter=Waiting()) == [7, 8]
     with pytest.raises(UnavailableError, match="link is gone"):
         await generated(monkeypatch, *steps)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 
-from grpc_comm.server import Server
+from grpc_comm.server import Server, Servicer
 from inference.commit import Delta
 from inference.config import ConnectionConfig, DraftConfig
 from inference.engine.draft import DraftEngine
@@ -35,10 +35,12 @@ from inference.workers.target.service import VerificationServicer
 from tests.support.completers import CARD
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until
+from tests.support.servers import until_attached
 
 WORDS = Vocabulary("f", VOCAB_SIZE)
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset())
 REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=34, ignore_eos=True)
+WHOLE = tokens_at(3, 34)
 
 
 class SlowDecoder(ScriptedDecoder):
@@ -66,8 +68,7 @@ class Edge:
         """Return the answer's deltas, which must have the target's tokens."""
         async with asyncio.timeout(30):
             deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
-        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        assert token_ids == tokens_at(len(request.prompt), request.max_new_tokens or 0)
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
         return deltas
 
 
@@ -77,7 +78,10 @@ async def edge(
 ) -> AsyncGenerator[Edge, None]:
     async with AsyncExitStack() as stack:
         pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
-        services = [GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD), VerificationServicer(pool, words)]
+        services: list[Servicer] = [
+            GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD),
+            VerificationServicer(pool, words),
+        ]
         server = Server("127.0.0.1:0", services, status_of=to_status)
         await server.open()
         stack.push_async_callback(server.close)
@@ -138,13 +142,15 @@ async def test_streams_that_a_proxy_parts_leave_requests_without_drafts(caplog: 
         options = [("grpc.use_local_subchannel_pool", 1)]  # or the channels of one address share a connection
         async with grpc.aio.insecure_channel(replica.address, options=options) as channel:
             remote = RemoteCompleter(channel, replica.address, deadline_s=30)
-            for number in (1, 2):
+            for _ in range(4):  # after the first one the stream is opened again, which does not help
+                await until_attached(each.worker)
                 events = each.worker.complete(remote, replica, REQUEST)
                 deltas = [event async for event in events if isinstance(event, Delta)]
                 assert num_accepted(deltas) == 0
                 assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)
-                assert each.worker.num_undrafted == number
+        assert each.worker.num_undrafted >= 2  # not one that the stream's end has cut short
         assert caplog.text.count("does a proxy part the streams") == 1
+        await until_attached(each.worker)
         assert num_accepted(await each.deltas()) > 0
 
 
