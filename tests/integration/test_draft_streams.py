@@ -32,7 +32,7 @@ from inference.workers.fleet import connected
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
-from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, proposing, raw_worker
+from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, end_of, proposing, raw_worker
 from tests.support.scripted import ScriptedProposer, tokens_at, until
 from tests.support.servers import Completion, until_attached
 
@@ -299,6 +299,8 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
         elif end == "a lie":
             await worker.call.write(proposing(help_id, after(3, 10**6)))
         assert await session.rest() == ANSWER
+        if end == "a lie":
+            assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:

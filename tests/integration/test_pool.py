@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 import pytest_asyncio
@@ -17,13 +16,10 @@ import pytest_asyncio
 from comparison.run.proxy import delay_proxy
 from grpc_comm.channel import open_channel
 from grpc_comm.health import is_serving
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.commit import Delta
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.stream import AssistCall
 from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, command, complete, complete_all, target_server
@@ -168,60 +164,3 @@ async def test_one_worker_two_targets(pooled_target: ServerProcess, models: Mode
         for target in (pooled_target, other):
             completions = await complete_all(target, some_requests())
             assert [completion.token_ids for completion in completions] == expected
-
-
-def attach(**fields: object) -> pb.AssistRequest:
-    return pb.AssistRequest(attach=pb.Attach(**{"protocol_version": 1, "num_slots": 1, **fields}))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        (attach(protocol_version=9), grpc.StatusCode.FAILED_PRECONDITION),
-        (attach(tokenizer_fingerprint="other", vocab_size=3), grpc.StatusCode.FAILED_PRECONDITION),
-        (pb.AssistRequest(propose=pb.AssistPropose(session_id="s1")), grpc.StatusCode.INVALID_ARGUMENT),
-    ],
-)
-async def test_a_worker_that_does_not_fit_is_refused(
-    pooled_target: ServerProcess, message: pb.AssistRequest, code: grpc.StatusCode
-) -> None:
-    async with open_channel(pooled_target.address) as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=10)
-        await call.write(message)
-        assert await call.code() == code
-
-
-async def test_a_nonsense_worker_is_removed(
-    pooled_target: ServerProcess,
-) -> None:
-    """It proposes a token that does not exist; its stream fails, the client's does not.
-
-    A session that is over before the proposal arrives is no longer the worker's, and its stream then goes on; the
-    refusal may also meet the worker while it still waits for its next session.
-    """
-    (expected,) = await alone(pooled_target, [LONG])
-    async with open_channel(pooled_target.address) as channel:
-        card = await RemoteCompleter(channel, pooled_target.address, deadline_s=10).model()
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
-        await call.write(attach(tokenizer_fingerprint=card.tokenizer_fingerprint, vocab_size=card.vocab_size))
-        assert (await call.read()).WhichOneof("message") == "attached"
-        worker = asyncio.create_task(propose_nonsense(call))
-        answers = []
-        while not worker.done():
-            answers.append((await complete(pooled_target, LONG)).token_ids)
-        assert await worker == grpc.StatusCode.INVALID_ARGUMENT
-        assert answers
-        assert all(token_ids == expected for token_ids in answers)
-
-
-async def propose_nonsense(call: AssistCall) -> grpc.StatusCode:
-    """Answer every session that opens with a token beyond the vocabulary; returns how the stream ended."""
-    try:
-        while isinstance(message := await call.read(), pb.AssistResponse):
-            if message.WhichOneof("message") == "open":
-                branch = pb.Branch(prefix_length=1, token_ids=[10**6])
-                propose = pb.AssistPropose(session_id=message.open.session_id, propose=pb.Propose(branches=[branch]))
-                await call.write(pb.AssistRequest(propose=propose))
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        pass  # the stream has ended: its code is what the caller wants
-    return await call.code()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from grpc_comm.channel import open_channel
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.serving.processes import ServerProcess
-from tests.support.raw_worker import RawSession, RawWorker, after, attach, below, proposing, raw_worker
+from tests.support.raw_worker import RawSession, RawWorker, after, attach, below, end_of, proposing, raw_worker
 
 pytestmark = pytest.mark.slow
 
@@ -258,10 +258,7 @@ async def test_messages_that_are_none_end_the_stream(peer: Peer, messages: list[
         call = rpc.VerificationServiceStub(channel).Assist(timeout=10)
         for message in messages:
             await call.write(attach(peer.card, is_private=True) if message == "attach" else message)
-        with suppress(grpc.aio.AioRpcError):
-            while await call.read() != grpc.aio.EOF:
-                pass
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await end_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_sixteen_sessions_share_eight_slots(peer: Peer) -> None:

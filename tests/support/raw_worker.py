@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -57,6 +57,14 @@ class RawWorker:
         response = await self.call.read()
         assert response.WhichOneof("message") == "close"
         return str(response.close.session_id)
+
+
+async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Read a stream to its end; return its status and what the server says of it."""
+    with suppress(grpc.aio.AioRpcError):
+        while await call.read() != grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details()
 
 
 @dataclass
