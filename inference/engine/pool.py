@@ -289,7 +289,10 @@ class DraftPool:
         session = self._named.get(name) if worker.scope else record.sessions.get(help_id)
         if session is not None and self._help[session.id].worker is worker:
             self._take_back(session, worker, trust=len(record.sessions) - 1)
-        elif worker.scope and session is None:
+        elif worker.scope and session is not None:
+            self._help[session.id].useless.add(worker.id)
+            self._lend()
+        elif worker.scope:
             record.keep(name, is_declined=True)
 
     def resized(self, worker: Worker) -> None:

@@ -340,3 +340,19 @@ async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None
     pool.attach(old)
     assert await num_accepted(pool, replace(named("", Schedule.SYNC), draft_session="")) == 0
     assert old.most == 1
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("early", [True, False])
+async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
+    """Such as one without a slot for the request, which says so before or after the request arrives."""
+    private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
+    pool.attach(private)
+    pool.attach(good)
+    if early:
+        pool.decline(private, "a")
+    answer = asyncio.create_task(num_accepted(pool, replace(named("a", schedule), max_new_tokens=NUM_TOKENS)))
+    await until(lambda: bool(pool._named))
+    pool.decline(private, "a")
+    assert (len(good.sessions), len(private.sessions)) == (1, 0)
+    assert await answer > 0

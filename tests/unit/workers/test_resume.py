@@ -33,6 +33,7 @@ from inference.workers.convert import (
 )
 from inference.workers.local import LocalCompleter
 from inference.workers.resuming import Progress
+from inference.workers.writing import with_text
 from tests.conftest import ModelDirectories
 
 HOT = SamplingParams(temperature=0.8)
@@ -220,7 +221,7 @@ async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: p
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()
-    convert, name, num_turns = event_to_message, local.with_text, 0
+    convert, name, num_turns = event_to_message, with_text, 0
 
     def named(*args: Any) -> TokenLogprobs:
         turns.add(num_turns)
