@@ -311,7 +311,7 @@ def model_card(
 ) -> ModelCard:
     """Return the answer of GetModel."""
     limits, words = (generator.max_length, generator.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
-    return ModelCard(name, topology, *limits, *words, defaults, model_id, tokenizer)
+    return ModelCard(name, topology, *limits, *words, defaults, model_id)
 
 
 def _log_ready(config: ModelConfig, model: Backend | CompiledDecoder, started: float) -> None:

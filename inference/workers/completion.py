@@ -20,7 +20,6 @@ from inference.request import (
 )
 from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
-from inference.text.tokenizer import Tokenizer
 
 DRAFT_SESSION_BYTES = 16
 """Length of the name that a client's process gives to a session; see `GenerateRequest.draft_session`."""
@@ -32,7 +31,6 @@ class ModelCard:
 
     Attributes:
         model_id: empty if it is unknown.
-        tokenizer: the model's, in its server's process; None elsewhere.
     """
 
     name: str
@@ -43,7 +41,6 @@ class ModelCard:
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
     model_id: str = ""
-    tokenizer: Tokenizer | None = field(default=None, compare=False)
 
     def named(self, name: str | None) -> ModelCard:
         """Return the card under another name; None keeps its own."""
