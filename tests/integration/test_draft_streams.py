@@ -152,7 +152,7 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
         assert session.deltas[0].num_accepted_tokens > 0
 
 
-class CallBalancer(grpc.GenericRpcHandler):  # type: ignore[misc]
+class CallBalancer(grpc.GenericRpcHandler):
     """Proxy that places single calls: Assist at one server, all others at another."""
 
     def __init__(self, assists: grpc.aio.Channel, others: grpc.aio.Channel) -> None:
@@ -262,7 +262,8 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
     """Return the session that the target hands to a worker of the pool next."""
     while (response := await worker.call.read()).WhichOneof("message") != "open":
         pass
-    return response.open
+    opening: pb.AssistOpen = response.open
+    return opening
 
 
 @REQUESTS

@@ -132,8 +132,8 @@ class Visitor:
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
         """A request and its worker by hand, which proposes nothing of worth; both may leave at any time."""
-        words = {"tokenizer_fingerprint": self._card.tokenizer_fingerprint, "vocab_size": self._card.vocab_size}
-        attach = pb.Attach(protocol_version=2, **words, num_slots=1, is_private=True)
+        attach = pb.Attach(protocol_version=2, num_slots=1, is_private=True, vocab_size=self._card.vocab_size)
+        attach.tokenizer_fingerprint = self._card.tokenizer_fingerprint
         name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=[5, 6, 7]),

@@ -142,9 +142,11 @@ async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
     with suppress(*BROKEN):
         await call.write(scene.attach(1, is_private=True))
         answer = rpc.GenerationServiceStub(channel).Generate(scene.request(max_new_tokens=100), timeout=10)
-        while (message := await answer.read()) != grpc.aio.EOF:
-            length = max(length, message.delta.position + len(message.delta.token_ids))
+        while True:
             await call.write(proposing(pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)))
+            if (message := await answer.read()) == grpc.aio.EOF:
+                break
+            length = max(length, message.delta.position + len(message.delta.token_ids))
         await observed(answer, seen, "wide rounds")
     call.cancel()
 
