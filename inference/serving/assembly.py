@@ -256,7 +256,13 @@ async def running(engine: EngineT) -> AsyncGenerator[EngineT, None]:
 async def private_worker(
     draft: LoadedDraft, config: DraftConfig, fleet: Fleet, card: ModelCard | None
 ) -> AsyncGenerator[tuple[PrivateWorker, DraftEngine], None]:
-    """Run a draft engine, and the worker that drafts with it for the requests of this process; see `reader_of`."""
+    """Run a draft engine, and the worker that drafts with it for the requests of this process; see `reader_of`.
+
+    Raises:
+        IncompatibleDraftError: the target has another vocabulary than the draft.
+    """
+    if card is not None:
+        require_one_vocabulary(draft.vocabulary, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
     async with running(draft_engine(draft, max_waiting=config.max_waiting)) as engine:
         reader = reader_of(draft, card, draft.tokenizer)
         worker = PrivateWorker(engine, fleet, config, draft.vocabulary, reader)
