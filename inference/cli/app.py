@@ -68,13 +68,15 @@ def prepared(settings: Any) -> Any:
     """Fetch the hub's models and make the trial certificates that a role's settings name; return the settings.
 
     Raises:
-        ConfigError: a model cannot be fetched, or a certificate cannot be written.
+        ConfigError: a model cannot be fetched, its files cannot be read here, or a certificate cannot be written.
     """
     groups = {each.name: getattr(settings, each.name) for each in fields(settings)}
     for value in groups.values():
         if isinstance(value, ServerConfig):
             make_certificates(value)
     fetched = {name: value.fetched() for name, value in groups.items() if isinstance(value, Models)}
+    for models in fetched.values():
+        models.require_readable()
     return replace(settings, **fetched)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from inference.backends.identity import model_id_of
 from inference.backends.registry import has_fixed_slots, load_backend, load_decoder
+from inference.checkpoint_files import CheckpointFiles
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.contract import SessionT, VerificationEngine
@@ -33,7 +34,7 @@ from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer, model_vocab_size
+from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.completion import ModelCard
 from inference.workers.draft.worker import DraftWorker
@@ -167,7 +168,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
         return None
     tokenizer = Tokenizer.load(target.path)
     if draft is not None and (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
-        words = Vocabulary(Tokenizer.load(draft.path).fingerprint, model_vocab_size(draft.path))
+        words = Vocabulary(Tokenizer.load(draft.path).fingerprint, CheckpointFiles(draft.path).vocab_size)
         require_one_vocabulary(words, Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
     _log_ready(target, decoder, started)
     return _LoadedTarget(decoder, tokenizer, _arithmetic(target, decoder), gamma)
@@ -184,7 +185,7 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
     if model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
-        words = Vocabulary(tokenizer.fingerprint, model_vocab_size(config.tokenizer_path))
+        words = Vocabulary(tokenizer.fingerprint, CheckpointFiles(config.tokenizer_path).vocab_size)
         return LoadedDraft(lookup, tokenizer, words)
     backend, tokenizer = await _load(model)
     proposer = ModelProposer(backend, num_branches=config.branches)

@@ -121,6 +121,17 @@ def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> N
     assert "nowhere/model: no such directory" in capsys.readouterr().err
 
 
+def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target loaded first, for minutes where it has gigabytes, and Transformers wrote five lines about the draft."""
+    for file in BUNDLED_DRAFT.iterdir():
+        if not file.name.startswith("tokenizer"):
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json there; copy the files tokenizer\*"):
+        prepared(settings_of("fused_target", ["--draft_model", str(tmp_path)]))
+
+
 def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
     file = tmp_path / "flags.toml"
     file.write_text("http-port = 8000\n[fused_target]\nadaptive-gamma = false\n")
@@ -129,7 +140,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The last of two `--prompt` won, without a word."""
+    """The last of two `--prompt` won, and no message named the other."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
@@ -159,7 +170,7 @@ def test_help_without_a_role_lists_the_roles(capsys: pytest.CaptureFixture[str])
     assert all(role in text for role in ROLES)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role", "nobody"], ["--role"]])
+@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role", "no_role"], ["--role"]])
 def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     usage_error(*arguments)
     assert "--role" in capsys.readouterr().err
