@@ -1,4 +1,4 @@
-"""Files of a model directory: what they show before anything is loaded, and what to do instead of what is not read here.
+"""Files of a model directory: what they show before anything is loaded, and what to take instead of unread formats.
 
 The one place of these checks. Roles make them at start, backends before they read weights, and `specdec doctor` before
 it says what a model needs. Reads JSON and the headers of safetensors; knows no library of tensors.

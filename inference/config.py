@@ -6,8 +6,6 @@ A field that an operator sets declares its flag too: see `inference/settings.py`
 from __future__ import annotations
 
 import ipaddress
-import json
-import math
 import os
 import re
 import sys

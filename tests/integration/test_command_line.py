@@ -192,6 +192,20 @@ def test_draft_of_another_vocabulary_is_refused(
     assert "need one vocabulary" in fields["error"]["message"]
 
 
+@pytest.mark.parametrize("asked", [("--prompt", "x"), ("--serve", "0")])
+def test_the_bundled_draft_beside_another_target_names_the_ways_out(
+    target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
+) -> None:
+    """The error named two hashes; that the draft was the bundled one, and what else there is, stood nowhere."""
+    assert main(["--role", "draft", "--port", str(target.port), *asked]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "need one vocabulary" in error
+    assert error.endswith(
+        "the draft is the bundled one, and there are: --model DIR, a smaller model with the target's tokenizer; "
+        "--model ngram --tokenizer DIR, no model"
+    )
+
+
 def test_draft_without_a_target(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     flags = ["--port", str(port), "--prompt", "x", "--connect_timeout_s", "0.5"]

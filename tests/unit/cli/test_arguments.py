@@ -9,10 +9,12 @@ import pytest
 
 import specdec
 from inference import VERSION
-from inference.cli.app import EXIT_USAGE, main
+from inference.cli.app import EXIT_USAGE, main, prepared
 from inference.cli.prompts.source import read_prompts
 from inference.cli.roles.fused_target import fused_config
 from inference.cli.roles.registry import ROLES, settings_of
+from inference.config import BUNDLED_DRAFT
+from inference.errors import ConfigError
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}
@@ -122,9 +124,9 @@ def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
-    """The target loaded first, for minutes where it has gigabytes, and Transformers wrote five lines about the draft."""
+    """The target loaded first, for minutes if it is large, and Transformers wrote five lines about the draft."""
     for file in BUNDLED_DRAFT.iterdir():
         if not file.name.startswith("tokenizer"):
             (tmp_path / file.name).symlink_to(file)
@@ -211,7 +213,7 @@ DIALLING = [
 LOADING = [
     (("--sequence_length", "1"), "sequence_length 1 is below 2"),
     (("--threads", "-1"), "threads -1 is below 0"),
-    (("--model", "/nowhere"), "model /nowhere: no such directory, and no id of the hub (NAMESPACE/NAME)"),
+    (("--model", "/nowhere"), "model /nowhere: no such directory: / has no nowhere"),
 ]
 SERVING = [
     (("--max_waiting", "-1"), "max_waiting -1 is below 0"),
