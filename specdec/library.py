@@ -102,7 +102,7 @@ class _Async:
         if self._completer is None:
             raise ConfigError(f"this {type(self).__name__} is not open; `async with` opens it")
         read, observe = tuple(map(_prompt, prompts)), ObserveConfig("library")
-        return self._completer, PromptJob(read, _request(parameters), self._concurrency, False, observe)
+        return self._completer, PromptJob(read, _request(parameters), self._concurrency, "text", observe)
 
 
 class AsyncLLM(_Async):

@@ -162,7 +162,7 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
     as_json = CommandResult(0, capsys.readouterr().out, "")
     assert_json(as_json, ["in the"])
     (fields,) = as_json.objects
-    assert main(["--role", "verify_target", *flags]) == 0
+    assert main(["--role", "verify_target", *flags, "--format", "tokens"]) == 0
     text = capsys.readouterr().out
     rows = [line.split(maxsplit=2) for line in text.splitlines() if line[:5].strip().isdigit()]
     assert [int(row[1]) for row in rows] == fields["token_ids"]

@@ -12,6 +12,7 @@ from inference.cli.roles import (
     alone,
     artifacts,
     compile,
+    demo,
     draft,
     fused_client,
     fused_target,
@@ -38,6 +39,7 @@ class Role:
 
 
 ROLES = {
+    "demo": Role("Show the service at work, in a minute; `demo failover` kills a server.", demo.DemoSettings, demo.run),
     "target": Role(
         "Serve the target to draft workers, and to clients without any draft.", target.TargetSettings, target.run
     ),
