@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
@@ -21,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from inference.cli.prompts.output import coloured
-from inference.cli.prompts.results import Result
+from inference.cli.prompts.results import Comparison, Result
 from inference.cli.prompts.source import read_prompts
 from inference.commit import Delta
 from inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
@@ -37,26 +36,6 @@ SEED = 1
 PROSE = SamplingParams(temperature=0.8)
 STRUCTURED = SamplingParams()  # greedy
 console = Console(highlight=False)
-
-
-@dataclass(slots=True)
-class Comparison:
-    """Runs of one prompt: with the draft worker, and by the target alone."""
-
-    prompt: str
-    sampling: SamplingParams
-    drafted: list[Result] = field(default_factory=list)
-    alone: list[Result] = field(default_factory=list)
-
-    @property
-    def is_exact(self) -> bool:
-        return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
-
-    @property
-    def speed_up(self) -> float:
-        """Median over the repeats of the ratio of two runs made one after the other."""
-        pairs = zip(self.drafted, self.alone, strict=True)
-        return statistics.median(alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs)
 
 
 async def run() -> int:
@@ -94,11 +73,11 @@ def sampling_of(prompt: str) -> SamplingParams:
 
 
 async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Comparison:
-    comparison = Comparison(prompt, sampling_of(prompt))
+    comparison, sampling = Comparison(), sampling_of(prompt)
     console.print(f"\n[bold]{escape(prompt)}[/bold]", end="")
     for repeat in range(NUM_REPEATS):
-        comparison.drafted.append(await complete(drafted, prompt, comparison.sampling, show=repeat == 0))
-        comparison.alone.append(await complete(alone, prompt, comparison.sampling, gamma=0))
+        comparison.drafted.append(await complete(drafted, prompt, sampling, show=repeat == 0))
+        comparison.alone.append(await complete(alone, prompt, sampling, gamma=0))
     console.print()
     return comparison
 
@@ -125,8 +104,9 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     for name in ("choice", "tok/s", "accepted", "tok/pass", "speed-up", "B/tok", "exact"):
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in comparisons:
-        choice = "greedy" if comparison.sampling.greedy else f"T {comparison.sampling.temperature:g}"
-        table.add_row(escape(comparison.prompt), choice, *_figures([comparison]))
+        prompt = comparison.drafted[0].prompt
+        choice = "greedy" if sampling_of(prompt).greedy else f"T {PROSE.temperature:g}"
+        table.add_row(escape(prompt), choice, *_figures([comparison]))
     table.add_section()
     table.add_row("all", "", *_figures(comparisons), style="bold")
     return table
@@ -148,7 +128,7 @@ def _figures(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _verdict(comparisons: Sequence[Comparison]) -> int:
-    wrong = [comparison.prompt for comparison in comparisons if not comparison.is_exact]
+    wrong = [comparison.drafted[0].prompt for comparison in comparisons if not comparison.is_exact]
     if wrong:
         console.print(f"[red]{len(wrong)} prompts gave other tokens than the target alone: {wrong}[/red]")
         return 1
