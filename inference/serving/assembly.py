@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 from inference.backends.identity import model_id_of
 from inference.backends.registry import has_fixed_slots, load_backend, load_decoder
-from inference.checkpoint_files import CheckpointFiles
 from inference.commit import Generator
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.contract import SessionT, VerificationEngine
@@ -139,9 +138,10 @@ async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     target, draft, gamma = config.target, config.draft, config.gamma
     if draft.model is not None and (compiled := await _load_compiled(target, draft.model, gamma=gamma)) is not None:
         return compiled
+    words = Vocabulary.of(draft.tokenizer_path), Vocabulary.of(target.path)
+    require_one_vocabulary(*words)  # before gigabytes are loaded
     backend, tokenizer = await _load(_with_more_slots(target, num_spare))
     drafting = await load_proposer(_with_more_slots(draft, num_spare))
-    require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
     decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
     share = drafting.vocabulary.share_of(backend.vocab_size)
@@ -168,8 +168,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
         return None
     tokenizer = Tokenizer.load(target.path)
     if draft is not None and (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
-        words = Vocabulary(Tokenizer.load(draft.path).fingerprint, CheckpointFiles(draft.path).vocab_size)
-        require_one_vocabulary(words, Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
+        require_one_vocabulary(Vocabulary.of(draft.path), Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
     _log_ready(target, decoder, started)
     return _LoadedTarget(decoder, tokenizer, _arithmetic(target, decoder), gamma)
 
@@ -185,8 +184,7 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
     if model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
-        words = Vocabulary(tokenizer.fingerprint, CheckpointFiles(config.tokenizer_path).vocab_size)
-        return LoadedDraft(lookup, tokenizer, words)
+        return LoadedDraft(lookup, tokenizer, Vocabulary.of(config.tokenizer_path))
     backend, tokenizer = await _load(model)
     proposer = ModelProposer(backend, num_branches=config.branches)
     if proposer.num_branches:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
+from inference.checkpoint_files import CheckpointFiles
 from inference.errors import IncompatibleDraftError
+from inference.text.tokenizer import Tokenizer
 
 MAX_VOCAB_SIZE = 1 << 20
 """Most rows of an output layer; a peer that names more could make this process fill its memory."""
@@ -28,6 +32,15 @@ class Vocabulary:
     def __post_init__(self) -> None:
         if self.size > MAX_VOCAB_SIZE:
             raise IncompatibleDraftError(f"a vocabulary of {self.size} tokens exceeds the limit of {MAX_VOCAB_SIZE}")
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the vocabulary of the model in a directory, by its tokenizer and its config.json.
+
+        Raises:
+            ConfigError: either cannot be read.
+        """
+        return cls(Tokenizer.load(path).fingerprint, CheckpointFiles(path).vocab_size)
 
     def share_of(self, target_size: int) -> float:
         """Return the share of a target's ids that this vocabulary has, 0 to 1."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from inference.checkpoint_files import CheckpointFiles
 from inference.cli.models import NGRAM, DraftModel
 from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
@@ -119,7 +118,6 @@ async def _complete(settings: DraftSettings, proposer: ProposerConfig) -> int:
 
 async def _require_fit(connection: ConnectionConfig, draft: Path) -> None:
     """Raise IncompatibleDraftError if the target has another tokenizer than the draft, before a model is loaded."""
-    from inference.text.tokenizer import Tokenizer
     from inference.text.vocabulary import Vocabulary, require_one_vocabulary
     from inference.workers.fleet import connected
     from inference.workers.remote import card_of_target
@@ -127,8 +125,7 @@ async def _require_fit(connection: ConnectionConfig, draft: Path) -> None:
     async with connected(connection) as fleet:
         card = await card_of_target(fleet)
     if card is not None:
-        words = Vocabulary(Tokenizer.load(draft).fingerprint, CheckpointFiles(draft).vocab_size)
-        require_one_vocabulary(words, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
+        require_one_vocabulary(Vocabulary.of(draft), Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
 
 
 async def _attach(settings: DraftSettings, attach: str, proposer: ProposerConfig, server: ServerConfig) -> int:

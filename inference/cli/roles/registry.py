@@ -13,6 +13,7 @@ from inference.cli.roles import (
     artifacts,
     compile,
     demo,
+    doctor,
     draft,
     fused_client,
     fused_target,
@@ -42,6 +43,7 @@ class Role:
 
 ROLES = {
     "demo": Role("Show the service at work, in a minute; `demo failover` kills a server.", demo.DemoSettings, demo.run),
+    "doctor": Role("Report whether models would be served, how, and how fast.", doctor.DoctorSettings, doctor.run),
     "target": Role(
         "Serve the target to draft workers, and to clients without any draft.", target.TargetSettings, target.run
     ),
