@@ -73,6 +73,8 @@ def main() -> int:
     from inference.cli.app import end_soon
     from inference.cli.app import main as run
 
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     names_role = bool(arguments) and not arguments[0].startswith("-")
     code = run(["--role", *arguments] if names_role else arguments)
     end_soon(code)

@@ -172,10 +172,24 @@ def test_help_without_a_role_lists_the_roles(capsys: pytest.CaptureFixture[str])
     assert all(role in text for role in ROLES)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role", "no_role"], ["--role"]])
+@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role"]])
 def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     usage_error(*arguments)
     assert "--role" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("fused_targt", "fused_target"), ("compar", "compare"), ("serve", "fused_target"), ("xyz", None)],
+)
+def test_a_misspelt_command_names_the_one_meant(
+    name: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list of roles had no suggestion, and no `compare`."""
+    usage_error("--role", name)
+    error, *listed = capsys.readouterr().err.splitlines()
+    assert error == f"error: no command is called {name}" + (f" (did you mean {meant}?)" if meant else "")
+    assert {*ROLES, "compare", "study", "diff"} <= {line.split()[0] for line in listed}
 
 
 @pytest.mark.parametrize("role", FLAGS)
