@@ -100,7 +100,7 @@ def with_settings(kind: type[Any], settings: type[Any]) -> None:
     flags = {action.option_strings[0].removeprefix("--"): action.default for action in parser._actions}
     models = ("target_model", "model", "draft_model", "target_host")
     theirs = [_keyword(name, default, None) for name, default in flags.items() if name not in models]
-    kind.__signature__ = inspect.Signature([*first, *theirs])  # type: ignore[attr-defined]
+    kind.__signature__ = inspect.Signature([*first, *theirs])
 
 
 def _shown(name: str, each: Any) -> inspect.Parameter:

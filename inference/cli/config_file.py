@@ -19,12 +19,27 @@ from typing import Any, NoReturn
 from inference.errors import ConfigError
 
 ELSEWHERE = {
-    "max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
-    "min_tokens": "min_new_tokens", "num_speculative_tokens": "gamma", "do_sample": "temperature",
-    "max_model_len": "sequence_length", "max_seq_len": "sequence_length", "max_num_seqs": "batch",
-    "model": "target_model", "speculative_model": "draft_model", "num_threads": "threads", "quantization": "dtype",
-    "serve": "fused_target", "server": "fused_target", "run": "verify_fused", "generate": "verify_fused",
-    "client": "fused_client", "bench": "compare", "benchmark": "compare", "check": "doctor",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "num_speculative_tokens": "gamma",
+    "do_sample": "temperature",
+    "max_model_len": "sequence_length",
+    "max_seq_len": "sequence_length",
+    "max_num_seqs": "batch",
+    "model": "target_model",
+    "speculative_model": "draft_model",
+    "num_threads": "threads",
+    "quantization": "dtype",
+    "serve": "fused_target",
+    "server": "fused_target",
+    "run": "verify_fused",
+    "generate": "verify_fused",
+    "client": "fused_client",
+    "bench": "compare",
+    "benchmark": "compare",
+    "check": "doctor",
 }
 """Names that other programs have for what is here."""
 

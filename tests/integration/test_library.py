@@ -89,7 +89,7 @@ def test_parameters_are_those_of_the_command_line(llm: specdec.LLM) -> None:
 def test_wrong_settings_are_named() -> None:
     for name, meant in {"max_model_len": "sequence_length", "bacth": "batch"}.items():
         with pytest.raises(ConfigError, match=f"LLM has no setting {name} .did you mean {meant}"):
-            specdec.LLM(**{name: 1})
+            specdec.LLM(None, None, **{name: 1})
     with pytest.raises(ConfigError, match="LLM without a draft has no setting gamma"):
         specdec.LLM(specdec.BUNDLED_TARGET, gamma=3)
     with pytest.raises(ConfigError, match="LLM has no setting temperature"):  # it had no effect
@@ -100,8 +100,9 @@ def test_wrong_settings_are_named() -> None:
         specdec.LLM("nowhere")
 
 
-WRONG = [
-    *(({"prompts": value}, "prompt.* is no value: a text") for value in (None, 5, {}, b"x", [1, "a"], [None])),
+NO_PROMPTS: list[Any] = [None, 5, {}, b"x", [1, "a"], [None]]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({"prompts": value}, "prompt.* is no value: a text") for value in NO_PROMPTS),
     ({"prompts": [{"role": "user"}]}, r"messages\[0\]\.content"),
     *(({name: "a"}, f"{name} 'a' is no value: a whole number") for name in ("seed", "max_new_tokens", "logprobs")),
     ({"temperature": "1"}, "temperature '1' is no value: a number"),

@@ -1,4 +1,5 @@
 """Scenes of `specdec demo`, on the bundled models and real servers.
 
-Knows servers by their command line and their API. Start reading at `speed.py`.
+Owns what is shown and in which order. Does not know models: servers are started by their command line, and asked by
+their API. Start reading: `speed.py`.
 """

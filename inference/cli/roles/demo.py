@@ -27,4 +27,4 @@ async def run(settings: DemoSettings) -> int:
     """Return 1 if tokens differ where they must be equal."""
     from inference.cli.demo import failover, speed
 
-    return await (speed if settings.scene == "speed" else failover).run()
+    return await (speed.run() if settings.scene == "speed" else failover.run())

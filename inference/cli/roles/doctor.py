@@ -55,7 +55,7 @@ class DoctorSettings:
     """Settings of --role doctor."""
 
     models: ExaminedModels = group(ExaminedModels)
-    loading: LoadingSettings = group(LoadingSettings)
+    loading: LoadingSettings = group(LoadingSettings, "model")
     observe: ObserveConfig = group(ObserveConfig, role="doctor", without=(*SERVICE_FLAGS, "trace", "profile"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def drop_a_weight(path: Path) -> None:
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def quantize(path: Path, method: str) -> None:
+def quantize(path: Path, *, method: str) -> None:
     """Name a method of quantization, and delete the weights: the configuration alone shows the fault."""
     edit_config(quantization_config={"quant_method": method, "bits": 4})(path)
     (path / "model.safetensors").unlink()
@@ -101,7 +102,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     **{
         f"quantized by {method}": (
-            lambda path, method=method: quantize(path, method),
+            partial(quantize, method=method),
             rf"its weights are quantized \({method}\), which is not read here: take the checkpoint .*{way}",
         )
         for method, way in {"awq": "vLLM, which reads awq", "gptq": "int8", "fp8": "rescale_fp8"}.items()
