@@ -1,7 +1,7 @@
 """Files of a model directory: what they show before anything is loaded, and what to take instead of unread formats.
 
 The one place of these checks. Roles make them at start, backends before they read weights, and `specdec doctor` before
-it says what a model needs. Reads JSON and the headers of safetensors; knows no library of tensors.
+it reports sizes. Reads JSON and the headers of safetensors; knows no library of tensors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CheckpointFiles:
 
     @property
     def num_positions(self) -> float:
-        """Positions that the model was trained for; infinity if config.json does not say."""
+        """Positions that the model was trained for; infinity if config.json has no number of them."""
         return next((self.config[name] for name in LENGTH_FIELDS if isinstance(self.config.get(name), int)), math.inf)
 
     @property
@@ -56,7 +56,7 @@ class CheckpointFiles:
         """Rows of the output layer.
 
         Raises:
-            ConfigError: config.json does not say.
+            ConfigError: config.json has none.
         """
         if isinstance(size := self.config.get("vocab_size"), int):
             return size

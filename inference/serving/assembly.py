@@ -138,10 +138,9 @@ async def _load_pair(config: FusedConfig, num_spare: int) -> _LoadedTarget:
     target, draft, gamma = config.target, config.draft, config.gamma
     if draft.model is not None and (compiled := await _load_compiled(target, draft.model, gamma=gamma)) is not None:
         return compiled
-    words = Vocabulary.of(draft.tokenizer_path), Vocabulary.of(target.path)
-    require_one_vocabulary(*words)  # before gigabytes are loaded
     backend, tokenizer = await _load(_with_more_slots(target, num_spare))
     drafting = await load_proposer(_with_more_slots(draft, num_spare))
+    require_one_vocabulary(drafting.vocabulary, Vocabulary(tokenizer.fingerprint, backend.vocab_size))
     length = DraftLength() if config.adaptive_gamma else None
     decoder = SpeculativeDecoder(SlotDecoder(backend), drafting.proposer, length)
     share = drafting.vocabulary.share_of(backend.vocab_size)

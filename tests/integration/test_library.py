@@ -154,7 +154,7 @@ def test_a_result_shows_itself_shortly(llm: specdec.LLM) -> None:
     assert sum(own for _, own in result.pieces) == drafted
 
 
-def test_a_comparison_has_both_and_says_whether_they_are_equal(llm: specdec.LLM) -> None:
+def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
     comparison = llm.compare("a house", max_new_tokens=20, temperature=0.9)
     assert comparison.is_exact
     assert comparison.drafted[0].stats.num_draft_tokens > 0 == comparison.alone[0].stats.num_draft_tokens

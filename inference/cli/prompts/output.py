@@ -81,7 +81,7 @@ class TokenSink(TextSink):
 
     def show(self, result: Result, delta: Delta) -> None:
         first = len(result.token_ids) - len(delta.token_ids)
-        parts = [*delta.marked(), *[("", False)] * len(delta.token_ids)]  # a server may not say which text is whose
+        parts = [*delta.marked(), *[("", False)] * len(delta.token_ids)]  # a server may send no lengths of pieces
         for index, (token_id, (piece, drafted)) in enumerate(zip(delta.token_ids, parts, strict=False), first):
             print(f"{index:5d} {token_id:7d}  {'draft ' if drafted else 'target'}  {piece!r}", flush=True)
 

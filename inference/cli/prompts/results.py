@@ -101,7 +101,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all runs have the same tokens."""
+        """True if all runs have the same tokens."""
         return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
 
     @property

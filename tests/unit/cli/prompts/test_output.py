@@ -44,7 +44,7 @@ def test_marks_keep_the_text(pieces: list[str], num_accepted: int, rest: str) ->
 
 @pytest.mark.parametrize("lengths", [(1, 1, 1), ()])
 def test_each_token_has_a_line_with_its_origin(lengths: tuple[int, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """A server of another version may not say which text is whose: the ids are there all the same."""
+    """A server may send no lengths of pieces: the ids are there all the same."""
     delta, result = Delta(1, (5, 6, 7), 3, 2, text="abc", piece_lengths=lengths), Result("x")
     result.record(delta)
     TokenSink(SamplingParams()).show(result, delta)
