@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -16,8 +17,8 @@ from comparison.plan.config import ComparisonConfig
 from comparison.plan.flags import parse_config
 from comparison.plan.grid import Sample, walk
 from comparison.report.diff import diff
-from comparison.report.files import prepare_directory, write_report
-from comparison.report.findings import Findings, find
+from comparison.report.files import in_full, prepare_directory, write_report
+from comparison.report.findings import Findings, find, json_of
 from comparison.report.load_table import load_table
 from comparison.report.markdown import page_part, write_part
 from comparison.report.table import print_tables
@@ -29,8 +30,10 @@ from comparison.run.proxy import precise_event_loop
 from comparison.run.topologies import compile_models, deployment
 from comparison.study.app import conduct_study
 from comparison.study.capacity import Capacities, conduct_capacity
+from comparison.study.capacity_report import json_of as json_of_capacities
 from comparison.study.capacity_report import text_of, write_capacities
 from comparison.study.flags import parse_study
+from comparison.study.report import json_of as json_of_study
 from comparison.study.report import write_study
 from inference.errors import ConfigError, SpecDecError
 
@@ -81,7 +84,7 @@ def study(arguments: Sequence[str]) -> int:
     config = parse_study(arguments)
     _prepare(config.comparison)
     done = _run(config.comparison, conduct_study(config, _console()))
-    results, output = write_study(done, done.config.output), done.config.output
+    results, output = in_full(partial(write_study, done), done.config.output, partial(json_of_study, done))
     for sentence in done.sentences:
         print(f"- {sentence}", file=sys.stderr)
     service = "none" if done.is_withheld else output / "service.toml"
@@ -168,14 +171,14 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
 def _report(findings: Findings, console: Console) -> int:
     if findings.config.page:  # first, since pictures take a while
         write_part(findings.config.page, load_table(findings))
-    results = write_report(findings, findings.config.output)
+    results, output = in_full(partial(write_report, findings), findings.config.output, partial(json_of, findings))
     del results["requests"]
     print_tables(console, findings)
     for difference in findings.agreement.differences:
         print(f"error: {difference}", file=sys.stderr)
     for difference in findings.agreement.near_ties:
         print(f"near-tie: {difference}", file=sys.stderr)
-    print(f"report: {findings.config.output / 'report.html'}", file=sys.stderr)
+    print(f"report: {output / 'report.html'}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)
     if findings.num_failed:
         print(f"error: {findings.num_failed} requests failed; see the report", file=sys.stderr)
@@ -183,8 +186,8 @@ def _report(findings: Findings, console: Console) -> int:
 
 
 def _report_capacities(found: Capacities) -> int:
-    results = write_capacities(found)
-    print(f"\n{text_of(found)}\nreport: {found.config.output / 'capacity.md'}", file=sys.stderr)
+    results, output = in_full(partial(write_capacities, found), found.config.output, partial(json_of_capacities, found))
+    print(f"\n{text_of(found)}\nreport: {output / 'capacity.md'}", file=sys.stderr)
     for difference in found.differences:
         print(f"error: {difference}", file=sys.stderr)
     print(json.dumps(results, separators=(",", ":")), flush=True)

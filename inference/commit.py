@@ -146,6 +146,7 @@ class Commit:
         hold_us: microseconds from the arrival of the last of them to this commit; 0 if `num_received_tokens` is.
         counts: what the draft worker counted for this commit.
         own: verified draft tokens that the target itself proposed, included in both numbers above.
+        rejected_token_ids: draft tokens that the pass rejected, if the request asked for them.
     """
 
     position: int
@@ -159,11 +160,12 @@ class Commit:
     hold_us: int = 0
     counts: Counts = Counts()
     own: OwnDrafts = NO_OWN_DRAFTS
+    rejected_token_ids: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Estimate of its memory."""
-        return 500 + 40 * len(self.token_ids) + _score_bytes(self.logprobs)
+        return 500 + 40 * (len(self.token_ids) + len(self.rejected_token_ids)) + _score_bytes(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +225,12 @@ class Delta(Commit):
 
     Attributes:
         piece_lengths: number of characters of `text` that each token added.
+        rejected_text: text of the draft tokens that the pass rejected, in place of their ids.
     """
 
     text: str = ""
     piece_lengths: tuple[int, ...] = ()
+    rejected_text: str = ""
 
     def pieces(self) -> list[str]:
         """Return the text that each token added."""

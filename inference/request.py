@@ -264,6 +264,7 @@ class GenerationRequest:
         grammar: grammar of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
         cache_salt: prompts share cached prefixes only if their salts are equal.
         provenance: origin of the committed tokens, if another server wrote them.
+        include_rejected: commits carry the draft tokens that their passes rejected.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -283,6 +284,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     cache_salt: str = ""
     provenance: Provenance = UNKNOWN
+    include_rejected: bool = False
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from comparison.report.findings import Findings, json_of
 from comparison.report.llmperf import write_llmperf
-from inference.errors import ConfigError
+from inference.errors import ConfigError, SpecDecError
 
 logger = logging.getLogger(__name__)
+Figures: TypeAlias = dict[str, Any]
 
 
 def prepare_directory(directory: Path) -> None:
@@ -29,6 +31,35 @@ def prepare_directory(directory: Path) -> None:
         probe.unlink()
     except OSError as exc:
         raise ConfigError(f"output directory {directory} cannot be written: {exc}") from exc
+
+
+def in_full(write: Callable[[Path], Figures], directory: Path, figures: Callable[[], Figures]) -> tuple[Figures, Path]:
+    """Write the files of a report; where their directory cannot take them all, write all into a temporary one.
+
+    What was measured took minutes or hours, and a disk may fill up meanwhile. If no directory takes the files, their
+    figures are printed on stdout.
+
+    Args:
+        figures: returns the content of the JSON file, which `write` returns too.
+
+    Returns:
+        The content, and the directory that has the files.
+
+    Raises:
+        SpecDecError: no directory takes them.
+    """
+    try:
+        return write(directory), directory
+    except OSError as exc:
+        fault = f"{directory}: {exc.strerror or exc}"
+    try:
+        refuge = Path(tempfile.mkdtemp(prefix="specdec-report-"))
+        content = write(refuge)
+    except OSError:
+        print(json.dumps(figures(), separators=(",", ":")), flush=True)
+        raise SpecDecError(f"{fault}; all figures are on stdout instead: keep them as results.json") from None
+    logger.error("%s. Nothing is lost: the report is drawn in %s; free some space, and move it", fault, refuge)
+    return content, refuge
 
 
 def write_report(findings: Findings, directory: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any, TypeAlias
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from comparison.plan.config import ComparisonConfig
+from comparison.plan.config import ALONE, ComparisonConfig, Contender
+from comparison.plan.roles import MARGIN, TIE, commands
 from comparison.report.distribution import QUANTILES
 from comparison.report.findings import Findings, emulation_of, short_conditions
 from comparison.report.plots import Drawn, speedups
@@ -69,13 +72,59 @@ def template() -> Template:
 def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
     """Return the page of a comparison."""
     parts: dict[str, Sequence[Block]] = {
-        "In short": [("listed", speedups(findings))],
+        "In short": [("listed", [*speedups(findings), *_to_run(findings)])],
         "Pictures": [("figure", picture) for picture in pictures],
         **{f"{_title(kind)} prompts": _results(findings, kind) for kind in findings.kinds},
         "Conditions": [("named", findings.conditions)],
         "How to read it": [("explained", bool(findings.config.topologies))],
     }
     return page(_header(findings), parts, findings.config)
+
+
+def _to_run(findings: Findings) -> list[str]:
+    """Return what to run at each round trip time; nothing where there is no target alone to compare with."""
+    config = findings.config
+    if not config.topologies or ALONE not in config.contenders:
+        return []
+    if findings.busy:
+        return ["What to run: these figures cannot say, since the machine was busy or unsteady"]
+    places: dict[Contender | None, list[str]] = {}
+    for rtt_ms in sorted(config.network.rtts_ms):
+        best, gain = _best_at(findings, rtt_ms)
+        places.setdefault(best, []).append(f"{rtt_ms:g} ms ({gain:.2f} times)" if best else f"{rtt_ms:g} ms")
+    return [_run_sentence(findings, best, at) for best, at in places.items()]
+
+
+def _best_at(findings: Findings, rtt_ms: float) -> tuple[Contender | None, float]:
+    """Return the simplest of the contenders with the largest geometric mean of speed-ups over all kinds of prompts.
+
+    Returns:
+        The contender and that mean. It is None, the target alone, if no contender gains by `MARGIN`, or none whose
+        difference from it is beyond doubt for any kind.
+    """
+    gains: dict[Contender, list[float]] = defaultdict(list)
+    certain = set()
+    for summary in findings.summaries:
+        cell = summary.cell
+        if (
+            cell.rtt_ms == rtt_ms
+            and cell.concurrency == min(findings.config.workload.concurrencies)
+            and summary.speedup
+        ):
+            gains[cell.contender].append(summary.speedup.median)
+            service = findings.at(cell)
+            ratio = service and findings.over_target(service, "end_to_end_latency_s")
+            certain |= {cell.contender} if ratio and not ratio.doubt else set()
+    means = {each: statistics.geometric_mean(gains[each]) for each in findings.config.contenders if each in certain}
+    most = max(means.values(), default=0.0)
+    simplest = next((each for each, mean in means.items() if mean >= TIE * most and most >= MARGIN), None)
+    return simplest, means.get(simplest, 1.0) if simplest else 1.0
+
+
+def _run_sentence(findings: Findings, best: Contender | None, places: Sequence[str]) -> str:
+    name = "the target alone" if best is None else best.label
+    lines = "; and ".join(commands(findings.config, best))
+    return f"What to run at round trips of {', '.join(places)}: {name}. {lines}"
 
 
 _TOPOLOGIES = "Target alone, both models in one server (fused), draft and target on two machines (distributed)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,21 @@ def busy_warning(load: HostLoad, spread: float) -> str:
         return ""
     differing = f"equal runs differ by a factor of {spread:.2f}"
     return f"The machine was busy or unsteady: {load}; {differing}. Repeat this on a quiet machine."
+
+
+async def busy_at_start(cores: Sequence[int]) -> str:
+    """Return why a run that begins now will be unreliable; empty if this host is quiet at present."""
+    meter = LoadMeter(cores, is_whole=True)
+    await asyncio.sleep(_LOOK_S)
+    load = meter.read()
+    if not load.is_busy:
+        return ""
+    used = "" if load.other_cores is None else f"other processes use {load.other_cores:.1f} of {load.num_cores} cores, "
+    return f"The machine is busy: {used}load average {load.before:.1f}."
+
+
+_LOOK_S = 0.5
+"""Seconds for which the host is observed before a run."""
 
 
 def load_average() -> float:

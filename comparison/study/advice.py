@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from comparison.plan.config import Contender, Topology
+from comparison.plan.roles import MARGIN, TIE
 from comparison.report.summary import Spread
 from comparison.study.space import FACTORS, Group, Place, Space, way
 
-MARGIN = 1.05
-"""Speed-up below which the target alone is advised, since a draft is one more thing to run."""
-TIE = 0.95
-"""Share of the best speed-up from which trials count as equal, so that the simplest topology wins."""
 _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POOL)
 
 

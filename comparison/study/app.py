@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from comparison.report.summary import spread_of
-from comparison.run.host_load import LoadMeter
+from comparison.run.host_load import LoadMeter, busy_at_start
 from comparison.run.measurement import measure
 from comparison.run.progress import Progress
 from comparison.run.topologies import deployment
@@ -28,6 +28,9 @@ async def conduct_study(config: StudyConfig, console: Console) -> Study:
         SpecDecError: a server or a request failed.
     """
     comparison, started = config.comparison, time.monotonic()
+    if busy := await busy_at_start(comparison.usable_cores):
+        end = "" if config.anyway else " A study of a busy machine ends without advice: stop it, or give --anyway."
+        console.print(f"warning: {busy}{end}")
     meter = LoadMeter(comparison.usable_cores, is_whole=True)
     with Progress(console, None) as progress:
         laboratory = Laboratory(config, progress)

@@ -27,10 +27,9 @@ BUSY = "**The machine was busy with other work: repeat this on a quiet one.**"
 WIDTH = 120
 
 
-def write_capacities(found: Capacities) -> dict[str, Any]:
-    """Write the files, the picture only with matplotlib, and the page if one was asked for; return capacity.json."""
-    directory, page = found.config.output, found.config.page
-    results = {
+def json_of(found: Capacities) -> dict[str, Any]:
+    """Return the content of capacity.json; times are in seconds."""
+    return {
         "emulated": str(found.config.backend.emulation) or None,
         "same_tokens": not found.differences,
         "duration_s": round(found.duration_s, 1),
@@ -39,6 +38,11 @@ def write_capacities(found: Capacities) -> dict[str, Any]:
         "capacities": [_json(it) for it in found.found],
         "conditions": dict(measured_conditions(found.config, found.load)),
     }
+
+
+def write_capacities(found: Capacities, directory: Path) -> dict[str, Any]:
+    """Write the files, the picture only with matplotlib, and the page if one was asked for; return capacity.json."""
+    results, page = json_of(found), found.config.page
     (directory / "capacity.json").write_text(json.dumps(results, indent=1) + "\n")
     (directory / "config.toml").write_text(found.config.asked, encoding="utf-8")
     text = text_of(found)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from comparison.plan.config import ComparisonConfig, Contender
+from comparison.plan.roles import MARGIN, TIE, service_toml
 from comparison.report.files import write_page
 from comparison.report.findings import emulation_of, measured_conditions
 from comparison.run.host_load import HostLoad, busy_warning
 from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
-from comparison.study.service import service_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +134,25 @@ def _page(study: Study, directory: Path) -> str:
     skipped = [str(group) for group in study.evidence.skipped]
     trials = html.Table(f"All trials. {label}", _COLUMNS, list(map(_row, study.evidence.trials)))
     parts: dict[str, Sequence[html.Block]] = {
-        "Advice": [("listed", study.sentences[num_first:])],
+        "Advice": [("listed", study.sentences[num_first:] or ["None: the reason stands above."])],
         "Pictures": [("figure", picture) for picture in pictures],
         "Evidence": [("table", trials)],
         "Not tried, since the time was over": [("listed", skipped or ["Nothing that the search wanted."])],
         "Conditions": [("named", measured_conditions(study.config, study.load))],
+        "How to read it": [("listed", _EXPLAINED)],
     }
     verdict = " ".join(study.sentences[:num_first]), bool(study.reservations or study.differences)
     return html.page(html.Header("When speculation pays", [verdict]), parts, study.config)
 
 
+_EXPLAINED = (
+    "speed-up: tokens/s over those of the target alone in the same run, at the same conditions; median and range. "
+    "Below 1, a draft costs time.",
+    "tokens/s: of all clients together, from the first request sent to the last one answered.",
+    "TTFT: from sending to the first token; median. acceptance rate: accepted / verified draft tokens.",
+    f"A draft is advised if its speed-up is {MARGIN} or more, and above 1 in every run; the simplest way within "
+    f"{1 - TIE:.0%} of the best is advised.",
+)
 _COLUMNS = ("conditions", "served by", "speed-up (range)", "tokens/s", "target alone", "TTFT ms", "acceptance rate")
 
 

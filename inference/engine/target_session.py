@@ -303,12 +303,24 @@ class TargetSession:
         self._learn(verdict, ended)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
         num_drafted, own = verdict.num_draft_tokens, verdict.own
+        rejected = verdict.rejected_token_ids if self.request.include_rejected else ()
         if len(token_ids) < len(verdict.token_ids):
             # Draft tokens after a stop token count as neither accepted nor rejected.
             num_drafted, own = len(token_ids), own.cut(len(token_ids), verdict.num_accepted_tokens)
+            rejected = ()
         timings = self._timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
-        commit = Commit(position, token_ids, num_drafted, num_accepted, timings, reason, logprobs, own=own)
+        commit = Commit(
+            position,
+            token_ids,
+            num_drafted,
+            num_accepted,
+            timings,
+            reason,
+            logprobs,
+            own=own,
+            rejected_token_ids=rejected,
+        )
         if position == len(self.request.prompt_token_ids):
             self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs)))
             self._prompt_logprobs.clear()

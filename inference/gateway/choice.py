@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,9 @@ class Part:
     Attributes:
         accepted: for each token, whether it is an accepted draft token.
         num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
+        token_ids: ids of the part's tokens.
+        rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
+        timings: times of the pass; None unless this is the pass's last part.
         finish_reason: on the last part of a choice.
         is_prompt: the text is the prompt; the first of its log-probabilities has no meaning.
     """
@@ -26,24 +30,28 @@ class Part:
     num_draft_tokens: int = 0
     finish_reason: FinishReason | None = None
     is_prompt: bool = False
+    token_ids: tuple[int, ...] = ()
+    rejected_text: str = ""
+    timings: Timings | None = None
 
 
 def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
     """Yield a delta cut at its tokens, or whole."""
     num_tokens = len(delta.token_ids)
     accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
+    of_pass: dict[str, Any] = {
+        "num_draft_tokens": delta.num_draft_tokens,
+        "finish_reason": delta.finish_reason,
+        "rejected_text": delta.rejected_text,
+        "timings": delta.timings if num_tokens else None,
+    }
     if not per_token or num_tokens <= 1:
-        yield Part(delta.text, accepted, delta.logprobs, delta.num_draft_tokens, delta.finish_reason)
+        yield Part(delta.text, accepted, delta.logprobs, token_ids=delta.token_ids, **of_pass)
         return
     for i, piece in enumerate(delta.pieces()):
-        is_last = i == num_tokens - 1
-        yield Part(
-            piece,
-            accepted[i : i + 1],
-            delta.logprobs[i : i + 1],
-            delta.num_draft_tokens if is_last else 0,
-            delta.finish_reason if is_last else None,
-        )
+        of_part = of_pass if i == num_tokens - 1 else {}
+        here = slice(i, i + 1)
+        yield Part(piece, accepted[here], delta.logprobs[here], token_ids=delta.token_ids[here], **of_part)
 
 
 @dataclass(slots=True)

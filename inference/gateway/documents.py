@@ -65,8 +65,10 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class Model(BaseModel):
-    """One served model. `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its
-    tokens depend on; empty if unknown.
+    """One served model.
+
+    `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its tokens depend on;
+    empty if unknown. `has_chat_template`: whether the model itself says how a conversation is written.
     """
 
     id: str
@@ -77,11 +79,19 @@ class Model(BaseModel):
     parent: None = None
     max_model_len: int
     model_id: str
+    has_chat_template: bool
 
     @classmethod
     def of(cls, card: ModelCard, *, created: int) -> Model:
         name, length = card.name, card.max_length
-        return cls(id=name, created=created, root=name, max_model_len=length, model_id=card.model_id)
+        return cls(
+            id=name,
+            created=created,
+            root=name,
+            max_model_len=length,
+            model_id=card.model_id,
+            has_chat_template=card.chat_template is not None,
+        )
 
 
 class ModelList(BaseModel):

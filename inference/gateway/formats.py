@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from inference.commit import FinishReason, TokenLogprob, TokenLogprobs
@@ -175,6 +176,14 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
             "rejected_prediction_tokens": num_draft_tokens - num_accepted_tokens,
         },
     }
+
+
+def speculation(part: Part) -> dict[str, Any]:
+    """Return what became of draft tokens in a part; the last part of a pass has its rejected text and its times."""
+    fields = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens, "token_ids": part.token_ids}
+    if part.timings is None:
+        return fields
+    return {**fields, "rejected": part.rejected_text, "timings": asdict(part.timings)}
 
 
 def metrics(choices: Sequence[Choice]) -> dict[str, Any]:

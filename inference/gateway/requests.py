@@ -111,6 +111,7 @@ def _repeated(
         min_new_tokens=body.min_tokens,
         grammar=body.grammar_of_output(),  # once for all choices: a schema takes milliseconds to serialize
         cache_salt=body.cache_salt or "",
+        include_rejected=body.stream_options.include_speculation,
         prompt_logprobs=template.logprobs if template.echo else None,
     )
     seeds = [None if body.seed is None else (body.seed + i) & MAX_SEED for i in range(body.n)]

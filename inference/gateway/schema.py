@@ -121,7 +121,8 @@ class StreamOptions(Body):
         default=False, description="vLLM's: with include_usage, every chunk has the usage so far."
     )
     include_speculation: bool = Field(
-        default=False, description="Ours: each chunk says which of its tokens are accepted draft tokens."
+        default=False,
+        description="Ours: each chunk says which of its tokens are accepted draft tokens, and what a pass rejected.",
     )
 
 

@@ -19,7 +19,7 @@ from inference.errors import CapacityError, SpecDecError
 from inference.gateway.choice import Choice, Part
 from inference.gateway.documents import JsonAnswer, encoded
 from inference.gateway.errors import ApiError, from_error, unexpected
-from inference.gateway.formats import ChunkFormat, Format, figures, usage
+from inference.gateway.formats import ChunkFormat, Format, figures, speculation, usage
 from inference.gateway.requests import ChoiceEvent
 from inference.workers.convert import converted
 
@@ -89,7 +89,7 @@ class StreamShape:
         per_token: one event per token; else one per target pass.
         include_usage: a last chunk with the usage, as OpenAI has it; the others then carry a null.
         continuous_usage: these others carry the usage so far.
-        include_speculation: mark the tokens that are accepted draft tokens.
+        include_speculation: mark the tokens that are accepted draft tokens, and show what each pass rejected.
     """
 
     num_choices: int
@@ -182,7 +182,7 @@ class ChunkStream(AnswerStream):
         if self._shape.include_usage:
             beside["usage"] = usage(self._choices, n=self._shape.n) if self._shape.continuous_usage else None
         if self._shape.include_speculation:
-            beside["speculation"] = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens}
+            beside["speculation"] = speculation(part)
         return self._event(encoded(self._answer.chunk(index, part, choice)), beside)
 
     def _end(self) -> bytes:

@@ -100,6 +100,7 @@ class Verdict:
         prompt_logprobs: one per scored token.
         error: why the sequence cannot go on; None if it can. With an error there are no tokens.
         own: counts of the draft tokens that the target proposed itself.
+        rejected_token_ids: draft tokens that were rejected; none where a device does not give them back.
     """
 
     token_ids: tuple[int, ...]
@@ -110,6 +111,7 @@ class Verdict:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: SpecDecError | None = None
     own: OwnDrafts = NO_OWN_DRAFTS
+    rejected_token_ids: tuple[int, ...] = ()
 
     @property
     def of_draft(self) -> tuple[int, int]:

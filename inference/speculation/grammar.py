@@ -57,26 +57,28 @@ class Fitted:
     """Turn with the proposal that its pass verifies, and the sources of that proposal.
 
     Attributes:
-        num_refused: 1 if the grammar refuses the next token of the draft: rejected without a pass.
+        refused: the next token of the draft, if the grammar refuses it: rejected without a pass.
         num_forced: number of tokens at the proposal's end that the grammar forces.
         is_lookup: True if the tokens before them were looked up.
     """
 
     turn: Turn
-    num_refused: int = 0
+    refused: Sequence[int] = ()
     num_forced: int = 0
     is_lookup: bool = False
 
     def counted(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the refused token counted, and lookup and forced tokens counted apart."""
-        if not (self.num_refused or self.num_forced or self.is_lookup):
+        if not (self.refused or self.num_forced or self.is_lookup):
             return verdict
         num_others = len(self.turn.proposal) - self.num_forced
         num_accepted = min(verdict.num_accepted_tokens, num_others)
         num_forced_accepted = verdict.num_accepted_tokens - num_accepted
-        looked_up = (num_others + self.num_refused, num_accepted) if self.is_lookup else (0, 0)
+        looked_up = (num_others + len(self.refused), num_accepted) if self.is_lookup else (0, 0)
         own = OwnDrafts(*looked_up, self.num_forced, num_forced_accepted)
-        return replace(verdict, num_draft_tokens=verdict.num_draft_tokens + self.num_refused, own=own)
+        num_draft_tokens = verdict.num_draft_tokens + len(self.refused)
+        rejected = (*verdict.rejected_token_ids, *self.refused)
+        return replace(verdict, num_draft_tokens=num_draft_tokens, own=own, rejected_token_ids=rejected)
 
 
 def fit(turn: Turn) -> Fitted:
@@ -97,7 +99,7 @@ def _fitted(turn: Turn, grammar: Matcher, is_lookup: bool) -> Fitted:
     kept = turn.proposal[:num_allowed]
     forced = grammar.forced(joined(output, kept), min(turn.gamma - len(kept), MAX_FORCED_TOKENS))
     refused = turn.proposal[num_allowed : num_allowed + 1]
-    return Fitted(replace(turn, proposal=[*kept, *forced]), len(refused), len(forced), is_lookup)
+    return Fitted(replace(turn, proposal=[*kept, *forced]), refused, len(forced), is_lookup)
 
 
 def extend_within_grammar(

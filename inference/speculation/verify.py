@@ -25,4 +25,5 @@ def verify(chosen: Sequence[int], proposal: Sequence[int]) -> Verdict:
     num_accepted = 0
     while num_accepted < len(proposal) and chosen[num_accepted] == proposal[num_accepted]:
         num_accepted += 1
-    return Verdict(tuple(chosen[: num_accepted + 1]), len(proposal), num_accepted)
+    rejected = tuple(proposal[num_accepted:])
+    return Verdict(tuple(chosen[: num_accepted + 1]), len(proposal), num_accepted, rejected_token_ids=rejected)

@@ -130,6 +130,10 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(match[1]) if match else str(token).replace("\u2581", " ").encode()
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens within a sequence: a leading space stays, and special tokens have their names."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of token ids; special tokens have none, or with `special` their names."""
         return str(

@@ -66,7 +66,7 @@ class CompletionRequest:
         gamma, schedule, logprobs: see `GenerationRequest`.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar, cache_salt: see `GenerationRequest`.
+        min_new_tokens, prompt_logprobs, grammar, cache_salt, include_rejected: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
         resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
 
@@ -92,6 +92,7 @@ class CompletionRequest:
     grammar: Grammar | None = None
     resume: Resume | None = None
     cache_salt: str = ""
+    include_rejected: bool = False
 
     def __post_init__(self) -> None:
         check_stops(self.stop)

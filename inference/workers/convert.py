@@ -74,7 +74,7 @@ _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_
 _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
-_COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt")
+_COMMON = ("max_new_tokens", "logprobs", "min_new_tokens", "prompt_logprobs", "cache_salt", "include_rejected")
 _COMPLETION, _OPEN = (*_COMMON, "ignore_eos", "echo", "gamma"), (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
@@ -318,7 +318,8 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
         return pb.GenerateResponse(started=started)
     if isinstance(event, Finished):
         return pb.GenerateResponse(finished=pb.GenerationFinished(reason=_REASON_TO_MESSAGE[event.reason]))
-    delta = pb.Delta(text=event.text, piece_lengths=event.piece_lengths, **_pass_to_message(event))
+    texts = _to_message(event, ("text", "piece_lengths", "rejected_text"))
+    delta = pb.Delta(**texts, **_pass_to_message(event))
     return pb.GenerateResponse(delta=delta)
 
 
@@ -338,8 +339,10 @@ def event_from_message(message: pb.GenerateResponse) -> Event:
     delta = message.delta
     _check_count(delta.piece_lengths, MAX_TOKENS_OF_PASS, "piece_lengths")
     _check_count(delta.text, MAX_CHARACTERS_OF_PASS, "text")
+    _check_count(delta.rejected_text, MAX_CHARACTERS_OF_PASS, "rejected_text")
     return Delta(
         text=delta.text,
+        rejected_text=delta.rejected_text,
         piece_lengths=tuple(delta.piece_lengths),
         position=delta.position if delta.HasField("position") else -1,
         **_pass_from_message(delta),
@@ -412,6 +415,7 @@ def commit_to_message(commit: Commit, prompt_logprobs: Sequence[TokenLogprobs] =
     return pb.Commit(
         num_received_tokens=min(commit.num_received_tokens, MAX_COUNT),
         hold_us=commit.hold_us,
+        rejected_token_ids=commit.rejected_token_ids,
         prompt_logprobs=map(logprobs_to_message, prompt_logprobs),
         **_pass_to_message(commit),
     )
@@ -424,7 +428,9 @@ def all_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, .
 
 def commit_from_message(message: pb.Commit) -> Commit:
     _check_count(message.prompt_logprobs, message.position, "prompt_logprobs")
+    _check_count(message.rejected_token_ids, MAX_TOKENS_OF_PASS, "rejected_token_ids")
     return Commit(
+        rejected_token_ids=tuple(message.rejected_token_ids),
         position=message.position,
         num_received_tokens=message.num_received_tokens,
         hold_us=message.hold_us,

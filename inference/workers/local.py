@@ -193,6 +193,7 @@ class LocalCompleter:
             prompt_logprobs=request.prompt_logprobs,
             grammar=self._after_prompt(prompt, request.grammar),
             cache_salt=caller().cache_salt(request.cache_salt),
+            include_rejected=request.include_rejected,
         )
         # A draft of a remote target must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self._tokenizer.eos_token_ids))
@@ -265,6 +266,7 @@ class _Text:
             own=commit.own.cut(len(pieces), commit.num_accepted_tokens) if cut else commit.own,
             text="".join(pieces) or rest,
             piece_lengths=tuple(map(len, pieces)),
+            rejected_text="" if cut else self._tokenizer.text_of(commit.rejected_token_ids),
         )
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:

@@ -6,7 +6,6 @@ import asyncio
 import html
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from comparison.plan.config import OPEN_LOOP_BATCH
 from tests.conftest import ModelDirectories
+from tests.support.browser import CHROMIUM
 from tests.support.servers import command
 
 pytestmark = [
@@ -25,7 +25,6 @@ pytestmark = [
 ]
 
 PROGRAM = "compare_architectures.py"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FILES = {
     *("config.toml", "results.csv", "results.json", "report.html"),
     *("speedup_by_kind.png", "tokens_over_rtt.png", "latency_shares.png"),

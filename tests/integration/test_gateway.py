@@ -457,7 +457,10 @@ async def test_the_page_streams_and_tells_drafts_apart(ports: dict[str, int], tm
     async with browser_page(tmp_path) as page:
         await page.open(address)
         await page.until("document.getElementById('model').textContent.includes('128 tokens')")
-        await page.run("document.getElementById('seed').value = 3")
+        assert await page.run("document.getElementById('mode').value") == "chat", "the model has a chat template"
+        await page.run("document.getElementById('mode').value = 'text'")
+        await page.run("document.getElementById('prompt').value = 'Once upon a time'")
+        await page.run("document.getElementById('seed').value = 3; document.getElementById('temperature').value = 0.7")
         await page.run("document.getElementById('max_tokens').value = 40")
         await page.run("document.getElementById('form').requestSubmit()")
         await page.until("document.getElementById('finish').textContent.length > 1")
@@ -477,6 +480,12 @@ async def test_the_page_streams_and_tells_drafts_apart(ports: dict[str, int], tm
         await page.run("document.getElementById('form').requestSubmit()")
         await page.until("document.getElementById('tokens').textContent === '4'")
         assert await page.run("document.querySelectorAll('#output .drafted').length") == 0
+        await page.run("document.getElementById('mode').value = 'text'")
+        await page.run("document.getElementById('prompt').value = 'the wind'")  # a chat has emptied it
+        await page.run(
+            "document.getElementById('max_tokens').value = 24; document.getElementById('start_race').click()"
+        )
+        await page.until("document.getElementById('verdict').textContent.includes('identical: 24 of 24 tokens')")
     client = client_of(ports["fused"])
     answer = await client.completions.create(
         model="target", prompt="Once upon a time", seed=3, max_tokens=40, temperature=0.7

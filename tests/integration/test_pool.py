@@ -83,8 +83,11 @@ async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, 
     flags = ("--serve", str(port), "--metrics_port", str(metrics_port))
     async with pool_worker(models.endless, pooled_target.address, flags=flags):
         await until_helped(pooled_target)
-        completions = await complete_all(pooled_target, some_requests())
+        shown = [replace(request, include_rejected=True) for request in some_requests()]
+        completions = await complete_all(pooled_target, shown)
         assert [completion.token_ids for completion in completions] == expected
+        passes = [rejected for completion in completions for rejected in completion.rejected[:-1]]
+        assert not any(text for num, text in passes if not num)
         async with open_channel(f"127.0.0.1:{port}") as channel:
             assert await is_serving(channel)
         async with httpx.AsyncClient() as client:

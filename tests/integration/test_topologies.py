@@ -285,6 +285,22 @@ async def test_refused_generate(
     assert all(part in message for part in parts), message
 
 
+@pytest.mark.parametrize("server", ["target", *HELPERS])
+async def test_rejected_drafts_are_shown_on_request_alone(
+    topologies: Topologies, target: ServerProcess, server: str
+) -> None:
+    """They change no token. The last pass may be cut; and an id of the padded vocabulary has no text."""
+    requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
+    plain = await complete_all((topologies | {"target": target})[server], requests)
+    shown = [replace(request, include_rejected=True) for request in requests]
+    completions = await complete_all((topologies | {"target": target})[server], shown)
+    assert [completion.token_ids for completion in completions] == [completion.token_ids for completion in plain]
+    assert not any(text for completion in plain for _, text in completion.rejected)
+    passes = [rejected for completion in completions for rejected in completion.rejected[:-1]]
+    assert not any(text for num, text in passes if not num)
+    assert any(text for _, text in passes) or server in ("target", "itself")
+
+
 async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, ServerProcess]) -> None:
     for server in topologies.values():
         async with open_channel(server.address) as channel:

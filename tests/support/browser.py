@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 START_TIMEOUT_S = 60.0
 
@@ -60,6 +61,13 @@ class Page:
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
+
+    async def visit(self, url: str) -> None:
+        """Open an address, and forget what pages before it asked for."""
+        await self.open("about:blank")
+        self.requested.clear()
+        self.complaints.clear()
+        await self.open(url)
 
     async def run(self, script: str) -> Any:
         """The value of a JavaScript expression."""

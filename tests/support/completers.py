@@ -17,6 +17,8 @@ from inference.workers.completion import Codec, Completer, CompletionRequest, Mo
 from inference.workers.observer import Observer
 from inference.workers.scope import SupervisedCompleter
 
+REJECTED = "other "
+"""Text of the draft token that every pass rejects."""
 CARD = ModelCard("tiny", "fused", 128, 288, "0123")
 
 
@@ -77,7 +79,8 @@ class ScriptedCompleter:
                 await asyncio.sleep(self._gap_s)
                 is_last = number == len(self._passes) - 1 and self._error is None and not self.hangs
                 reason = self._reason if is_last else None
-                yield delta(position, pieces, request.logprobs, reason)
+                event = delta(position, pieces, request.logprobs, reason)
+                yield replace(event, rejected_text=REJECTED) if request.include_rejected else event
                 position += len(pieces)
             if self.hangs:
                 await asyncio.Event().wait()

@@ -75,6 +75,7 @@ class Completion:
     num_cached_tokens: int = 0
     seed: int | None = None
     reason: FinishReason | None = None
+    rejected: list[tuple[int, str]] = field(default_factory=list)  # of each pass: how many draft tokens, and their text
 
     def record(self, event: Started | Delta | Finished) -> None:
         if isinstance(event, Started):
@@ -89,6 +90,7 @@ class Completion:
             self.num_accepted_tokens += event.num_accepted_tokens - event.own.num_lookup_accepted
             self.num_lookup_tokens += event.own.num_lookup_tokens
             self.num_deltas += 1
+            self.rejected.append((event.num_draft_tokens - event.num_accepted_tokens, event.rejected_text))
 
 
 async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:

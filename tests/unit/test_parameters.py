@@ -154,6 +154,7 @@ SERVED_FIELDS: dict[str, Any] = {
     "num_committed_tokens": 1,
     "cache_salt": "salt",
     "provenance": Provenance("model"),
+    "include_rejected": True,
 }
 REFUSED_FIELDS: dict[str, Any] = {"logprobs": 0, "min_new_tokens": 2, "prompt_logprobs": 0, "grammar": ANY_JSON_OBJECT}
 

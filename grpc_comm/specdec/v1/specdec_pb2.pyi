@@ -112,7 +112,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., version: _Optional[str] = ..., after_reasoning: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "gamma", "schedule", "stop", "logprobs", "echo", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "committed_token_ids", "model_id", "prompt_digest", "include_rejected")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class GenerateRequest(_message.Message):
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_REJECTED_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -151,7 +152,8 @@ class GenerateRequest(_message.Message):
     committed_token_ids: TokenIds
     model_id: str
     prompt_digest: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ...) -> None: ...
+    include_rejected: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., gamma: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., echo: bool = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., committed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_id: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., include_rejected: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished")
@@ -208,7 +210,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., num_characters: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted")
+    __slots__ = ("token_ids", "text", "num_draft_tokens", "num_accepted_tokens", "timings", "piece_lengths", "logprobs", "finish_reason", "position", "num_lookup_tokens", "num_lookup_accepted", "rejected_text")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +222,7 @@ class Delta(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_TEXT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     num_draft_tokens: int
@@ -231,7 +234,8 @@ class Delta(_message.Message):
     position: int
     num_lookup_tokens: int
     num_lookup_accepted: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...
+    rejected_text: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., piece_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., rejected_text: _Optional[str] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason",)
@@ -468,7 +472,7 @@ class AssistClose(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs", "stop_at_eos", "model_id", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt")
+    __slots__ = ("protocol_version", "tokenizer_fingerprint", "vocab_size", "prompt_token_ids", "num_committed_tokens", "sampling", "max_new_tokens", "stop_token_ids", "schedule", "gamma", "logprobs", "stop_at_eos", "model_id", "min_new_tokens", "prompt_logprobs", "grammar", "cache_salt", "include_rejected")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +490,7 @@ class Open(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_REJECTED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     tokenizer_fingerprint: str
     vocab_size: int
@@ -503,7 +508,8 @@ class Open(_message.Message):
     prompt_logprobs: int
     grammar: Grammar
     cache_salt: str
-    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_at_eos: bool = ..., model_id: _Optional[str] = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    include_rejected: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., num_committed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., gamma: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_at_eos: bool = ..., model_id: _Optional[str] = ..., min_new_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ..., include_rejected: bool = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("branches",)
@@ -540,7 +546,7 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., max_length: _Optional[int] = ..., max_tree_tokens: _Optional[int] = ..., pass_us: _Optional[int] = ..., model_id: _Optional[str] = ..., grammar_version: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us", "prompt_logprobs", "num_lookup_tokens", "num_lookup_accepted")
+    __slots__ = ("position", "token_ids", "num_accepted_tokens", "num_draft_tokens", "timings", "finish_reason", "logprobs", "num_received_tokens", "hold_us", "prompt_logprobs", "num_lookup_tokens", "num_lookup_accepted", "rejected_token_ids")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +559,7 @@ class Commit(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
@@ -565,4 +572,5 @@ class Commit(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     num_lookup_tokens: int
     num_lookup_accepted: int
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ...) -> None: ...
+    rejected_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_received_tokens: _Optional[int] = ..., hold_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_lookup_tokens: _Optional[int] = ..., num_lookup_accepted: _Optional[int] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -384,6 +384,15 @@ async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngin
     assert commit.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine, asked: bool) -> None:
+    session = engine.open(replace(request(3, max_new_tokens=20), include_rejected=asked), drafted=True)
+    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 7, 8])])
+    commit = await next_commit(session)
+    assert list(commit.token_ids) == tokens_at(3, 3)
+    assert commit.rejected_token_ids == ((7, 8) if asked else ())
+
+
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """While the draft drafts, the target reads: all but the last token, whose logits the first pass needs."""
     session = engine.open(request(9), drafted=True)

@@ -22,7 +22,7 @@ from inference.request import SamplingParams
 from inference.text.chat import Chat
 from inference.workers.completion import CompletionRequest
 from tests.support import llmperf
-from tests.support.completers import ScriptedCompleter, gateway
+from tests.support.completers import REJECTED, ScriptedCompleter, gateway
 
 PASSES = [["Once", " upon"], [" a", " time", ""], ["!"]]
 TEXT = "Once upon a time!"
@@ -175,6 +175,16 @@ async def test_a_chat_stream_has_role_once_and_usage() -> None:
     accepted = [chunk["speculation"]["accepted"] for chunk in chunks]
     assert accepted == [[True], [False], [True], [True], [False], [False]]
     assert [chunk["speculation"]["num_draft_tokens"] for chunk in chunks] == [0, 2, 0, 0, 3, 1]
+    assert [chunk["speculation"]["token_ids"] for chunk in chunks] == [[7]] * 6
+    ends = [chunk["speculation"] for chunk in chunks if "timings" in chunk["speculation"]]
+    assert [(end["rejected"], end["timings"]["compute_us"]) for end in ends] == [(REJECTED, 20)] * 3
+
+
+async def test_nothing_is_said_of_drafts_unless_asked() -> None:
+    completer = ScriptedCompleter(PASSES)
+    chunks = events(await post(completer, "/v1/completions", {"prompt": "x", "stream": True}))
+    assert not [chunk for chunk in chunks if "speculation" in chunk]
+    assert not completer.requests[-1].include_rejected
 
 
 async def test_echo_and_logprobs_in_both_shapes() -> None:
@@ -428,7 +438,9 @@ async def test_paths_beside_generation() -> None:
         assert "/v1/completions" in (await client.get("/openapi.json")).json()["paths"]
         page = await client.get("/")
         assert "Speculative decoding" in page.text
-        assert "http://" not in page.text, "nothing is fetched from elsewhere"
+        assert not re.search(r"""(src|href)=["']?\w+:""", page.text.replace('href="data:,"', "")), "all is served here"
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "script-src 'sha256-" in page.headers["content-security-policy"]
         assert "https://" not in page.text
         missing = await client.get("/nothing")
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")

@@ -20,6 +20,7 @@ def test_commits_keep_the_prefix_and_one_token(proposal: list[int], chosen: list
     assert proposal[:num_accepted] == chosen[:num_accepted]
     assert num_accepted == len(proposal) or proposal[num_accepted] != chosen[num_accepted]
     assert verdict.num_draft_tokens == len(proposal)
+    assert list(verdict.rejected_token_ids) == proposal[num_accepted:]
 
 
 @pytest.mark.parametrize("num_chosen", [0, 2, 4])

@@ -88,6 +88,7 @@ gammas = st.one_of(st.none(), st.integers(1, 64))
         prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
         grammar=st.one_of(st.none(), st.builds(Grammar, st.sampled_from(GrammarKind), st.text(min_size=1), preambles)),
         cache_salt=st.text(max_size=9),
+        include_rejected=st.booleans(),
     )
 )
 def test_completion_request(request: CompletionRequest) -> None:
@@ -109,6 +110,7 @@ def test_completion_request(request: CompletionRequest) -> None:
         min_new_tokens=counts,
         prompt_logprobs=st.one_of(st.none(), st.integers(0, 20)),
         cache_salt=st.text(max_size=9),
+        include_rejected=st.booleans(),
     )
 )
 def test_open(request: GenerationRequest) -> None:
@@ -128,6 +130,7 @@ def test_open(request: GenerationRequest) -> None:
         counts=figures,
         finish_reason=st.sampled_from([None, *FinishReason]),
         own=looked_up,
+        rejected_token_ids=token_ids,
     ).map(possible),
     scores,
 )
@@ -151,6 +154,7 @@ def test_commit(commit: Commit, prompt_logprobs: tuple[TokenLogprobs, ...]) -> N
             position=lengths,
             token_ids=token_ids,
             text=st.text(),
+            rejected_text=st.text(),
             num_draft_tokens=counts,
             num_accepted_tokens=counts,
             timings=timings,

@@ -25,7 +25,7 @@ SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
 REQUEST_FIELDS = {
     *("prompt_token_ids", "prompt_logprobs", "grammar", "sampling"),  # refused by name, here or in `check_request`
     *("max_new_tokens", "stop_token_ids", "stop_at_eos", "gamma", "schedule"),  # used by the engine alone
-    *("num_committed_tokens", "cache_salt", "provenance"),
+    *("num_committed_tokens", "cache_salt", "provenance", "include_rejected"),
 }
 """Fields of `GenerationRequest` that a graph of tokens serves, or that other checks refuse."""
 

@@ -8,7 +8,9 @@ import itertools
 import json
 import re
 import sys
+import tempfile
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,13 +21,14 @@ from comparison.plan.backend import BackendConfig
 from comparison.plan.config import ALONE, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.datasets import Conversation
 from comparison.plan.grid import Sample
+from comparison.report import html
 from comparison.report.chart_style import save
-from comparison.report.files import prepare_directory, write_report
-from comparison.report.findings import Findings, conditions
+from comparison.report.files import in_full, prepare_directory, write_report
+from comparison.report.findings import Findings, conditions, json_of
 from comparison.report.plots import PICTURES
 from comparison.run.record import RequestRecord
 from inference.config import ROOT, Emulation, PassTime
-from inference.errors import ConfigError
+from inference.errors import ConfigError, SpecDecError
 from inference.request import Schedule
 from tests.support.samples import (
     BUSY,
@@ -320,3 +323,56 @@ def test_whose_requests_failed_is_said_beside_the_speed(tmp_path: Path) -> None:
     told = f"{measured[1].cell}: 1 of {num_asked} requests failed, latencies are those of others"
     assert found.warnings == [told]
     assert told in (_written(found) / "report.html").read_text()
+
+
+FULL = Path("/dev/full")
+"""File that takes no byte, as on a full disk."""
+needs_a_full_disk = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
+
+
+@needs_a_full_disk
+@pytest.mark.parametrize("name", ["results.json", "report.html"])
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """The story: a comparison on a full disk ended in a traceback, and no line named what was left of it."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    found = findings(config(tmp_path))
+    prepare_directory(found.config.output)
+    (found.config.output / name).symlink_to(FULL)
+    results, output = in_full(partial(write_report, found), found.config.output, partial(json_of, found))
+    assert output.parent == tmp_path / "elsewhere"
+    assert json.loads((output / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert (output / "report.html").stat().st_size > 10_000
+    (line,) = caplog.messages
+    assert str(found.config.output) in line
+    assert "No space left on device" in line
+    assert str(output) in line
+
+
+@needs_a_full_disk
+def test_figures_that_no_disk_takes_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    found = findings(config(tmp_path))
+    prepare_directory(found.config.output)
+    (found.config.output / "results.json").symlink_to(FULL)
+    with pytest.raises(SpecDecError, match="No space left on device; all figures are on stdout"):
+        in_full(partial(write_report, found), found.config.output, partial(json_of, found))
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(json_of(found)))
+
+
+def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
+    """The made-up servers with a draft are twice as fast at 0 ms; those over a link lose at 200 ms."""
+    found = findings(
+        config(tmp_path, topologies=(Topology.TARGET, Topology.DISTRIBUTED), network=NetworkConfig((0, 200)))
+    )
+    sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
+    assert [sentence.partition(". ")[0] for sentence in sentences] == [
+        "What to run at round trips of 0 ms (2.00 times): distributed sync (draft draft, gamma 3)",
+        "What to run at round trips of 200 ms: the target alone",
+    ]
+    busy = findings(found.config, load=BUSY)
+    assert "What to run: these figures cannot say" in html.render(busy, [])

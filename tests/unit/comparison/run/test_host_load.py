@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from comparison.run import host_load
-from comparison.run.host_load import HostLoad, LoadMeter, busy_warning
+from comparison.run.host_load import HostLoad, LoadMeter, busy_at_start, busy_warning
 from tests.support.samples import BUSY, QUIET
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,3 +60,17 @@ def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest
     assert LoadMeter((0, 1), is_whole=False).read().other_cores is None
     stat.unlink()
     assert meter.read().other_cores is None
+
+
+@pytest.mark.parametrize("used_s", [0.0, 1000.0])
+async def test_a_busy_host_is_known_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_s: float
+) -> None:
+    """The story: a study took its three minutes, and only then was its end that the machine had been busy all along."""
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
+    stat.write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n")
+    looking = asyncio.create_task(busy_at_start((0,)))
+    await asyncio.sleep(0)
+    stat.write_text(f"cpu0 {round(used_s * TICKS)} 0 0 0 0 0 0 0 0 0\n")
+    assert ("of 1 cores" in await looking) == bool(used_s)

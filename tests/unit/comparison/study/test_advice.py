@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest
 
 from comparison.plan.backend import BackendConfig
 from comparison.plan.config import LOOKUP, Contender, Topology
+from comparison.plan.roles import commands, service_toml
 from comparison.report.summary import Spread
 from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
 from comparison.study.plots import over_conditions
 from comparison.study.report import Study, write_study
-from comparison.study.service import service_toml
 from comparison.study.space import Group, Space
 from inference.cli.roles.registry import parser_of
 from inference.config import Emulation, PassTime
@@ -137,6 +138,21 @@ def test_the_service_can_be_started_from_its_file(tmp_path: Path, contender: Con
         assert (draft.gamma, draft.schedule, draft.branches) == (8, "async", 3)
     elif role == "target":
         assert args.lookup == (contender is not None)
+
+
+POOL = Contender(Topology.POOL, "draft", 8, branches=3)
+
+
+@pytest.mark.parametrize("contender", [None, BY_ITSELF, FUSED, ASYNC, POOL, replace(FUSED, draft="ngram")])
+def test_its_commands_are_complete(tmp_path: Path, contender: Contender | None) -> None:
+    """Each is a role with flags that it knows."""
+    settings = config(tmp_path)
+    for line in commands(settings, contender):
+        program, role, *flags = shlex.split(line)
+        args = parser_of(role).parse_args(flags)
+        assert program == "specdec"
+        if role == "draft":
+            assert (args.attach or args.target_host).startswith("HOST")
 
 
 def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
-"""Advice as a file for `main.py --config`: the roles of the service and their flags. Pure."""
+"""Roles that serve a contender, with their flags: as command lines, and as a file for `main.py --config`. Pure."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from comparison.plan.backend import AUTO, NEURON, BackendConfig
 from comparison.plan.config import ComparisonConfig, Contender, Topology
 from inference.cli.models import NGRAM
 
+MARGIN = 1.05
+"""Speed-up below which the target alone is advised, since a draft is one more thing to run."""
+TIE = 0.95
+"""Share of the best speed-up from which contenders count as equal, so that the simplest topology wins."""
 Table = dict[str, str | int | bool]
 
 
@@ -18,6 +23,20 @@ def service_toml(config: ComparisonConfig, contender: Contender | None, reason: 
     for role, table in _roles(config, contender).items():
         lines += ["", f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def commands(config: ComparisonConfig, contender: Contender | None) -> list[str]:
+    """Return the command lines that serve a contender, the target's first; None is the target alone."""
+    roles = _roles(config, contender)
+    if contender is not None and contender.topology.is_split:
+        at_edge: Table = {"target_host": "HOST", "serve": 50052}
+        roles["draft"] |= {"attach": "HOST:50051"} if contender.topology is Topology.POOL else at_edge
+    return [" ".join(["specdec", role, *map(_flag, table.items())]) for role, table in roles.items()]
+
+
+def _flag(setting: tuple[str, str | int | bool]) -> str:
+    name, value = setting
+    return f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}"
 
 
 _ADDRESSES = "Addresses are yours: --target_host of an edge draft, --attach of a pool's worker, --host of a server."
