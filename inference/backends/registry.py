@@ -43,8 +43,6 @@ CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 COMPILED_SLOTS = ("always", "only")
 """Policies of `--compile` under which a model's slots are as many as were compiled for."""
 TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (12M) as long"
-HEAD_MULTIPLE = 16
-"""Multiple of a head's elements that backend onnx stores; see `inference.backends.onnx.shape`."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 AUTO = "auto"
 """Name of the fastest backend: onnx for int8, and on a CPU where it runs the model; torch elsewhere."""
@@ -89,6 +87,7 @@ def examine(config: ModelConfig) -> Fit:
     """
     from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
     from inference.backends.checkpoint import load_config
+    from inference.backends.onnx.shape import HEAD_MULTIPLE
 
     files = CheckpointFiles(config.path)
     files.require_weights()
@@ -97,8 +96,7 @@ def examine(config: ModelConfig) -> Fit:
     length = resolve_length(stored, config.sequence_length)
     require_supported_config(stored, length, windows=True)
     backend, reason = _chosen(config, stored)
-    is_onnx, on_cpu = backend == "onnx", config.device == "cpu" or (config.device == "auto" and not _has_cuda())
-    dtype = config.dtype if config.dtype != "auto" else "float32" if is_onnx or on_cpu else "bfloat16"
+    is_onnx, dtype = backend == "onnx", _dtype_of(backend, config)
     text = stored.get_text_config()
     num_heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
@@ -115,14 +113,15 @@ def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
     """Return the backend that a configuration leads to, with the reason."""
     if config.backend not in (AUTO, *LOADERS):
         raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
-    if config.backend != AUTO:
-        return config.backend, f"--backend {config.backend}"
-    if config.dtype == "int8":
-        return "onnx", "int8 is its arithmetic alone"
-    if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
-        return "torch", "it is the one for CUDA and Neuron devices"
     from inference.backends.onnx.shape import require_llama_shaped
 
+    if config.backend == "onnx" or (config.backend == AUTO and config.dtype == "int8"):
+        require_llama_shaped(stored.get_text_config())
+        return "onnx", f"it is asked for by {'--backend' if config.backend == 'onnx' else '--dtype int8'}"
+    if config.backend != AUTO:
+        return config.backend, "it is asked for by --backend"
+    if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
+        return "torch", "it is the one for CUDA and Neuron devices"
     if config.device not in ("auto", "cpu") or config.dtype not in ("auto", "float32"):
         return "torch", f"device {config.device} or dtype {config.dtype} is not onnx's"
     try:
@@ -130,6 +129,17 @@ def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
     except UnsupportedModelError as error:
         return "torch", f"{error}; {TORCH_COST}"
     return "onnx", "the fastest one on a CPU; torch if the test at loading finds other logits than Transformers'"
+
+
+def _dtype_of(backend: str, config: ModelConfig) -> str:
+    """Return the arithmetic of a backend, by its own rule; raise ConfigError if it lacks the device or the dtype."""
+    if backend == "onnx":
+        from inference.backends.onnx import backend as onnx
+
+        return onnx.resolve_dtype(config)
+    from inference.backends.pytorch import backend as pytorch
+
+    return str(pytorch.resolve_dtype(config.dtype, pytorch.resolve_device(config.device))).removeprefix("torch.")
 
 
 def load_backend(config: ModelConfig) -> Backend:

@@ -12,7 +12,7 @@ from inference.backends.onnx import slots
 from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.registry import examine, load_backend
-from inference.config import BUNDLED_TARGET, ModelConfig
+from inference.config import ModelConfig
 from inference.errors import ConfigError
 from tests.support.families_page import PAGE, page
 from tests.support.models import FAMILIES, save_tiny_model
@@ -105,6 +105,22 @@ def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) ->
     assert getattr(loaded, "arithmetic", "").startswith(f"{fit.backend} ")
 
 
-def test_an_unknown_backend_is_not_examined() -> None:
-    with pytest.raises(ConfigError, match="backend nonsense is none of"):
-        examine(ModelConfig(BUNDLED_TARGET, backend="nonsense"))
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {"backend": "nonsense"}),
+        ("llama", {"backend": "torch", "dtype": "int8"}),
+        ("llama", {"backend": "onnx", "dtype": "bfloat16"}),
+        ("llama", {"backend": "torch", "device": "cuda:99"}),
+        ("gpt2", {"backend": "onnx"}),
+        ("gpt2", {"backend": "auto", "dtype": "int8"}),
+    ],
+    ids=str,
+)
+def test_an_examination_refuses_what_loading_refuses(tmp_path: Path, family: str, fields: dict[str, str]) -> None:
+    config = ModelConfig(save_tiny_model(tmp_path, family), **fields)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as loading:
+        load_backend(config)
+    with pytest.raises(ConfigError) as examining:
+        examine(config)
+    assert str(examining.value) == str(loading.value)
