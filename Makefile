@@ -37,7 +37,7 @@ $(RUNTIME): requirements.txt
 
 # The packages that a server runs with, without those of tests and checks.
 demo: $(RUNTIME)
-	$(BIN)/python scripts/demo.py
+	$(BIN)/python -m specdec demo
 
 # Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the
 # order of the folders, since the long ones stand first: at the end, one process would have all that is left of a file.

@@ -136,11 +136,11 @@ def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float 
 
 
 class NamesRequests(logging.Filter):
-    """Filter that adds the current request's id to each record, for formats with `%(request)s`."""
+    """Filter that adds the current request's id to each record, for formats with `%(request)s`; audit lines have it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the id; no record is held back."""
-        record.request = f"[{id_}] " if (id_ := request_id()) else ""
+        record.request = f"[{id_}] " if (id_ := request_id()) and record.name != _log.name else ""
         return True
 
 

@@ -235,6 +235,17 @@ class Delta(Commit):
         ends = list(itertools.accumulate(self.piece_lengths, initial=0))
         return [self.text[start:end] for start, end in itertools.pairwise(ends)]
 
+    def marked(self) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of the text, each with whether it is an accepted draft token's.
+
+        A pass commits its accepted draft tokens first, then one of the target's own.
+        """
+        pieces = self.pieces()
+        for index, piece in enumerate(pieces):
+            yield piece, index < self.num_accepted_tokens
+        if rest := self.text[sum(self.piece_lengths) :]:
+            yield rest, False
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:

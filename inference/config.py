@@ -6,8 +6,6 @@ A field that an operator sets declares its flag too: see `inference/settings.py`
 from __future__ import annotations
 
 import ipaddress
-import json
-import math
 import os
 import re
 import sys
@@ -16,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from inference.checkpoint_files import CheckpointFiles
 from inference.errors import ConfigError
 from inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
 from inference.settings import FINITE, REQUIRED, Checked, Range, check, group, same, setting
@@ -64,40 +63,12 @@ REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
 """Flags of `ObserveConfig` that only roles with a server have."""
 
-LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
-"""Names that families give to the number of positions they were trained for."""
-
 _DNS, _FILE = "dns:///", "file:///"
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
-
-
-def _require_model(path: Path) -> None:
-    _require((path / "config.json").is_file(), f"model {path}: {_missing(path)}")
-
-
-def _missing(path: Path) -> str:
-    """Return what is in the place of a model's directory, and what to do about it."""
-    if path.suffix == ".gguf" or any(path.glob("*.gguf")):
-        return "GGUF is not read here: take llama.cpp, or the checkpoint that it was made of"
-    if (path / "adapter_config.json").is_file():
-        return "an adapter (LoRA) without its model: merge the two first, as PEFT's merge_and_unload does"
-    if path.is_file():
-        return "a file, where a directory with config.json is expected"
-    return "no config.json there" if path.is_dir() else "no such directory, and no id of the hub (NAMESPACE/NAME)"
-
-
-def _num_positions(path: Path) -> float:
-    """Return the number of positions in a model's config.json; infinity if there is none."""
-    try:
-        stored = json.loads((path / "config.json").read_text())
-        fields = {**stored, **(stored.get("text_config") or {})}  # multimodal models keep the language model's apart
-    except (ValueError, TypeError, AttributeError):  # the backend says what is wrong with the file
-        return math.inf
-    return next((fields[name] for name in LENGTH_FIELDS if isinstance(fields.get(name), int)), math.inf)
 
 
 def check_branches(branches: int) -> int:
@@ -249,9 +220,8 @@ class ModelConfig(Loading):
         return model_name(self.path)
 
     def __post_init__(self) -> None:
-        _require_model(self.path)
+        limit, asked = CheckpointFiles(self.path).num_positions, self.sequence_length or 0
         check(self)
-        limit, asked = _num_positions(self.path), self.sequence_length or 0
         fault = f"sequence_length {asked} is above the {limit} positions of model {self.path}"
         _require(self.beyond_positions or asked <= limit, f"{fault}: --beyond_positions goes beyond them")
         emulable = self.pass_time == NO_TIME or "neuron" not in self.backend
@@ -277,7 +247,7 @@ class ProposerConfig:
     min_vocabulary_share: float = setting(0.5, "--min_vocabulary_share SHARE", within=Range(0.0, 1.0))
 
     def __post_init__(self) -> None:
-        _require_model(self.tokenizer_path)
+        CheckpointFiles(self.tokenizer_path).require_model()
         check(self)
 
     @property

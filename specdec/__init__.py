@@ -7,26 +7,52 @@ name, the command names its place and ends.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inference.cli.prompts.results import Result
+    from inference import VERSION as __version__
+    from inference.cli.prompts.results import Comparison, Result
     from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+    from specdec import errors
     from specdec.library import LLM, AsyncClient, AsyncLLM, Client
 
-__all__ = ["BUNDLED_DRAFT", "BUNDLED_TARGET", "LLM", "AsyncClient", "AsyncLLM", "Client", "Result", "main"]
+__all__ = [
+    "BUNDLED_DRAFT",
+    "BUNDLED_TARGET",
+    "LLM",
+    "AsyncClient",
+    "AsyncLLM",
+    "Client",
+    "Comparison",
+    "Result",
+    "__version__",
+    "errors",
+    "main",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import the library when it is used first."""
+    if name == "__version__":
+        from inference import VERSION
+
+        return VERSION
+    if name == "errors":
+        return import_module("specdec.errors")
     if name not in __all__:
         raise AttributeError(f"module specdec has no attribute {name}")
     from specdec import library
 
     return getattr(library, name)
+
+
+def __dir__() -> list[str]:
+    """Return the names that the library has, before they are imported."""
+    return [*__all__, "__doc__"]
 
 
 def main() -> int:
@@ -47,6 +73,8 @@ def main() -> int:
     from inference.cli.app import end_soon
     from inference.cli.app import main as run
 
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     names_role = bool(arguments) and not arguments[0].startswith("-")
     code = run(["--role", *arguments] if names_role else arguments)
     end_soon(code)

@@ -12,34 +12,30 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 from inference.cli.app import new_event_loop, prepared
-from inference.cli.prompts.results import Result
+from inference.cli.models import NO_DRAFT, OneModel
+from inference.cli.prompts.results import Comparison, Result
 from inference.cli.prompts.source import PromptJob
 from inference.cli.prompts.topologies import run_prompt
-from inference.cli.roles.fused_target import fused_config
-from inference.cli.roles.registry import settings_by_name
+from inference.cli.roles.fused_client import ClientSettings
+from inference.cli.roles.fused_target import PairSettings, fused_config
+from inference.cli.roles.registry import settings_from
 from inference.commit import Delta
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ObserveConfig, usable_cores
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ConnectionConfig, ObserveConfig, usable_cores
 from inference.errors import ConfigError
-from inference.request import SamplingParams
 from inference.serving.assembly import target_engine
-from inference.text.chat import Chat
-from inference.text.structured import the_grammar
-from inference.workers.completion import Completer, CompletionRequest
+from inference.settings import group, same
+from inference.workers.completion import Completer
 from inference.workers.failover import FailoverCompleter
 from inference.workers.fleet import connected
 from inference.workers.local import LocalCompleter
+from specdec.parameters import Prompt, prompt_of, request_of, several, with_parameters, with_settings
 
 T = TypeVar("T")
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or the messages of a chat with "role" and "content"."""
-_SAMPLING = {each.name for each in fields(SamplingParams)} - {"seed"}
-_OURS = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar"}
-_REQUEST = {each.name for each in fields(CompletionRequest)} - _OURS
 _owner: int | None = None
 """Process that opened the first model or connection. A fork of it has the locks of its threads, but no threads."""
 
@@ -50,6 +46,21 @@ def _require_process() -> None:
     if _owner != os.getpid():
         hint = 'open models in the child alone, or start it by multiprocessing.get_context("spawn")'
         raise ConfigError(f"process {os.getpid()} is a fork of {_owner}, which has opened models already: {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Settings of a target without a draft."""
+
+    model: OneModel = group(OneModel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Settings of a client."""
+
+    connection: ConnectionConfig = group(ConnectionConfig)
+    batch: int = same(ClientSettings, "batch")
 
 
 class _Async:
@@ -64,12 +75,16 @@ class _Async:
     async def _open(self, stack: AsyncExitStack) -> Completer:
         raise NotImplementedError
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> Self:
+        """Load models or connect, as entering the block of `async with` does; for the cells of a notebook."""
         _require_process()
         async with AsyncExitStack() as stack:
-            self._completer = await self._open(stack)
-            self._stack = stack.pop_all()
+            self._completer = self._completer or await self._open(stack)
+            self._stack.push_async_callback(stack.pop_all().aclose)
         return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -79,9 +94,10 @@ class _Async:
         self._completer = None
         await self._stack.aclose()
 
+    @with_parameters
     async def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Any) -> list[Result]:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
-        completer, job = self._job(_several(prompts), parameters)
+        completer, job = self._job(several(prompts), parameters)
         results, places = [Result(prompt) for prompt in job.prompts], asyncio.Semaphore(job.concurrency)
         async with asyncio.TaskGroup() as group:
             for result in results:
@@ -90,6 +106,22 @@ class _Async:
             raise error
         return results
 
+    @with_parameters
+    async def compare(self, prompt: Prompt, **parameters: Any) -> Comparison:
+        """Complete a prompt with the draft and by the target alone, one after the other, with the same seed.
+
+        Raises:
+            ConfigError: `gamma` is given; without a draft, `LLM` has nothing to compare.
+        """
+        if "gamma" in parameters:
+            raise ConfigError("compare sets gamma itself: 0 for the target alone")
+        (warm,) = await self.generate(prompt, **parameters)  # first passes build what later ones use
+        chosen = {**parameters, "seed": warm.seed}
+        (drafted,) = await self.generate(prompt, **chosen)
+        (alone,) = await self.generate(prompt, **chosen, gamma=0)
+        return Comparison([drafted], [alone])
+
+    @with_parameters
     async def stream(self, prompt: Prompt, **parameters: Any) -> AsyncGenerator[Delta, None]:
         """Yield the parts of one answer as they come; closing the iterator ends the request."""
         completer, job = self._job([prompt], parameters)
@@ -100,20 +132,27 @@ class _Async:
 
     def _job(self, prompts: Sequence[Prompt], parameters: Mapping[str, Any]) -> tuple[Completer, PromptJob]:
         if self._completer is None:
-            raise ConfigError(f"this {type(self).__name__} is not open; `async with` opens it")
-        read, observe = tuple(map(_prompt, prompts)), ObserveConfig("library")
-        return self._completer, PromptJob(read, _request(parameters), self._concurrency, False, observe)
+            raise ConfigError(f"this {type(self).__name__} is not open; `async with` or `await open()` opens it")
+        read, observe = tuple(map(prompt_of, prompts)), ObserveConfig("library")
+        return self._completer, PromptJob(read, request_of(parameters), self._concurrency, "text", observe)
 
 
 class AsyncLLM(_Async):
     """Models of this process: a target with a draft, or alone. See `LLM`."""
 
     def __init__(self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Any) -> None:
-        self._has_draft = draft is not None or target is None
-        pair = {"draft_model": draft or BUNDLED_DRAFT} if self._has_draft else {}
-        role = "fused_target" if self._has_draft else "verify_target"
-        read = settings_by_name(role, {**settings, "target_model": target or BUNDLED_TARGET, **pair})
-        super().__init__(read, (read.models if self._has_draft else read.model).loading.num_slots)
+        if target is not None and not isinstance(target, str | Path):
+            raise ConfigError(f"target {target!r} is no model: a directory or a hub id is expected")
+        self._has_draft = draft != NO_DRAFT and (draft is not None or target is None)
+        models = {"target_model": target or BUNDLED_TARGET}
+        if self._has_draft:
+            pair = settings_from(
+                PairSettings, {**settings, **models, "draft_model": draft or BUNDLED_DRAFT}, name="LLM"
+            )
+            super().__init__(pair, pair.models.loading.num_slots)
+        else:
+            alone = settings_from(_Alone, {**settings, **models}, name="LLM without a draft")
+            super().__init__(alone, alone.model.loading.num_slots)
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
         read = await asyncio.to_thread(prepared, self._settings)
@@ -126,7 +165,7 @@ class AsyncClient(_Async):
     """Connection to servers of one model. See `Client`."""
 
     def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
-        read = settings_by_name("fused_client", {**settings, "target_host": target})
+        read = settings_from(_Asking, {**settings, "target_host": target}, name="Client")
         super().__init__(read, read.batch)
 
     async def _open(self, stack: AsyncExitStack) -> Completer:
@@ -145,6 +184,7 @@ class _Blocking:
         thread = threading.Thread(target=self._loop.run_forever, name=type(self).__name__, daemon=True)
         thread.start()
         self.close = weakref.finalize(self, _close, inner, self._loop, thread)
+        _open_ones.add(self)
         try:
             self._run(inner.__aenter__())
         except BaseException:
@@ -169,11 +209,19 @@ class _Blocking:
         if not self.close.alive:
             raise ConfigError(f"this {type(self).__name__} is closed")
 
+    @with_parameters
     def generate(self, prompts: Prompt | Sequence[Prompt], **parameters: Any) -> list[Result]:
         """Return the results of one prompt or of several, in their order; raise the first failure after all ended."""
         self._check()
         return self._run(self._inner.generate(prompts, **parameters))
 
+    @with_parameters
+    def compare(self, prompt: Prompt, **parameters: Any) -> Comparison:
+        """Complete a prompt with the draft and by the target alone, one after the other, with the same seed."""
+        self._check()
+        return self._run(self._inner.compare(prompt, **parameters))
+
+    @with_parameters
     def stream(self, prompt: Prompt, **parameters: Any) -> Generator[Delta, None, None]:
         """Yield the parts of one answer as they come; closing the iterator ends the request."""
         self._check()
@@ -191,7 +239,7 @@ class LLM(_Blocking):
     """Models of this process: a target with a draft, or alone; by default the bundled pair.
 
     Args:
-        target, draft: directories or hub ids; the draft may be "ngram".
+        target, draft: directories or hub ids; the draft may be "ngram", or "none" for the target alone.
         settings: flags of `specdec fused_target`, or of `specdec verify_target` without a draft.
     """
 
@@ -205,6 +253,18 @@ class Client(_Blocking):
 
     def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
         super().__init__(AsyncClient(target, **settings))
+
+
+_open_ones: weakref.WeakSet[_Blocking] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for each in list(_open_ones):
+        each.close()
+
+
+# Before the threads of executors end: a pass that runs after Ctrl-C would find none, and log a traceback.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
 async def _pump(stream: AsyncGenerator[Delta, None], parts: queue.SimpleQueue[Delta | None]) -> None:
@@ -224,25 +284,5 @@ def _close(inner: _Async, loop: asyncio.AbstractEventLoop, thread: threading.Thr
         loop.close()
 
 
-def _several(prompts: Any) -> Sequence[Prompt]:
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))
-    return [prompts] if is_one else list(prompts)
-
-
-def _prompt(prompt: Any) -> str | tuple[int, ...] | Chat:
-    if prompt and isinstance(prompt[0], Mapping):
-        return Chat.read(prompt)
-    return prompt if isinstance(prompt, str) else tuple(prompt)
-
-
-def _request(parameters: Mapping[str, Any]) -> CompletionRequest:
-    """Return the request that parameters describe, without its prompt; raise ConfigError for an unknown name."""
-    values = {**parameters, "logit_bias": tuple(dict(parameters.get("logit_bias", ())).items())}
-    sampling = SamplingParams(**{name: values.pop(name) for name in _SAMPLING & values.keys()})
-    _, grammar = the_grammar({"structured_outputs": values.pop("structured_outputs", None)})
-    if unknown := values.keys() - _REQUEST:
-        known = ", ".join(sorted({*_SAMPLING, *_REQUEST, "structured_outputs"}))
-        raise ConfigError(f"no parameter is called {min(unknown)}; there are {known}")
-    stop, ends = values.pop("stop", ()), frozenset(values.pop("stop_token_ids", ()))
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    return CompletionRequest("", sampling, stop=stops, stop_token_ids=ends, grammar=grammar, **values)
+for _kind, _theirs in ((LLM, PairSettings), (AsyncLLM, PairSettings), (Client, _Asking), (AsyncClient, _Asking)):
+    with_settings(_kind, _theirs)

@@ -12,7 +12,7 @@ inference.scheduling                pure: arithmetic over what was measured
 inference.backends                  a concrete one is named by its registry alone
 inference.sampling, text, observe   arithmetic, text, figures
 inference.model                     contracts of models
-inference.commit, request, tokens, settings, config, caller, errors
+inference.commit, request, tokens, settings, config, checkpoint_files, caller, errors
 grpc_comm                           knows nothing of inference
 """
 
@@ -30,7 +30,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = ("commit", "request", "tokens", "settings", "config", "caller", "errors")
+FOUNDATION = ("commit", "request", "tokens", "settings", "config", "checkpoint_files", "caller", "errors")
 ROOMS = (
     ("model",),
     ("sampling", "text", "observe"),
@@ -47,7 +47,14 @@ ROOMS = (
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 SEEN_BY_COMPARISON = (
-    *("inference.config", "inference.settings", "inference.errors", "inference.request", "inference.commit"),
+    *(
+        "inference.config",
+        "inference.checkpoint_files",
+        "inference.settings",
+        "inference.errors",
+        "inference.request",
+        "inference.commit",
+    ),
     *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
     *("inference.workers.completion", "inference.workers.convert", "inference.workers.remote"),
     *("inference.workers.dialling", "inference.workers.output", "inference.workers.status"),
@@ -125,7 +132,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """Imports inside functions count too: such a cycle works only as long as nobody moves the statement."""
+    """Imports inside functions count too: such a cycle works only until the statement is moved."""
     names = {module_name(file): file for file in sources()}
     graph = {
         name: {known for imported in imports_of(name, file.read_text()) if (known := _module_of(imported, names))}
@@ -247,7 +254,7 @@ THIN = ("inference.workers.remote", "inference.serving.processes", "inference.cl
 
 @pytest.mark.parametrize("module", THIN)
 def test_thin_client_needs_no_model_library(module: str) -> None:
-    """Whoever only sends requests installs no torch, and does not wait for it to load."""
+    """A machine that only sends requests has no torch, and does not wait for it to load."""
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers', 'onnx') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from inference.checkpoint_files import CheckpointFiles
 from inference.errors import ConfigError
 
 MAX_INPUT_TOKENS = 1_000_000
@@ -48,10 +49,10 @@ class Tokens(Characters):
     """Unit of length of a model's tokenizer, without the special tokens that it adds to a prompt."""
 
     def __init__(self, model: Path) -> None:
-        from inference.text.tokenizer import Tokenizer, model_vocab_size  # takes a while to import
+        from inference.text.tokenizer import Tokenizer  # takes a while to import
 
         self._tokenizer = Tokenizer.load(model)
-        self.vocabulary = range(model_vocab_size(model))
+        self.vocabulary = range(CheckpointFiles(model).vocab_size)
 
     def cut(self, text: str) -> Sequence[Any]:
         """See `Characters`."""

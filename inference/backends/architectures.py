@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:  # a packed model is loaded without Transformers
     from transformers import PretrainedConfig, PreTrainedModel
 
-from inference.config import LENGTH_FIELDS
+from inference.checkpoint_files import LENGTH_FIELDS
 from inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048

@@ -6,15 +6,18 @@ Imports a backend only when it is asked for: listing names needs no torch.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from inference.backends.neuron.environment import DEVICE, take_cores
+from inference.checkpoint_files import CheckpointFiles
 from inference.config import NO_TIME, ModelConfig
-from inference.errors import ConfigError, MissingPackageError, RoomError
+from inference.errors import ConfigError, MissingPackageError, RoomError, UnsupportedModelError
 from inference.model.decoder import CompiledDecoder, Decide
 from inference.model.slots import Array, Backend, Span
 
@@ -40,8 +43,103 @@ CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
 COMPILED_SLOTS = ("always", "only")
 """Policies of `--compile` under which a model's slots are as many as were compiled for."""
 TORCH_COST = "on a CPU its passes take 1.3 times (110M parameters) to 4 times (12M) as long"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 AUTO = "auto"
 """Name of the fastest backend: onnx for int8, and on a CPU where it runs the model; torch elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Form in which a model would be served, by its files alone.
+
+    Attributes:
+        reason: cause of the choice of the backend.
+        dtype: arithmetic of the linear layers.
+        max_length: positions of a slot.
+        slot_bytes: memory of a slot's keys and values, once all positions are filled.
+        weight_bytes: memory of all weights, of which a pass reads all but a few.
+    """
+
+    architecture: str
+    backend: str
+    reason: str
+    dtype: str
+    max_length: int
+    slot_bytes: int
+    num_parameters: int
+    weight_bytes: int
+
+
+def available_memory() -> int:
+    """Return the bytes that processes of this machine can still take."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def examine(config: ModelConfig) -> Fit:
+    """Return how a model would be served; loads nothing.
+
+    Raises:
+        ConfigError: it would not be; the message has the way out.
+    """
+    from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+    from inference.backends.checkpoint import load_config
+    from inference.backends.onnx.shape import HEAD_MULTIPLE
+
+    files = CheckpointFiles(config.path)
+    files.require_weights()
+    files.require_tokenizer()
+    stored = load_config(config.path)
+    length = resolve_length(stored, config.sequence_length)
+    require_supported_config(stored, length, windows=True)
+    backend, reason = _chosen(config, stored)
+    is_onnx, dtype = backend == "onnx", _dtype_of(backend, config)
+    text = stored.get_text_config()
+    num_heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
+    room = -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE if is_onnx else head_dim
+    num_values = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or num_heads) * room
+    slot_bytes = num_values * (length + is_onnx) * (4 if is_onnx else ITEM_BYTES[dtype])  # onnx keeps one more row
+    number = files.num_parameters
+    return Fit(
+        architecture_name(stored), backend, reason, dtype, length, slot_bytes, number, number * ITEM_BYTES[dtype]
+    )
+
+
+def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
+    """Return the backend that a configuration leads to, with the reason."""
+    if config.backend not in (AUTO, *LOADERS):
+        raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
+    from inference.backends.onnx.shape import require_llama_shaped
+
+    if config.backend == "onnx" or (config.backend == AUTO and config.dtype == "int8"):
+        require_llama_shaped(stored.get_text_config())
+        return "onnx", f"it is asked for by {'--backend' if config.backend == 'onnx' else '--dtype int8'}"
+    if config.backend != AUTO:
+        return config.backend, "it is asked for by --backend"
+    if config.device == DEVICE or (config.device == "auto" and _has_cuda()):
+        return "torch", "it is the one for CUDA and Neuron devices"
+    if config.device not in ("auto", "cpu") or config.dtype not in ("auto", "float32"):
+        return "torch", f"device {config.device} or dtype {config.dtype} is not onnx's"
+    try:
+        require_llama_shaped(stored.get_text_config())
+    except UnsupportedModelError as error:
+        return "torch", f"{error}; {TORCH_COST}"
+    return "onnx", "the fastest one on a CPU; torch if the test at loading finds other logits than Transformers'"
+
+
+def _dtype_of(backend: str, config: ModelConfig) -> str:
+    """Return the arithmetic of a backend, by its own rule; raise ConfigError if it lacks the device or the dtype."""
+    if backend == "onnx":
+        from inference.backends.onnx import backend as onnx
+
+        return onnx.resolve_dtype(config)
+    from inference.backends.pytorch import backend as pytorch
+
+    return str(pytorch.resolve_dtype(config.dtype, pytorch.resolve_device(config.device))).removeprefix("torch.")
 
 
 def load_backend(config: ModelConfig) -> Backend:

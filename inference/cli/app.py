@@ -15,7 +15,7 @@ from typing import Any
 
 from inference import VERSION
 from inference.caller import NamesRequests, OneLine
-from inference.cli.config_file import program
+from inference.cli.config_file import meant, program
 from inference.cli.models import Models
 from inference.cli.roles.registry import ROLES, settings_of
 from inference.cli.trial import make_certificates
@@ -26,6 +26,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 END_S = 2.0
 """Seconds that a process may take to end once its work is done."""
+COMMANDS = {
+    **{name: role.summary for name, role in ROLES.items()},
+    "compare": "Measure topologies against each other (compare_architectures.py, as the two below).",
+    "study": "Search for the best settings within a budget of time.",
+    "diff": "Show what got slower between two reports.",
+}
+"""Summaries of all commands: the roles, and those that measure."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
@@ -68,13 +75,15 @@ def prepared(settings: Any) -> Any:
     """Fetch the hub's models and make the trial certificates that a role's settings name; return the settings.
 
     Raises:
-        ConfigError: a model cannot be fetched, or a certificate cannot be written.
+        ConfigError: a model cannot be fetched, its files cannot be read here, or a certificate cannot be written.
     """
     groups = {each.name: getattr(settings, each.name) for each in fields(settings)}
     for value in groups.values():
         if isinstance(value, ServerConfig):
             make_certificates(value)
     fetched = {name: value.fetched() for name, value in groups.items() if isinstance(value, Models)}
+    for models in fetched.values():
+        models.require_readable()
     return replace(settings, **fetched)
 
 
@@ -161,22 +170,26 @@ def _report_lost_output(error: Exception) -> int:
 
 def _split_role(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return the role and all other arguments; without a role, list the roles and exit."""
-    summaries = "\n".join(f"  {name:14} {role.summary}" for name, role in ROLES.items())
+    summaries = "\n".join(f"  {name:14} {summary}" for name, summary in COMMANDS.items())
     call = program("ROLE", "main.py --role ROLE")
     parser = argparse.ArgumentParser(
         prog=call.split()[0],
         usage=f"{call} [flags of the role]",
-        description=f"roles:\n{summaries}\n\n`{call} --help` shows the flags of one role. "
-        + program("compare, study and diff measure; each has its own --help.", ""),
+        description=f"commands:\n{summaries}\n\nStart with `{program('demo', 'main.py --role demo')}`. "
+        f"`{call} --help` shows the flags of one command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("--role", choices=list(ROLES))
+    parser.add_argument("--role")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"specdec {VERSION}")
     known, rest = parser.parse_known_args(arguments)
     if known.role is None:
         parser.print_help(sys.stdout if known.help else sys.stderr)
         sys.exit(0 if known.help else EXIT_USAGE)
+    if known.role not in ROLES:
+        print(f"error: no command is called {known.role}{meant(known.role, COMMANDS)}", file=sys.stderr)
+        print(f"commands:\n{summaries}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     return known.role, [*rest, "--help"] if known.help else rest

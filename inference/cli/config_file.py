@@ -11,12 +11,37 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from inference.errors import ConfigError
+
+ELSEWHERE = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "num_speculative_tokens": "gamma",
+    "do_sample": "temperature",
+    "max_model_len": "sequence_length",
+    "max_seq_len": "sequence_length",
+    "max_num_seqs": "batch",
+    "model": "target_model",
+    "speculative_model": "draft_model",
+    "num_threads": "threads",
+    "quantization": "dtype",
+    "serve": "fused_target",
+    "server": "fused_target",
+    "run": "verify_fused",
+    "generate": "verify_fused",
+    "client": "fused_client",
+    "bench": "compare",
+    "benchmark": "compare",
+    "check": "doctor",
+}
+"""Names that other programs have for what is here."""
 
 
 class ConfigFileParser(argparse.ArgumentParser):
@@ -57,11 +82,12 @@ class ConfigFileParser(argparse.ArgumentParser):
         """Yield values by the names of flags as a user would type them.
 
         Raises:
-            ConfigError: there is no such flag.
+            ConfigError: there is no such flag; the message has the one that was perhaps meant.
         """
         for key, value in values.items():
             if (action := self._flag(key)) is None:
-                raise ConfigError(f"role {self._role} has no flag {key}")
+                known = sorted(name.removeprefix("--") for name in self._option_string_actions)
+                raise ConfigError(f"{self._role} has no setting {key}{meant(key, known)}; there are {', '.join(known)}")
             yield from _as_arguments(action, key, value)
 
     def error(self, message: str) -> NoReturn:
@@ -98,6 +124,14 @@ class ConfigFileParser(argparse.ArgumentParser):
 
     def _is_flag_of_any_role(self, key: str) -> bool:
         return any(parser()._flag(key) is not None for parser in self._roles.values())
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return which of the names was perhaps meant, as the end of a message."""
+    known = [*names]
+    usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
+    found = usual or get_close_matches(name, known, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _alike(flag: str) -> str:

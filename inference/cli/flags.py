@@ -80,6 +80,8 @@ class Flag:
             form["action"] = "append"
         elif self.kind is Mapping:
             form["action"] = _MergeObjects
+        if not self.setting.usage.startswith("--") and self.default is not MISSING:
+            form["nargs"] = "?"
         if self.setting.bare is not None:
             form |= {"nargs": "?", "const": self.setting.bare}
         return form

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from inference.backends.registry import COMPILERS
+from inference.checkpoint_files import CheckpointFiles
 from inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -139,6 +140,17 @@ class Models:
                 f"--{name} {getattr(self, name)}: no model is named by a hub id, and directories have none"
             )
         return replace(self, **fetched)
+
+    def require_readable(self) -> None:
+        """Raise ConfigError if the files of a model show that no backend here reads it; loads nothing."""
+        loading: LoadingSettings | None = getattr(self, "loading", None)
+        if loading is None or "neuron" in loading.backend:  # which has formats of its own
+            return
+        for field in self.REVISIONS.keys() - {"tokenizer"}:
+            if (model := getattr(self, field)) is not None and str(model) != NGRAM:
+                files = CheckpointFiles(Path(model))
+                files.require_weights()
+                files.require_tokenizer()
 
 
 @dataclass(frozen=True, slots=True)

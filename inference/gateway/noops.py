@@ -54,6 +54,7 @@ CHAT: NoOps = {
     **_each("modalities", ["text"]),
     **_each("function_call", "none", "auto"),
     **_each("reasoning_effort verbosity", "medium"),
+    **_each("web_search_options think"),
 }
 RESPONSES: NoOps = {
     **BOTH,
@@ -81,6 +82,8 @@ _HINTS = {
     "max_tokens": "use max_output_tokens",
     "max_completion_tokens": "use max_output_tokens",
     "response_format": "use text.format",
+    "web_search_options": "no server here searches: offer a search of your own among tools",
+    "think": 'templates that know it take chat_template_kwargs: {"enable_thinking": false}',
     "reasoning_effort": "templates that know it take it as chat_template_kwargs",
 }
 

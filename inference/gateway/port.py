@@ -142,8 +142,10 @@ class HttpPort:
         self._server = _Server(_uvicorn_config(app, self._server_config, self._tls))
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=self._name)
         await self._server.ready.wait()
-        scheme = "http" if self._tls is None else "https"
-        logger.info("%s on %s://%s", self._name, scheme, address(host, self.port))
+        logger.info("%s on %s", self._name, self._url(host))
+
+    def _url(self, host: str) -> str:
+        return f"{'http' if self._tls is None else 'https'}://{address(host, self.port)}"
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
         """See `Front`."""

@@ -300,6 +300,7 @@ class ChatBody(GenerationBody, TemplateBody):
     parallel_tool_calls: bool = Field(True, description="Several calls in one answer, where the model writes such.")
     max_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
     prediction: dict[str, Any] | None = Field(None, description="Accepted without effect: no answer depends on it.")
+    keep_alive: float | str | None = Field(None, description="Accepted without effect: models stay loaded.")
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
 

@@ -35,7 +35,7 @@ from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder, decide
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer, model_vocab_size
+from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
 from inference.workers.completion import ModelCard
 from inference.workers.draft.private import PrivateWorker
@@ -204,8 +204,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
         return None
     tokenizer = Tokenizer.load(target.path)
     if draft is not None and (draft.path / "tokenizer.json").is_file():  # an EAGLE draft may have none of its own
-        words = Vocabulary(Tokenizer.load(draft.path).fingerprint, model_vocab_size(draft.path))
-        require_one_vocabulary(words, Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
+        require_one_vocabulary(Vocabulary.of(draft.path), Vocabulary(tokenizer.fingerprint, decoder.vocab_size))
     _log_ready(target, decoder, started)
     return _LoadedTarget(decoder, tokenizer, _arithmetic(target, decoder), gamma)
 
@@ -225,8 +224,7 @@ async def load_proposer(config: ProposerConfig) -> LoadedDraft:
     if model is None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         lookup = NgramProposer(num_slots=config.num_slots, max_length=MAX_NGRAM_LENGTH)
-        words = Vocabulary(tokenizer.fingerprint, model_vocab_size(config.tokenizer_path))
-        return LoadedDraft(lookup, tokenizer, words)
+        return LoadedDraft(lookup, tokenizer, Vocabulary.of(config.tokenizer_path))
     backend, tokenizer = await _load(model)
     proposer = ModelProposer(backend, num_branches=config.branches)
     if proposer.num_branches:

@@ -14,7 +14,7 @@ from grpc_comm.server import PortTakenError, Server, Servicer, listener
 from grpc_comm.tls import ServerTls
 from grpc_comm.watched import UnusableError
 from inference.caller import Right
-from inference.config import HttpConfig, ObserveConfig, ServerConfig, address, is_loopback
+from inference.config import OPEN, HttpConfig, ObserveConfig, ServerConfig, address, is_loopback
 from inference.errors import ConfigError
 from inference.observe.metrics import Metrics
 from inference.serving.host import Front
@@ -45,6 +45,8 @@ class GrpcFront(Server):
     def __init__(self, config: ServerConfig, servicers: Sequence[Servicer], gate: Gate) -> None:
         self._host = config.host
         self._moves = config.drain == "move"
+        answers = any(isinstance(servicer, GenerationServicer) for servicer in servicers)
+        self._answers_anyone = answers and config.on_loopback and config.security == OPEN
         where = address(config.host, config.port)
         try:
             super().__init__(where, servicers, status_of=client_status, gate=gate)
@@ -61,6 +63,8 @@ class GrpcFront(Server):
         await super().open()
         reach = ", for this machine alone: --host serves others" if is_loopback(self._host) else ""
         logger.info("serving on %s%s", address(self._host, self.port), reach)
+        if self._answers_anyone:
+            logger.info("a command to try it: specdec fused_client --port %d --prompt TEXT", self.port)
         if self.mtls_port is not None:
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 

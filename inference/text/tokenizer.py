@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
+from inference.checkpoint_files import CheckpointFiles
 from inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
 from inference.text.calls.formats import HERMES, MARKERS
 from inference.text.chat import Chat
@@ -299,13 +300,12 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTE
 
 def _load(path: Path, *, whole: bool = False) -> Any:
     """Return a Transformers tokenizer or, unless `whole`, the plain one where that is enough."""
+    CheckpointFiles(path).require_tokenizer()
     try:
         plain = None if whole else load_plain(path)
         return plain if plain is not None else _load_with_transformers(path)
     except Exception as exc:  # whatever a broken directory makes the libraries raise
         reason = " ".join(str(exc).split())[:MAX_REASON_CHARACTERS]
-        if not (path / "tokenizer.json").exists():
-            reason = "no tokenizer.json there; copy the files tokenizer* of the model that it was made of"
         raise ConfigError(f"model {path}: its tokenizer cannot be loaded ({reason})") from exc
 
 
@@ -322,19 +322,6 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
     """Return a hash of all ids and tokens: the first 16 hex digits of SHA-256 over JSON lines [id, token] by id."""
     lines = (json.dumps([token_id, token]) for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:FINGERPRINT_DIGITS]
-
-
-def model_vocab_size(path: Path) -> int:
-    """Return the number of rows of a model's output layer, from its config.json.
-
-    Raises:
-        ConfigError: the file has no such field.
-    """
-    fields = json.loads((path / "config.json").read_text())
-    size = fields.get("vocab_size") or fields.get("text_config", {}).get("vocab_size")
-    if not isinstance(size, int):
-        raise ConfigError(f"model {path}: config.json has no vocab_size")
-    return size
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:

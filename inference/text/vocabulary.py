@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 
+from inference.checkpoint_files import CheckpointFiles
 from inference.errors import IncompatibleDraftError
 from inference.model.token_map import TokenMap
 from inference.text.tokenizer import Piece, Tokenizer
@@ -36,6 +39,15 @@ class Vocabulary:
     def __post_init__(self) -> None:
         if self.size > MAX_VOCAB_SIZE:
             raise IncompatibleDraftError(f"a vocabulary of {self.size} tokens exceeds the limit of {MAX_VOCAB_SIZE}")
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the vocabulary of the model in a directory, by its tokenizer and its config.json.
+
+        Raises:
+            ConfigError: either cannot be read.
+        """
+        return cls(Tokenizer.load(path).fingerprint, CheckpointFiles(path).vocab_size)
 
     def share_of(self, target_size: int) -> float:
         """Return the share of a target's ids that this vocabulary has, 0 to 1."""

@@ -162,7 +162,7 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
     as_json = CommandResult(0, capsys.readouterr().out, "")
     assert_json(as_json, ["in the"])
     (fields,) = as_json.objects
-    assert main(["--role", "verify_target", *flags]) == 0
+    assert main(["--role", "verify_target", *flags, "--format", "tokens"]) == 0
     text = capsys.readouterr().out
     rows = [line.split(maxsplit=2) for line in text.splitlines() if line[:5].strip().isdigit()]
     assert [int(row[1]) for row in rows] == fields["token_ids"]
@@ -189,6 +189,20 @@ def test_draft_of_another_vocabulary_is_refused(
     assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "need one vocabulary" in line
+
+
+@pytest.mark.parametrize("asked", [("--prompt", "x"), ("--serve", "0")])
+def test_the_bundled_draft_beside_another_target_names_the_ways_out(
+    target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
+) -> None:
+    """The error named two hashes; that the draft was the bundled one, and what else there is, stood nowhere."""
+    assert main(["--role", "draft", "--port", str(target.port), *asked]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "need one vocabulary" in error
+    assert error.endswith(
+        "the draft is the bundled one, and there are: --model DIR, a smaller model with the target's tokenizer; "
+        "--model ngram --tokenizer DIR, no model"
+    )
 
 
 def test_draft_without_a_target(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:

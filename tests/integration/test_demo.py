@@ -1,4 +1,4 @@
-"""What a newcomer sees first: `make demo`, as a process, on the bundled models."""
+"""First sight of a newcomer: `specdec demo`, as a process, on the bundled models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections import Counter
 
 import pytest
 
+from inference.cli.demo.speed import next_steps, sampling_of
 from inference.cli.prompts.source import read_prompts
-from inference.cli.roles.registry import parser_of
+from inference.cli.roles.registry import ROLES, parser_of
 from inference.config import BUNDLED_PROMPTS, ROOT
-from scripts.demo import NEXT_STEPS, sampling_of
 
 
 def most_often(text: str, length: int) -> int:
@@ -24,15 +24,29 @@ def most_often(text: str, length: int) -> int:
     return max(runs.values(), default=0)
 
 
-@pytest.mark.long
-async def test_the_demo_shows_each_prompts_continuation() -> None:
-    """The story: greedily, the small model's prose was "I am afraid I am afraid I am afraid"."""
+async def output_of(*arguments: str) -> str:
+    """Run `specdec ARGUMENTS` as a process and return its stdout."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "scripts" / "demo.py"),
+        *(sys.executable, "-m", "specdec", *arguments), cwd=ROOT,
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     output = (await process.communicate())[0].decode()
     assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.slow
+async def test_the_demo_of_a_loss_ends_with_the_same_tokens() -> None:
+    output = await output_of("demo", "failover")
+    before, _, after = output.partition("--- kill -9: the server at 127.0.0.1:")
+    assert before.count(" ") > 20
+    assert re.search(r"went on after \d+\.\d s: 400 tokens, same tokens as without the loss\.$", after.strip())
+
+
+@pytest.mark.long
+async def test_the_demo_shows_each_prompts_continuation() -> None:
+    """The story: greedily, the small model's prose was "I am afraid I am afraid I am afraid"."""
+    output = await output_of("demo")
     prompts = read_prompts(None, BUNDLED_PROMPTS)
     prose = [prompt for prompt in prompts if not sampling_of(prompt).greedy]
     assert set(prose) == set(prompts) & set(read_prompts(None, ROOT / "prompts" / "open_ended.txt"))
@@ -45,19 +59,17 @@ async def test_the_demo_shows_each_prompts_continuation() -> None:
     assert [match and match[1] for match in choices] == ["T 0.8" if each in prose else "greedy" for each in prompts]
     assert len(rows) == len(prompts) + 1, "every prompt, and all"
     assert "speed-up  B/tok  exact" in output, "the table fits a terminal of 80 columns"
-    assert NEXT_STEPS.strip() in output
+    assert "specdec demo failover" in output
 
 
 def test_the_next_steps_are_commands_that_exist() -> None:
-    commands = NEXT_STEPS.replace("\\\n", " ").splitlines()
-    ours = [shlex.split(line.partition(".venv/bin/python")[2]) for line in commands if ".venv/bin/python" in line]
-    assert [command[0] for command in ours] == ["main.py", "compare_architectures.py", "main.py"]
-    for program, *arguments in ours:
-        assert (ROOT / program).is_file()
-        if program == "main.py":
-            assert arguments[0] == "--role"
-            parser_of(arguments[1]).parse_args(arguments[2:])
-    assert "/v1/completions" in NEXT_STEPS
+    ours = [shlex.split(line.partition(" -m specdec ")[2]) for line in next_steps().splitlines() if "specdec" in line]
+    assert len(ours) == 4
+    for command, *arguments in ours:
+        if command != "compare":
+            assert command in ROLES
+            parser_of(command).parse_args(arguments)
+    assert "/v1/completions" in next_steps()
 
 
 def test_installation_is_not_silent() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 import specdec
 from examples import library
+from inference import VERSION
 from inference.config import ROOT
 from inference.errors import ConfigError, InvalidRequestError
 from inference.request import SamplingParams
@@ -84,12 +87,109 @@ def test_parameters_are_those_of_the_command_line(llm: specdec.LLM) -> None:
 
 
 def test_wrong_settings_are_named() -> None:
-    with pytest.raises(ConfigError, match="no flag nonsense"):
-        specdec.LLM(nonsense=1)
+    for name, meant in {"max_model_len": "sequence_length", "bacth": "batch"}.items():
+        with pytest.raises(ConfigError, match=f"LLM has no setting {name} .did you mean {meant}"):
+            specdec.LLM(None, None, **{name: 1})
+    with pytest.raises(ConfigError, match="LLM without a draft has no setting gamma"):
+        specdec.LLM(specdec.BUNDLED_TARGET, gamma=3)
+    with pytest.raises(ConfigError, match="LLM has no setting temperature"):  # it had no effect
+        specdec.LLM(temperature=1.0)
     with pytest.raises(ConfigError, match="batch 0"):
         specdec.LLM(batch=0)
     with pytest.raises(ConfigError, match="no such directory"):
         specdec.LLM("nowhere")
+
+
+NO_PROMPTS: list[Any] = [None, 5, {}, b"x", [1, "a"], [None]]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({"prompts": value}, "prompt.* is no value: a text") for value in NO_PROMPTS),
+    ({"prompts": [{"role": "user"}]}, r"messages\[0\]\.content"),
+    *(({name: "a"}, f"{name} 'a' is no value: a whole number") for name in ("seed", "max_new_tokens", "logprobs")),
+    ({"temperature": "1"}, "temperature '1' is no value: a number"),
+    ({"stop": 3}, "stop 3 is no value: a text, or a list"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids .* a list of token ids"),
+    ({"logit_bias": {"a": 1}}, "logit_bias .* token ids with their biases"),
+    ({"structured_outputs": {"regexp": "x"}}, r"structured_outputs has no regexp \(did you mean regex"),
+    ({"structured_outputs": {}}, "structured_outputs {} is no value: one of json, regex"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs regex 5 is no value: a text"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG, ids=[str(given) for given, _ in WRONG])
+def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: dict[str, Any], message: str) -> None:
+    """Each was a TypeError, a KeyError or an ExceptionGroup of code far below, or pydantic's text with a link."""
+    with pytest.raises(specdec.errors.InvalidRequestError, match=message) as caught:
+        llm.generate(**{"prompts": "x", "max_new_tokens": 2, **given})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
+    for name, meant in {"max_tokens": "max_new_tokens", "temprature": "temperature"}.items():
+        with pytest.raises(specdec.errors.ConfigError, match=f"called {name} .did you mean {meant}"):
+            llm.generate("x", **{name: 1})
+
+
+def test_names_show_themselves_before_they_are_used() -> None:
+    """Tab found `Path` and `sys`, and no LLM; help showed `**parameters`."""
+    code = "import sys, specdec; print(dir(specdec), specdec.__version__, 'inference.cli' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "'LLM'" in run.stdout
+    assert "Path" not in run.stdout
+    assert run.stdout.rstrip().endswith(f"{VERSION} False")
+    for method in (specdec.LLM.generate, specdec.LLM.stream, specdec.AsyncLLM.compare):
+        assert {"max_new_tokens", "temperature", "structured_outputs"} <= signature(method).parameters.keys()
+    assert {"batch", "dtype", "gamma"} <= signature(specdec.LLM).parameters.keys()
+    assert {"tls_ca", "batch"} <= signature(specdec.Client).parameters.keys()
+
+
+def test_a_result_shows_itself_shortly(llm: specdec.LLM) -> None:
+    """A cell printed every time of every pass, some 3,000 characters."""
+    (result,) = llm.generate("<b> & the sea", max_new_tokens=30)
+    assert len(repr(result)) < 300
+    shown = result._repr_html_()
+    assert "&lt;b&gt; &amp; the sea" in shown
+    text = re.sub(r"<[^>]*>", "", shown.partition("</div>")[0])
+    assert html.unescape(text) == f"<b> & the sea{result.text}"
+    drafted = sum(part.num_accepted_tokens for part in llm.stream("<b> & the sea", max_new_tokens=30))
+    assert sum(own for _, own in result.pieces) == drafted
+
+
+def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
+    comparison = llm.compare("a house", max_new_tokens=20, temperature=0.9)
+    assert comparison.is_exact
+    assert comparison.drafted[0].stats.num_draft_tokens > 0 == comparison.alone[0].stats.num_draft_tokens
+    assert "the same tokens" in repr(comparison)
+    assert comparison._repr_html_().count("<td") == 2
+    comparison.alone[0].token_ids[-1] += 1
+    assert "OTHER tokens" in repr(comparison)
+
+
+async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
+    """`async with` cannot go over the cells of a notebook."""
+    llm = specdec.AsyncLLM(models.target, "none", threads=1)
+    try:
+        assert await llm.open() is await llm.open()
+        assert len((await llm.generate("x", max_new_tokens=3))[0].token_ids) == 3
+    finally:
+        await llm.close()
+
+
+INTERRUPTED = """
+import sys, specdec
+llm = specdec.LLM(sys.argv[1], threads=1)
+stream = llm.stream("x", max_new_tokens=100, ignore_eos=True)
+next(stream)
+raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupted_script_has_one_traceback(models: ModelDirectories) -> None:
+    """Executors ended before the models; a pass after Ctrl-C logged "cannot schedule new futures after shutdown"."""
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(models.target)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert run.stderr.count("Traceback") == 1, run.stderr
+    assert run.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
@@ -155,7 +255,7 @@ def test_the_example_runs(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "library.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     file = tmp_path / "page.py"
     file.write_text("\n".join(examples))
     run = subprocess.run(

@@ -121,7 +121,7 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
     Raises:
         ConfigError: the directory, the checkpoint or the settings cannot be used; the message names which.
     """
-    dtype = _resolve_dtype(config)
+    dtype = resolve_dtype(config)
     num_threads = config.num_threads or len(os.sched_getaffinity(0))
     for _ in range(2):  # a packed form may be damaged, or from a processor that only looks the same
         decoder = packed_decoder(config.path, dtype, config.sequence_length)
@@ -142,7 +142,8 @@ def load_onnx_backend(config: ModelConfig) -> OnnxBackend:
     )
 
 
-def _resolve_dtype(config: ModelConfig) -> str:
+def resolve_dtype(config: ModelConfig) -> str:
+    """Return the arithmetic; raise ConfigError for a device or dtype that this backend lacks."""
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"device {config.device}: backend onnx computes on cpu only")
     dtype = "float32" if config.dtype == "auto" else config.dtype

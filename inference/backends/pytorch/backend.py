@@ -141,10 +141,10 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
     max_length = resolve_length(model_config, config.sequence_length)
     require_supported_config(model_config, max_length, windows=True)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
-    device = _resolve_device(config.device)
+    device = resolve_device(config.device)
     fixed = _fixed_shapes(config, device)
     first = torch.device("cpu") if fixed is not None and fixed.maker.graphs_only else device
-    model = load_weights(config.path, model_config, dtype=_resolve_dtype(config.dtype, device), device=first)
+    model = load_weights(config.path, model_config, dtype=resolve_dtype(config.dtype, device), device=first)
     if fixed is not None:
         try:
             return _warm(model, config.num_slots, max_length, fixed, device)
@@ -201,7 +201,8 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
     return FixedShapes(Compiled("inductor"), Buckets(widths=(1, widest), prompts=(16, 128), batches=(1,)))
 
 
-def _resolve_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """Return a device of this machine; raise ConfigError if there is none of this name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == DEVICE:
@@ -217,7 +218,8 @@ def _resolve_device(name: str) -> torch.device:
     return device
 
 
-def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the type of weights and passes on a device; raise ConfigError if it is no floating point."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, name)

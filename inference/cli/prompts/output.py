@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,9 +18,10 @@ from rich.table import Table
 from inference.cli.prompts.results import Result
 from inference.commit import Delta
 from inference.request import SamplingParams
-from inference.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+GREEN, PLAIN = "\x1b[32m", "\x1b[39m"
 
 
 class Sink(Protocol):
@@ -33,7 +35,10 @@ class Sink(Protocol):
 
 
 class TextSink:
-    """Output as text: the prompt, its continuation as it streams, and a line of figures."""
+    """Output as text: the prompt, its continuation as it streams, and a line of figures.
+
+    On a terminal, draft tokens that the target accepted are green.
+    """
 
     _num_ended = 0
 
@@ -45,7 +50,7 @@ class TextSink:
         sys.stdout.write(result.prompt)
 
     def show(self, result: Result, delta: Delta) -> None:
-        sys.stdout.write(delta.text)
+        sys.stdout.write(coloured(delta))
         sys.stdout.flush()
 
     def end(self, result: Result) -> None:
@@ -69,23 +74,27 @@ class TextSink:
 
 
 class TokenSink(TextSink):
-    """Output of each token on a line of its own, then the text."""
-
-    def __init__(self, sampling: SamplingParams, tokenizer: Tokenizer) -> None:
-        super().__init__(sampling)
-        self._tokenizer = tokenizer
+    """Output of each token on a line of its own: its number, id, whether it was drafted, and text; then the text."""
 
     def begin(self, result: Result) -> None:
         print(f"\n>>> {result.prompt}", flush=True)
 
     def show(self, result: Result, delta: Delta) -> None:
         first = len(result.token_ids) - len(delta.token_ids)
-        for index, token_id in enumerate(delta.token_ids, start=first):
-            print(f"{index:5d} {token_id:7d}  {self._tokenizer.decode([token_id])!r}", flush=True)
+        parts = [*delta.marked(), *[("", False)] * len(delta.token_ids)]  # a server may send no lengths of pieces
+        for index, (token_id, (piece, drafted)) in enumerate(zip(delta.token_ids, parts, strict=False), first):
+            print(f"{index:5d} {token_id:7d}  {'draft ' if drafted else 'target'}  {piece!r}", flush=True)
 
     def end(self, result: Result) -> None:
         print(result.prompt + result.text, end="")
         super().end(result)
+
+
+def coloured(delta: Delta) -> str:
+    """Return a part of an answer for stdout: accepted draft tokens are green on a terminal, unless NO_COLOR is set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return delta.text
+    return "".join(f"{GREEN}{piece}{PLAIN}" if drafted and piece else piece for piece, drafted in delta.marked())
 
 
 class JsonSink:

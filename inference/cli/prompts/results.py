@@ -1,8 +1,11 @@
-"""Result of one prompt."""
+"""Result of one prompt, and comparison of results with a draft and without; both show themselves in notebooks."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from inference.commit import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
@@ -10,8 +13,12 @@ from inference.errors import SpecDecError
 from inference.observe.stats import RequestStats
 from inference.workers.status import code_name
 
+DRAFTED = "background: rgba(46, 160, 67, 0.25)"
+"""Style of accepted draft tokens."""
+MAX_SHOWN_CHARACTERS = 40
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Result:
     """Result of one completion, which grows with its events.
 
@@ -19,6 +26,7 @@ class Result:
         prompt: text; from a program also token ids, or a `Chat`.
         stats: its figures: times, tokens, acceptance.
         error: its failure; None if it has none.
+        pieces: parts of the text, each with whether it is an accepted draft token's.
     """
 
     prompt: Any
@@ -29,6 +37,7 @@ class Result:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     error: SpecDecError | None = None
+    pieces: list[tuple[str, bool]] = field(default_factory=list)
 
     def record(self, event: Event) -> None:
         """Add an event that has just arrived."""
@@ -39,6 +48,7 @@ class Result:
             self.text += event.text
             self.token_ids.extend(event.token_ids)
             self.logprobs.extend(event.logprobs)
+            self.pieces.extend(event.marked())
         elif isinstance(event, Finished):
             self.finish_reason = event.reason
 
@@ -60,3 +70,62 @@ class Result:
         if self.error is not None:
             fields["error"] = {"code": code_name(self.error), "message": str(self.error)}
         return fields
+
+    def __repr__(self) -> str:
+        reason = self.finish_reason.value if self.finish_reason else "unfinished"
+        shown = f"{_cut(self.prompt)} -> {_cut(self.text)}"
+        return f"Result({shown}, {len(self.token_ids)} tokens, {', '.join(self._figures())}, {reason})"
+
+    def _repr_html_(self) -> str:
+        """Return the text with accepted draft tokens in colour, and three figures, for notebooks."""
+        prompt = escape(self.prompt) if isinstance(self.prompt, str) else ""
+        parts = (f'<span style="{DRAFTED}">{escape(text)}</span>' if own else escape(text) for text, own in self.pieces)
+        text = f'<span style="opacity: 0.6">{prompt}</span>{"".join(parts)}'
+        return f'<div style="white-space: pre-wrap">{text}</div><small>{" · ".join(self._figures())}</small>'
+
+    def _figures(self) -> list[str]:
+        stats = self.stats
+        figures = [f"{stats.tokens_per_s:.1f} tokens/s"]
+        if stats.acceptance_rate is not None and stats.mean_acceptance_length is not None:
+            figures.append(f"{stats.acceptance_rate:.0%} of the draft tokens accepted")
+            figures.append(f"{stats.mean_acceptance_length:.2f} tokens per verifying pass")
+        return figures
+
+
+@dataclass(slots=True, repr=False)
+class Comparison:
+    """Runs of one prompt with a draft and by the target alone, each pair made one after the other."""
+
+    drafted: list[Result] = field(default_factory=list)
+    alone: list[Result] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if all runs have the same tokens."""
+        return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
+
+    @property
+    def speed_up(self) -> float:
+        """Median over the pairs of the ratio of their times."""
+        pairs = zip(self.drafted, self.alone, strict=True)
+        return statistics.median(alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self._summary()}: {self.drafted[0]!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the texts side by side, for notebooks."""
+        shown: Sequence[tuple[str, Result]] = (("with the draft", self.drafted[0]), ("target alone", self.alone[0]))
+        cells = "".join(
+            f'<td style="text-align: left; vertical-align: top; width: 50%"><b>{name}</b>{result._repr_html_()}</td>'
+            for name, result in shown
+        )
+        return f"<b>{self._summary()}</b><table><tr>{cells}</tr></table>"
+
+    def _summary(self) -> str:
+        return f"{self.speed_up:.2f} times as fast, {'the same' if self.is_exact else 'OTHER'} tokens"
+
+
+def _cut(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= MAX_SHOWN_CHARACTERS else f"{shown[:MAX_SHOWN_CHARACTERS]}..."

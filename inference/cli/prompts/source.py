@@ -33,7 +33,7 @@ class PromptJob:
         prompts: texts; from a program also token ids, or a `Chat`.
         template: request of each prompt, without the prompt.
         concurrency: prompts in flight at once.
-        as_json: one object per prompt on stdout; else text as it streams.
+        format: text: as it streams; tokens: a line per token, then the text; json: one object per prompt on stdout.
         observe: reports to write at the end.
         deadline_s: seconds that each prompt may take, retries included.
     """
@@ -41,7 +41,7 @@ class PromptJob:
     prompts: tuple[Any, ...]
     template: CompletionRequest
     concurrency: int
-    as_json: bool
+    format: str
     observe: ObserveConfig
     deadline_s: float = math.inf
 
@@ -89,7 +89,8 @@ class PromptSettings:
         prompt: one prompt; may be given several times.
         prompt_text: a UTF-8 file with one prompt per line.
         max_new_tokens: output tokens.
-        format: json: one object per prompt, a line each.
+        format: text: with accepted draft tokens in green on a terminal; tokens: first a line per token with its number,
+            id and origin; json: one object per prompt, a line each.
         stop: the output ends before this text; may be given several times.
         seed: key of the noise, 0 .. 2^64-1 (default: drawn at random).
     """
@@ -99,7 +100,7 @@ class PromptSettings:
     prompt: tuple[str, ...] | None = setting(None, "--prompt TEXT", exclusive=True)
     prompt_text: Path = setting(BUNDLED_PROMPTS, "--prompt_text FILE", exclusive=True)
     max_new_tokens: int = setting(DEFAULT_MAX_NEW_TOKENS, "--max_new_tokens N", within=MAX_NEW_TOKENS)
-    format: str = setting("text", "--format", choices=("text", "json"))
+    format: str = setting("text", "--format", choices=("text", "tokens", "json"))
     sampling: SamplingParams = group(SamplingParams, "sampling")
     stop: tuple[str, ...] = setting((), "--stop TEXT", section="sampling")
     seed: int | None = setting(None, "--seed N", section="sampling", within=RANGES["seed"])
@@ -126,7 +127,7 @@ class PromptSettings:
             stop=self.stop,
             grammar=self.grammar.read(),
         )
-        return PromptJob(prompts, template, concurrency, self.format == "json", observe, deadline_s)
+        return PromptJob(prompts, template, concurrency, self.format, observe, deadline_s)
 
 
 def read_prompts(prompts: Sequence[str] | None, file: Path) -> list[str]:

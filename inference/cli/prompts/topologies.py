@@ -40,13 +40,13 @@ async def run_draft(job: PromptJob, proposer: ProposerConfig, draft: DraftConfig
             remote = FailoverCompleter(fleet, draft.connection, worker)
             completer = TextCompleter(remote, lambda: worker.reader.tokenizer)
             with timeline(job.observe, engine):
-                return await _complete(job, completer, TextSink(job.template.sampling))
+                return await _complete(job, completer)
 
 
 async def run_client(job: PromptJob, connection: ConnectionConfig) -> int:
     """Complete prompts at any GenerationService; return the exit code."""
     async with connected(connection) as fleet:
-        return await _complete(job, FailoverCompleter(fleet, connection), TextSink(job.template.sampling))
+        return await _complete(job, FailoverCompleter(fleet, connection))
 
 
 async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
@@ -54,15 +54,16 @@ async def run_alone(job: PromptJob, model: ModelConfig | FusedConfig) -> int:
     async with target_engine(model, max_waiting=len(job.prompts), lookup=False) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
         with timeline(job.observe, running.engine):
-            return await _complete(job, completer, TokenSink(job.template.sampling, running.tokenizer))
+            return await _complete(job, completer)
 
 
-async def _complete(job: PromptJob, completer: Completer, text_sink: Sink) -> int:
-    if job.as_json:
+async def _complete(job: PromptJob, completer: Completer) -> int:
+    if job.format == "json":
         with (sink := JsonSink(len(job.prompts))).bar:
             results = await run_prompts(completer, job, sink)
     else:
-        results = await run_prompts(completer, job, text_sink)
+        sink_of = TokenSink if job.format == "tokens" else TextSink
+        results = await run_prompts(completer, job, sink_of(job.template.sampling))
     if job.observe.profile:
         profile = Profile(job.observe.role)
         for result in results:

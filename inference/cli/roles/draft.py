@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from inference.cli.models import DraftModel
+from inference.cli.models import NGRAM, DraftModel
 from inference.cli.prompts.source import PromptSettings
 from inference.cli.roles.compile import compile_ahead
 from inference.config import (
     BRANCHES,
+    BUNDLED_DRAFT,
     DEFAULT_BRANCHES,
     DEFAULT_SERVE_PORT,
     OPTIONAL_HTTP_PORT,
@@ -21,7 +23,7 @@ from inference.config import (
     ServerConfig,
     targets,
 )
-from inference.errors import ConfigError
+from inference.errors import ConfigError, IncompatibleDraftError
 from inference.settings import group, same, setting
 
 SERVICE = "service (instead of prompts)"
@@ -61,6 +63,17 @@ class DraftSettings:
 
 
 async def run(settings: DraftSettings) -> int:
+    try:
+        return await _run(settings)
+    except IncompatibleDraftError as exc:
+        if Path(settings.model.path) != BUNDLED_DRAFT:
+            raise
+        ways = f"--model DIR, a smaller model with the target's tokenizer; --model {NGRAM} --tokenizer DIR, no model"
+        message = f"{exc.message}; the draft is the bundled one, and there are: {ways}"
+        raise IncompatibleDraftError(message, address=exc.address) from exc
+
+
+async def _run(settings: DraftSettings) -> int:
     proposer = proposer_config(settings)
     if settings.model.loading.only_compiles:
         return await compile_ahead(None, proposer.model_with_branches)
@@ -98,7 +111,21 @@ async def _complete(settings: DraftSettings, proposer: ProposerConfig) -> int:
 
     from inference.cli.prompts.topologies import run_draft
 
+    if proposer.tokenizer_path == BUNDLED_DRAFT:  # else each prompt reports it
+        await _require_fit(settings.draft.connection, proposer.tokenizer_path)
     return await run_draft(job, proposer, replace(settings.draft, max_waiting=len(job.prompts)))
+
+
+async def _require_fit(connection: ConnectionConfig, draft: Path) -> None:
+    """Raise IncompatibleDraftError if the target has another tokenizer than the draft, before a model is loaded."""
+    from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+    from inference.workers.fleet import connected
+    from inference.workers.remote import card_of_target
+
+    async with connected(connection) as fleet:
+        card = await card_of_target(fleet)
+    if card is not None:
+        require_one_vocabulary(Vocabulary.of(draft), Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
 
 
 async def _attach(settings: DraftSettings, attach: str, proposer: ProposerConfig, server: ServerConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from inference.cli.config_file import ConfigFileParser, program
 from inference.cli.flags import add_group, read
@@ -12,6 +12,8 @@ from inference.cli.roles import (
     alone,
     artifacts,
     compile,
+    demo,
+    doctor,
     draft,
     fused_client,
     fused_target,
@@ -20,6 +22,8 @@ from inference.cli.roles import (
     target,
     token,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Role:
 
 
 ROLES = {
+    "demo": Role("Show the service at work, in a minute; `demo failover` kills a server.", demo.DemoSettings, demo.run),
+    "doctor": Role("Report whether models would be served, how, and how fast.", doctor.DoctorSettings, doctor.run),
     "target": Role(
         "Serve the target to draft workers, and to clients without any draft.", target.TargetSettings, target.run
     ),
@@ -69,14 +75,19 @@ def settings_of(name: str, arguments: Sequence[str]) -> Any:
     return read(ROLES[name].settings, parser_of(name).parse_args(arguments))
 
 
-def settings_by_name(name: str, values: Mapping[str, Any]) -> Any:
-    """Return the settings of a role from values by the names of its flags, as a program gives them.
+def settings_from(kind: type[T], values: Mapping[str, Any], *, name: str = "") -> T:
+    """Return settings from values by the names of their flags, as a program gives them; None leaves one open.
+
+    Args:
+        name: name of what the settings are of, for messages.
 
     Raises:
-        ConfigError, InvalidRequestError: a name is no flag, or a value is out of range.
+        ConfigError, InvalidRequestError: a name is no setting, or a value is out of range.
     """
-    parser = parser_of(name, exits=False)
-    return read(ROLES[name].settings, parser.parse_args(list(parser.as_arguments(values))))
+    parser = ConfigFileParser(role=name, exits=False, roles={}, allow_abbrev=False, add_help=False)
+    add_group(parser, kind)
+    given = {key: value for key, value in values.items() if value is not None}
+    return read(kind, parser.parse_args(list(parser.as_arguments(given))))
 
 
 def parser_of(name: str, *, exits: bool = True) -> ConfigFileParser:

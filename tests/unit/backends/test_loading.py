@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ def drop_a_weight(path: Path) -> None:
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
+def quantize(path: Path, *, method: str) -> None:
+    """Name a method of quantization, and delete the weights: the configuration alone shows the fault."""
+    edit_config(quantization_config={"quant_method": method, "bits": 4})(path)
+    (path / "model.safetensors").unlink()
+
+
+def shard(path: Path) -> None:
+    """Name two files of weights, and leave one."""
+    (path / "model.safetensors").rename(path / "part-1.safetensors")
+    names = {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "no file named .*: complete it"),
     "truncated weights": (
@@ -86,14 +100,25 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
         r"\.bin\), which are not read here: make safetensors of them by .*save_pretrained",
     ),
-    "quantized": (
-        edit_config(quantization_config={"quant_method": "awq", "bits": 4}),
-        r"its weights are quantized \(awq\): take the original checkpoint",
+    **{
+        f"quantized by {method}": (
+            partial(quantize, method=method),
+            rf"its weights are quantized \({method}\), which is not read here: take the checkpoint .*{way}",
+        )
+        for method, way in {"awq": "vLLM, which reads awq", "gptq": "int8", "fp8": "rescale_fp8"}.items()
+    },
+    "one shard missing": (shard, r"1 of 2 files of weights are missing, such as part-2\.safetensors; .*complete it"),
+    "half a file": (
+        lambda path: os.truncate(path / "model.safetensors", 20_000),
+        r"model\.safetensors has 20000 bytes of \d+, by its header; .*complete it",
+    ),
+    "bad config": (
+        lambda path: (path / "config.json").write_text('{"model_type": "llama",'),
+        r"config\.json is not JSON .*complete it",
     ),
     "one weight missing": (drop_a_weight, r"1 weights are missing, such as model\.layers\.1\.mlp\.up_proj\.weight"),
     "more layers than weights": (edit_config(num_hidden_layers=3), "9 weights are missing"),
     "other shapes": (edit_config(vocab_size=DEFAULT_VOCAB_SIZE + 1), "mismatch"),
-    "not JSON": (lambda path: (path / "config.json").write_text("{"), "not a valid JSON file"),
     "no model type": (lambda path: (path / "config.json").write_text("{}"), "model_type"),
     "unknown architecture": (edit_config(model_type="unheard_of"), "unheard_of"),
     "not a language model": (edit_config(model_type="vit"), "ViTConfig"),
@@ -127,6 +152,7 @@ def write(file: Path) -> None:
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "model.gguf": (lambda path: path.write_bytes(b"GGUF"), "GGUF is not read here: take llama.cpp, or the checkpoint"),
     "adapter": (lambda path: write(path / "adapter_config.json"), "an adapter .* merge the two first"),
+    "nowhere/model": (lambda path: None, "no such directory: .* has no nowhere"),
     "model.safetensors": (lambda path: path.touch(), "a directory with config.json is expected"),
 }
 

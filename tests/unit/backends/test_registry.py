@@ -11,11 +11,11 @@ from inference.backends import registry
 from inference.backends.onnx import slots
 from inference.backends.onnx.backend import OnnxBackend
 from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.registry import load_backend
+from inference.backends.registry import examine, load_backend
 from inference.config import ModelConfig
 from inference.errors import ConfigError
 from tests.support.families_page import PAGE, page
-from tests.support.models import save_tiny_model
+from tests.support.models import FAMILIES, save_tiny_model
 
 
 def config_for(path: Path, **fields: str) -> ModelConfig:
@@ -93,3 +93,34 @@ def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
     (path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="no file named"):
         load_backend(config_for(path))
+
+
+@pytest.mark.usefixtures("same_number_of_threads")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) -> None:
+    """Files alone give the backend and the size of a slot that loading then has."""
+    config = ModelConfig(save_tiny_model(tmp_path, family), backend="auto", device="cpu", sequence_length=128)
+    fit, loaded = examine(config), load_backend(config)
+    assert (fit.slot_bytes, fit.max_length) == (loaded.slot_bytes, loaded.max_length)
+    assert getattr(loaded, "arithmetic", "").startswith(f"{fit.backend} ")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {"backend": "nonsense"}),
+        ("llama", {"backend": "torch", "dtype": "int8"}),
+        ("llama", {"backend": "onnx", "dtype": "bfloat16"}),
+        ("llama", {"backend": "torch", "device": "cuda:99"}),
+        ("gpt2", {"backend": "onnx"}),
+        ("gpt2", {"backend": "auto", "dtype": "int8"}),
+    ],
+    ids=str,
+)
+def test_an_examination_refuses_what_loading_refuses(tmp_path: Path, family: str, fields: dict[str, str]) -> None:
+    config = ModelConfig(save_tiny_model(tmp_path, family), **fields)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as loading:
+        load_backend(config)
+    with pytest.raises(ConfigError) as examining:
+        examine(config)
+    assert str(examining.value) == str(loading.value)

@@ -9,10 +9,12 @@ import pytest
 
 import specdec
 from inference import VERSION
-from inference.cli.app import EXIT_USAGE, main
+from inference.cli.app import EXIT_USAGE, main, prepared
 from inference.cli.prompts.source import read_prompts
 from inference.cli.roles.fused_target import fused_config
 from inference.cli.roles.registry import ROLES, settings_of
+from inference.config import BUNDLED_DRAFT
+from inference.errors import ConfigError
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}
@@ -121,6 +123,17 @@ def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> N
     assert "nowhere/model: no such directory" in capsys.readouterr().err
 
 
+def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
+    tmp_path: Path,
+) -> None:
+    """The target loaded first, for minutes if it is large, and Transformers wrote five lines about the draft."""
+    for file in BUNDLED_DRAFT.iterdir():
+        if not file.name.startswith("tokenizer"):
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json there; copy the files tokenizer\*"):
+        prepared(settings_of("fused_target", ["--draft_model", str(tmp_path)]))
+
+
 def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
     file = tmp_path / "flags.toml"
     file.write_text("http-port = 8000\n[fused_target]\nadaptive-gamma = false\n")
@@ -129,7 +142,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The last of two `--prompt` won, without a word."""
+    """The last of two `--prompt` won, and no message named the other."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
@@ -159,10 +172,24 @@ def test_help_without_a_role_lists_the_roles(capsys: pytest.CaptureFixture[str])
     assert all(role in text for role in ROLES)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role", "nobody"], ["--role"]])
+@pytest.mark.parametrize("arguments", [[], ["--port", "1"], ["--role"]])
 def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     usage_error(*arguments)
     assert "--role" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("fused_targt", "fused_target"), ("compar", "compare"), ("serve", "fused_target"), ("xyz", None)],
+)
+def test_a_misspelt_command_names_the_one_meant(
+    name: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list of roles had no suggestion, and no `compare`."""
+    usage_error("--role", name)
+    error, *listed = capsys.readouterr().err.splitlines()
+    assert error == f"error: no command is called {name}" + (f" (did you mean {meant}?)" if meant else "")
+    assert {*ROLES, "compare", "study", "diff"} <= {line.split()[0] for line in listed}
 
 
 @pytest.mark.parametrize("role", FLAGS)
@@ -200,7 +227,7 @@ DIALLING = [
 LOADING = [
     (("--sequence_length", "1"), "sequence_length 1 is below 2"),
     (("--threads", "-1"), "threads -1 is below 0"),
-    (("--model", "/nowhere"), "model /nowhere: no such directory, and no id of the hub (NAMESPACE/NAME)"),
+    (("--model", "/nowhere"), "model /nowhere: no such directory: / has no nowhere"),
 ]
 SERVING = [
     (("--max_waiting", "-1"), "max_waiting -1 is below 0"),

@@ -24,6 +24,7 @@ from scripts.flags_page import PAGE, page
 
 NEEDED = {
     "artifacts": ["ls"],
+    "doctor": ["a"],
     "rescale_fp8": ["--model", "a", "--output", "b"],
     "token": ["--auth_file", "a", "--name", "n", "--grant", "client", "--grant", "ops"],
 }
@@ -43,7 +44,7 @@ def test_each_role_reads_its_defaults(role: str) -> None:
     settings = settings_of(role, NEEDED.get(role, []))
     assert isinstance(settings, ROLES[role].settings)
     assert settings.observe.role == role
-    assert settings.observe.log_level == "info"
+    assert settings.observe.log_level == ("error" if role == "demo" else "info")
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -51,8 +52,9 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
     """`lookup = false` was read as if it were not there, and neuron_config was written as Python writes it."""
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
-    args = parser_of(role).parse_args(arguments)
-    words = [vars(args).pop("action")] if role == "artifacts" else []
+    args = (parser := parser_of(role)).parse_args(arguments)
+    positional = [vars(args).pop(action.dest) for action in parser._actions if not action.option_strings]
+    words = [str(each) for each in positional if each is not None]
     (tmp_path / "flags.toml").write_text(as_toml(args), encoding="utf-8")
     again = settings_of(role, ["--config", str(tmp_path / "flags.toml"), *words])
     assert again == settings_of(role, arguments)

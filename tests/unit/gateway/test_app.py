@@ -488,6 +488,30 @@ async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, A
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+@pytest.mark.parametrize(
+    "fields", [{"prediction": {"type": "content", "content": "1, 2"}}, {"keep_alive": "5m"}, {"keep_alive": -1}]
+)
+async def test_fields_that_change_no_answer_are_taken(fields: dict[str, Any]) -> None:
+    """Clients that send a prediction, or Ollama's keep_alive, by one switch got 400."""
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        answers = [
+            (await client.post("/v1/chat/completions", json={"messages": [HELLO], **each})).json()
+            for each in ({}, fields)
+        ]
+    plain, given = (answer["choices"] for answer in answers)
+    assert plain == given
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "way"), [("web_search_options", {}, "among tools"), ("think", False, "chat_template_kwargs")]
+)
+async def test_a_field_that_promises_more_names_the_way_out(field: str, value: Any, way: str) -> None:
+    async with client_of(ScriptedCompleter(PASSES)) as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": [HELLO], field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert re.fullmatch(f"{field} .* is not supported here; .*{way}.*", answer.json()["error"]["message"])
+
+
 async def test_health_is_that_of_what_stands_behind() -> None:
     async def sick() -> bool:
         return False

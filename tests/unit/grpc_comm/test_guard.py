@@ -85,7 +85,7 @@ async def test_methods_that_are_not_there() -> None:
 
 async def test_a_method_that_ended_is_refused_with_what_replaces_it() -> None:
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
-        call = channel.stream_stream("/specdec.v1.VerificationService/Verify")(timeout=10)
+        call: Any = channel.stream_stream("/specdec.v1.VerificationService/Verify")(timeout=10)
         with pytest.raises(grpc.aio.AioRpcError, match="draft_session") as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from pathlib import Path
 
 import httpx
@@ -57,6 +59,20 @@ async def test_a_rebound_host_name_is_refused() -> None:
         ):
             answer = await client.get(f"http://127.0.0.1:{at.http}/v1/models", headers={"Host": host})
             assert answer.status_code == status
+
+
+async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCaptureFixture) -> None:
+    """It had the address alone: that a page is there, and how to ask, stood in the documentation."""
+    caplog.set_level(logging.INFO)
+    async with served(PortSecurity()), httpx.AsyncClient() as client:
+        lines = [record.getMessage() for record in caplog.records]
+        (page,) = (line.removeprefix("a page to try it: ") for line in lines if line.startswith("a page"))
+        assert "<html" in (await client.get(page)).text
+        (curl,) = (line for line in lines if "curl" in line)
+        _, url, _, header, _, body = shlex.split(curl.partition(": ")[2])
+        answer = await client.post(url, content=body, headers=dict([header.split(": ")]))
+        assert answer.json()["choices"][0]["text"] == "ab"
+    assert sum("specdec fused_client --port" in line for line in lines) == 1
 
 
 async def test_https_follows_its_files_too(trust: Pki) -> None:

@@ -99,7 +99,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
     compiler = NeuronCompiler()
     monkeypatch.setitem(compilers._BACKENDS, environment.DEVICE, None)
     monkeypatch.setitem(compilers._COMPILER_FNS, environment.DEVICE, compiler)
-    monkeypatch.setattr(pytorch, "_resolve_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(pytorch, "resolve_device", lambda name: torch.device("cpu"))
     monkeypatch.setenv(environment.VISIBLE_CORES, "0-31")
     return compiler
 

@@ -22,7 +22,7 @@ TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)
 
 
 def job(prompts: list[str], *, concurrency: int) -> PromptJob:
-    return PromptJob(tuple(prompts), TEMPLATE, concurrency, as_json=False, observe=ObserveConfig("draft"))
+    return PromptJob(tuple(prompts), TEMPLATE, concurrency, format="text", observe=ObserveConfig("draft"))
 
 
 class ListSink:

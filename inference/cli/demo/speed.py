@@ -1,18 +1,17 @@
-"""Demo of the main job in one minute: a draft worker and a target in two processes, on the bundled models.
+"""Demo of the main job in one minute: a draft worker and a target in two processes.
 
 Streams the text of a few prompts as it comes, then shows what speculation gained over the target alone. Both are
 measured in turn on the same servers, and must give the same tokens. Prose is sampled with a seed, since a small
-model's greedy prose runs in circles. Run by `make demo`.
+model's greedy prose runs in circles.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 from rich import box
@@ -20,54 +19,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from grpc_comm.channel import open_channel
-from inference.cli.prompts.results import Result
+from inference.cli.prompts.output import coloured
+from inference.cli.prompts.results import Comparison, Result
 from inference.cli.prompts.source import read_prompts
 from inference.commit import Delta
-from inference.config import BUNDLED_PROMPTS, usable_core_ids
-from inference.errors import SpecDecError
+from inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
 from inference.request import SamplingParams
 from inference.serving.processes import free_port, server_process
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.remote import RemoteCompleter
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
 
 MAX_NEW_TOKENS = 96
 NUM_REPEATS = 3
 SEED = 1
 PROSE = SamplingParams(temperature=0.8)
 STRUCTURED = SamplingParams()  # greedy
-NEXT_STEPS = """
-What next?
-  serve     .venv/bin/python main.py --role fused_target --http_port 8000
-            curl http://localhost:8000/v1/completions -H "Content-Type: application/json" \\
-                 -d '{"prompt": "Once upon a time", "max_tokens": 60}'
-  compare   .venv/bin/python compare_architectures.py
-  your own  .venv/bin/python main.py --role fused_target --http_port 8000 \\
-                 --target_model DIRECTORY --draft_model DIRECTORY"""
-
 console = Console(highlight=False)
-
-
-@dataclass(slots=True)
-class Comparison:
-    """Runs of one prompt: with the draft worker, and by the target alone."""
-
-    prompt: str
-    sampling: SamplingParams
-    drafted: list[Result] = field(default_factory=list)
-    alone: list[Result] = field(default_factory=list)
-
-    @property
-    def is_exact(self) -> bool:
-        return len({tuple(result.token_ids) for result in (*self.drafted, *self.alone)}) == 1
-
-    @property
-    def speed_up(self) -> float:
-        """Median over the repeats of the ratio of two runs made one after the other."""
-        pairs = zip(self.drafted, self.alone, strict=True)
-        return statistics.median(alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs)
 
 
 async def run() -> int:
@@ -78,19 +46,25 @@ async def run() -> int:
     port, draft_port = free_port(), free_port()
     target_flags = ("--port", str(port), "--threads", "1")
     draft_flags = ("--port", str(port), "--serve", str(draft_port), "--threads", "1")
-    async with (
-        server_process("target", "target", *target_flags, port=port, cores=[target_core]) as target,
-        server_process("draft", "draft", *draft_flags, port=draft_port, cores=[draft_core]) as draft,
-        open_channel(target.address) as target_channel,
-        open_channel(draft.address) as draft_channel,
-    ):
-        alone = RemoteCompleter(target_channel, target.address, deadline_s=120)
-        drafted = RemoteCompleter(draft_channel, draft.address, deadline_s=120)
+    async with AsyncExitStack() as stack:
+        for name, flags, its_port, core in (
+            ("target", target_flags, port, target_core),
+            ("draft", draft_flags, draft_port, draft_core),
+        ):
+            await stack.enter_async_context(server_process(name, name, *flags, port=its_port, cores=[core]))
+        alone, drafted = [await completer_of(stack, each) for each in (port, draft_port)]
         for completer in (drafted, alone):
-            await _complete(completer, prompts[0], STRUCTURED)  # first passes build what later ones use
+            await complete(completer, prompts[0], STRUCTURED)  # first passes build what later ones use
         comparisons = [await _compare(prompt, drafted, alone) for prompt in prompts]
     console.print(table_of(comparisons))
     return _verdict(comparisons)
+
+
+async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
+    """Return a client of the servers at these ports of this machine, which the stack closes."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    connection = ConnectionConfig(hosts, deadline_s=120)
+    return FailoverCompleter(await stack.enter_async_context(connected(connection)), connection)
 
 
 def sampling_of(prompt: str) -> SamplingParams:
@@ -99,16 +73,16 @@ def sampling_of(prompt: str) -> SamplingParams:
 
 
 async def _compare(prompt: str, drafted: Completer, alone: Completer) -> Comparison:
-    comparison = Comparison(prompt, sampling_of(prompt))
+    comparison, sampling = Comparison(), sampling_of(prompt)
     console.print(f"\n[bold]{escape(prompt)}[/bold]", end="")
     for repeat in range(NUM_REPEATS):
-        comparison.drafted.append(await _complete(drafted, prompt, comparison.sampling, show=repeat == 0))
-        comparison.alone.append(await _complete(alone, prompt, comparison.sampling, gamma=0))
+        comparison.drafted.append(await complete(drafted, prompt, sampling, show=repeat == 0))
+        comparison.alone.append(await complete(alone, prompt, sampling, gamma=0))
     console.print()
     return comparison
 
 
-async def _complete(
+async def complete(
     completer: Completer, prompt: str, sampling: SamplingParams, *, gamma: int | None = None, show: bool = False
 ) -> Result:
     """Complete a prompt; `gamma` 0 is plain decoding, in which the target looks nothing up either."""
@@ -118,7 +92,7 @@ async def _complete(
         async for event in events:
             result.record(event)
             if show and isinstance(event, Delta):
-                console.print(escape(event.text), end="", style="cyan", soft_wrap=True)
+                print(coloured(event), end="", flush=True)
     return result
 
 
@@ -130,8 +104,9 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     for name in ("choice", "tok/s", "accepted", "tok/pass", "speed-up", "B/tok", "exact"):
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in comparisons:
-        choice = "greedy" if comparison.sampling.greedy else f"T {comparison.sampling.temperature:g}"
-        table.add_row(escape(comparison.prompt), choice, *_figures([comparison]))
+        prompt = comparison.drafted[0].prompt
+        choice = "greedy" if sampling_of(prompt).greedy else f"T {PROSE.temperature:g}"
+        table.add_row(escape(prompt), choice, *_figures([comparison]))
     table.add_section()
     table.add_row("all", "", *_figures(comparisons), style="bold")
     return table
@@ -153,7 +128,7 @@ def _figures(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _verdict(comparisons: Sequence[Comparison]) -> int:
-    wrong = [comparison.prompt for comparison in comparisons if not comparison.is_exact]
+    wrong = [comparison.drafted[0].prompt for comparison in comparisons if not comparison.is_exact]
     if wrong:
         console.print(f"[red]{len(wrong)} prompts gave other tokens than the target alone: {wrong}[/red]")
         return 1
@@ -163,19 +138,19 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
         "target pass. speed-up: median of the repeats. B/tok: bytes on the wire per\n"
         "token. exact: every token is the target's own."
     )
-    console.print(NEXT_STEPS, soft_wrap=True, markup=False)
+    console.print(next_steps(), soft_wrap=True, markup=False)
     return 0
 
 
-def main() -> int:
-    try:
-        return asyncio.run(run())
-    except SpecDecError as exc:
-        print(f"error: {exc}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def next_steps() -> str:
+    """Return commands to go on with, as they are typed where this one was."""
+    is_installed = Path(sys.argv[0]).stem == "specdec"
+    call = "specdec" if is_installed else f"{os.path.relpath(sys.executable)} -m specdec"
+    return f"""
+What next?
+  lose one  {call} demo failover
+  serve     {call} fused_target --http_port 8000
+            curl http://localhost:8000/v1/completions -H "Content-Type: application/json" \\
+                 -d '{{"prompt": "Once upon a time", "max_tokens": 60}}'
+  compare   {call} compare
+  your own  {call} doctor TARGET DRAFT"""

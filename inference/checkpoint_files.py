@@ -1,0 +1,172 @@
+"""Files of a model directory: what they show before anything is loaded, and what to take instead of unread formats.
+
+The one place of these checks. Roles make them at start, backends before they read weights, and `specdec doctor` before
+it reports sizes. Reads JSON and the headers of safetensors; knows no library of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from inference.errors import ConfigError
+
+LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
+"""Names that families give to the number of positions they were trained for."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+"""Files of which a tokenizer has one: its own, or what Transformers makes one of."""
+READ_QUANTIZED = ("mxfp4",)
+"""Methods of quantization that are read: Transformers makes bfloat16 of them."""
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+"""Limit of a header of safetensors, by the format."""
+COMPLETE = "a download that ended early looks like this: complete it"
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """Files of one model directory."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Fields of config.json; those of the language model replace others in a multimodal model.
+
+        Raises:
+            ConfigError: there is no model in the directory, or the file is damaged.
+        """
+        stored = self._object("config.json") if (self.path / "config.json").is_file() else None
+        if stored is None:
+            raise self._fault(_absence(self.path))
+        inner = stored.get("text_config")
+        return {**stored, **inner} if isinstance(inner, dict) else stored
+
+    @property
+    def num_positions(self) -> float:
+        """Positions that the model was trained for; infinity if config.json has no number of them."""
+        return next((self.config[name] for name in LENGTH_FIELDS if isinstance(self.config.get(name), int)), math.inf)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer.
+
+        Raises:
+            ConfigError: config.json has none.
+        """
+        if isinstance(size := self.config.get("vocab_size"), int):
+            return size
+        raise self._fault("config.json has no vocab_size")
+
+    @property
+    def quantization(self) -> str | None:
+        """Method by which the weights are quantized; None if they are not."""
+        stored = self.config.get("quantization_config")
+        return str(stored.get("quant_method", "no method named")) if isinstance(stored, dict) else None
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all weights, as the files' headers have them."""
+        shapes = (each["shape"] for file in self._weights() for each in self._header(file).values())
+        return sum(math.prod(shape) for shape in shapes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the files of weights."""
+        return sum(file.stat().st_size for file in self._weights())
+
+    def require_model(self) -> None:
+        """Raise ConfigError if there is no model in the directory; see `config`."""
+        _ = self.config
+
+    def require_weights(self) -> None:
+        """Raise ConfigError unless the backends onnx and torch can read the weights; reads headers alone."""
+        if (self.path / "adapter_config.json").is_file():  # where PEFT is installed, it may name another directory
+            raise self._fault("an adapter (LoRA) lies beside it: merge the two first, as PEFT's merge_and_unload does")
+        if self.quantization is not None and self.quantization not in READ_QUANTIZED:
+            raise self._fault(_other_numbers(self.quantization))
+        weights = self._weights()
+        if not weights and any(self.path.glob("*.bin")):
+            way = f"AutoModelForCausalLM.from_pretrained('{self.path}').save_pretrained('{self.path}-safe')"
+            raise self._fault(
+                f"its weights are pickles (.bin), which are not read here: make safetensors of them by {way}"
+            )
+        if not weights:
+            raise self._fault(f"no file named model.safetensors there; {COMPLETE}")
+        if missing := [file.name for file in weights if not file.is_file()]:
+            shown = f"{len(missing)} of {len(weights)} files of weights are missing, such as {missing[0]}"
+            raise self._fault(f"{shown}; {COMPLETE}")
+        for file in weights:
+            self._header(file)
+
+    def require_tokenizer(self) -> None:
+        """Raise ConfigError if no file of a tokenizer is there."""
+        if not any((self.path / name).is_file() for name in TOKENIZERS):
+            raise self._fault("no tokenizer.json there; copy the files tokenizer* of the model that it was made of")
+
+    def _weights(self) -> Collection[Path]:
+        """Return the files of weights, as Transformers chooses them; those of an index may be missing."""
+        whole = self.path / "model.safetensors"
+        if whole.is_file() or not (self.path / "model.safetensors.index.json").is_file():
+            return [whole] if whole.is_file() else []
+        named = self._object("model.safetensors.index.json").get("weight_map")
+        if not isinstance(named, dict):
+            raise self._fault(f"model.safetensors.index.json has no weight_map; {COMPLETE}")
+        return [self.path / name for name in sorted({*named.values()})]
+
+    def _header(self, file: Path) -> Mapping[str, Any]:
+        """Return the tensors' entries in a file of weights.
+
+        Raises:
+            ConfigError: the header is damaged, or the file ends before its last tensor.
+        """
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+            try:
+                header = json.loads(content.read(length) if 0 < length <= MAX_HEADER_BYTES else b"")
+                tensors = {name: each for name, each in header.items() if name != "__metadata__"}
+                end = 8 + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
+            except (ValueError, AttributeError, TypeError, LookupError) as exc:
+                raise self._fault(f"the header of {file.name} is damaged; {COMPLETE}") from exc
+        if (size := file.stat().st_size) < end:
+            raise self._fault(f"{file.name} has {size} bytes of {end}, by its header; {COMPLETE}")
+        return tensors
+
+    def _object(self, name: str) -> dict[str, Any]:
+        try:
+            stored = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (ValueError, OSError) as exc:
+            raise self._fault(f"{name} is not JSON ({exc}); {COMPLETE}") from exc
+        if not isinstance(stored, dict):
+            raise self._fault(f"{name} is not a JSON object; take the model's own")
+        return stored
+
+    def _fault(self, reason: str) -> ConfigError:
+        return ConfigError(f"model {self.path}: {reason}")
+
+
+def _absence(path: Path) -> str:
+    """Return what is in the place of a model's directory, and what to do about it."""
+    if path.suffix == ".gguf" or any(path.glob("*.gguf")):
+        return "GGUF is not read here: take llama.cpp, or the checkpoint that it was made of"
+    if (path / "adapter_config.json").is_file():
+        return "an adapter (LoRA) without its model: merge the two first, as PEFT's merge_and_unload does"
+    if path.is_file():
+        return "a file, where a directory with config.json is expected"
+    if path.is_dir():
+        return f"no config.json there; {COMPLETE}"
+    near = next((each for each in path.parents if each.is_dir()), Path("/"))
+    place = f"no such directory: {near} has no {path.relative_to(near).parts[0]}" if path.is_absolute() else ""
+    return place or "no such directory, and no id of the hub (NAMESPACE/NAME)"
+
+
+def _other_numbers(method: str) -> str:
+    """Return what to do instead of a quantized checkpoint."""
+    ways = ["the checkpoint that it was made of, with --dtype int8 on a CPU", f"vLLM, which reads {method}"]
+    if "fp8" in method:
+        ways.insert(1, "on Neuron, what `specdec rescale_fp8` makes of it")
+    return f"its weights are quantized ({method}), which is not read here: take {', or '.join(ways)}"

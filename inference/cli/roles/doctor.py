@@ -1,0 +1,170 @@
+"""Role doctor: reports whether models would be served, and how, from their files alone.
+
+Its checks are those of the roles at start: `inference/checkpoint_files.py`, `inference/text/vocabulary.py`, and those
+of the backends, by `inference/backends/registry.py:examine`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from inference.backends.registry import Fit, available_memory, examine
+from inference.cli.models import NGRAM, NO_DRAFT, LoadingSettings, Models
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, SERVICE_FLAGS, ObserveConfig, usable_cores
+from inference.errors import ConfigError, SpecDecError
+from inference.request import MAX_GAMMA
+from inference.settings import REQUIRED, group, setting
+
+SHARES = (0.5, 0.7, 0.9)
+"""Probabilities that a draft token is accepted, if those before it were, for which the bound is shown."""
+READ_BYTES = 1 << 28
+"""Size of the matrix that is read to measure the memory's bandwidth; no cache holds it."""
+NUM_READINGS = 5
+BUNDLED_SHARE = "0.7 to 1 in lists and code, 0.3 in prose, as `specdec demo` shows"
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedModels(Models):
+    """Models to examine, each a directory or a hub id, which is downloaded.
+
+    Attributes:
+        target: target model.
+        draft: draft model; ngram: text that occurred before; without one, the target is examined alone.
+    """
+
+    SECTION: ClassVar = "models"
+    REVISIONS: ClassVar = {"target": None, "draft": None}
+
+    target: Path = setting(REQUIRED, "target")
+    draft: str | None = setting(None, "draft")
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Directories of target and draft, as far as there are models."""
+        has_draft = self.draft not in (None, NGRAM, NO_DRAFT)
+        return {"target": self.target, **({"draft": Path(str(self.draft))} if has_draft else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorSettings:
+    """Settings of --role doctor."""
+
+    models: ExaminedModels = group(ExaminedModels)
+    loading: LoadingSettings = group(LoadingSettings, "model")
+    observe: ObserveConfig = group(ObserveConfig, role="doctor", without=(*SERVICE_FLAGS, "trace", "profile"))
+
+
+async def run(settings: DoctorSettings) -> int:
+    """Return 1 if a model would not be served, or if the draft does not fit."""
+    paths, loading = settings.models.paths, settings.loading
+    if "neuron" in loading.backend:
+        raise ConfigError(f"backend {loading.backend}: `specdec compile` checks models for it, not this command")
+    fits = {kind: fit for kind, path in paths.items() if (fit := _examined(kind, path, loading)) is not None}
+    if len(fits) < len(paths) or (len(paths) > 1 and not _are_pair(paths["target"], paths["draft"])):
+        return 1
+    _show_memory(list(fits.values()), loading.num_slots)
+    _show_speed(fits["target"], fits.get("draft"))
+    _show("serve", _command(settings))
+    return 0
+
+
+def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
+    """Show how a model would be served; None if it would not be."""
+    try:
+        fit = examine(loading.target(path, num_threads=usable_cores(), neuron=loading.neuron))
+    except SpecDecError as error:
+        _show(kind, f"NOT served: {error}")
+        return None
+    shown = f"{fit.architecture}, {fit.num_parameters / 1e6:,.0f} million parameters"
+    _show(kind, f"{shown}: served by our engine over backend {fit.backend} in {fit.dtype}: {fit.reason}")
+    return fit
+
+
+def _are_pair(target: Path, draft: Path) -> bool:
+    """Show whether the draft fits the target."""
+    from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+
+    try:
+        words, theirs = Vocabulary.of(draft), Vocabulary.of(target)
+        require_one_vocabulary(words, theirs)
+    except SpecDecError as error:
+        _show("pair", f"the draft does NOT fit: {error}")
+        return False
+    known = BUNDLED_SHARE if _is_bundled(target, draft) else "only a run shows it: specdec compare"
+    share = f"it can propose {words.share_of(theirs.size):.2%} of the target's ids"
+    _show("pair", f"one tokenizer: the draft fits, {share}; share of accepted draft tokens: {known}")
+    return True
+
+
+def _is_bundled(target: Path, draft: Path) -> bool:
+    return (target.resolve(), draft.resolve()) == (BUNDLED_TARGET.resolve(), BUNDLED_DRAFT.resolve())
+
+
+def _show_memory(fits: list[Fit], num_slots: int) -> None:
+    weights = sum(fit.weight_bytes for fit in fits)
+    slots = sum(fit.slot_bytes for fit in fits)
+    needed, free = weights + num_slots * slots, available_memory()
+    shown = f"{_size(weights)} of weights; {_size(slots)} a slot of {fits[0].max_length} tokens, {num_slots} slots"
+    way = "" if needed < free else ": SHORT, take --dtype int8, or less of --batch or --sequence_length"
+    _show("memory", f"{shown}: {_size(needed)} in all, {_size(free)} are available here{way}")
+
+
+def _show_speed(target: Fit, draft: Fit | None) -> None:
+    """Show the bound of passes that read all weights from this machine's memory once."""
+    bandwidth = _bandwidth()
+    pass_s = target.weight_bytes / bandwidth
+    alone = f"the memory gives {bandwidth / 1e9:.1f} GB/s, so a target pass takes {pass_s * 1e3:.1f} ms at least"
+    _show("speed", f"{alone}: {1 / pass_s:.0f} tokens/s for one stream without a draft")
+    if draft is not None:
+        cost = draft.weight_bytes / target.weight_bytes
+        bounds = ", ".join(f"{bound(share, cost):.1f} at a share of {share}" for share in SHARES)
+        _show("", f"with the draft at most so many times as fast: {bounds}; `specdec compare` measures it")
+
+
+def bound(share: float, cost: float) -> float:
+    """Return the greatest speed-up over decoding alone, by arXiv 2211.17192, theorem 3.8.
+
+    Args:
+        share: probability that a draft token is accepted, if those before it were.
+        cost: time of a draft pass as a share of a target pass, which takes the same time for any number of tokens.
+    """
+    committed = ((1 - share ** (gamma + 1)) / (1 - share) for gamma in range(MAX_GAMMA + 1))
+    return max(tokens / (1 + gamma * cost) for gamma, tokens in enumerate(committed))
+
+
+def _bandwidth() -> float:
+    """Return the bytes per second of reading a large matrix, the best of several times."""
+    import numpy as np
+
+    matrix, vector, best_s = np.ones((READ_BYTES // 4 // 4096, 4096), np.float32), np.ones(4096, np.float32), math.inf
+    for _ in range(NUM_READINGS):
+        started = time.perf_counter()
+        matrix @ vector
+        best_s = min(best_s, time.perf_counter() - started)
+    return READ_BYTES / best_s
+
+
+def _command(settings: DoctorSettings) -> str:
+    """Return the command that serves these models with these settings."""
+    models, loading = settings.models, settings.loading
+    flags = ["--http_port", "8000", "--batch", str(loading.num_slots)]
+    for flag, value in (("--dtype", loading.dtype), ("--backend", loading.backend), ("--device", loading.device)):
+        flags += [flag, value] if value != "auto" else []
+    flags += ["--sequence_length", str(loading.sequence_length)] if loading.sequence_length else []
+    if models.draft in (None, NO_DRAFT):
+        return shlex.join(["specdec", "target", "--model", str(models.target), *flags])
+    pair = ["--target_model", str(models.target), "--draft_model", str(models.draft)]
+    return shlex.join(["specdec", "fused_target", *pair, *flags])
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _show(what: str, text: str) -> None:
+    print(f"{what:8}{text}", flush=True)

@@ -1,0 +1,45 @@
+"""Errors that this project raises, for `except`; all derive from `SpecDecError`."""
+
+from __future__ import annotations
+
+from inference.errors import (
+    CapacityError,
+    ConfigError,
+    ContextLengthError,
+    DeadlineError,
+    ForbiddenError,
+    HandshakeError,
+    IncompatibleDraftError,
+    InternalError,
+    InvalidRequestError,
+    MissingPackageError,
+    NotFoundError,
+    OtherServerError,
+    RequestError,
+    RoomError,
+    SpecDecError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedModelError,
+)
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "ContextLengthError",
+    "DeadlineError",
+    "ForbiddenError",
+    "HandshakeError",
+    "IncompatibleDraftError",
+    "InternalError",
+    "InvalidRequestError",
+    "MissingPackageError",
+    "NotFoundError",
+    "OtherServerError",
+    "RequestError",
+    "RoomError",
+    "SpecDecError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnsupportedModelError",
+]

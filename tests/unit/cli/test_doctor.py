@@ -1,0 +1,57 @@
+"""`specdec doctor`: what it reports is what loading then does."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from inference.cli.app import main
+from inference.cli.roles.doctor import bound
+from inference.cli.roles.registry import settings_of
+from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+from tests.conftest import ModelDirectories
+from tests.support.models import save_tiny_model
+
+
+def test_the_bundled_pair_has_a_command_that_serves_it(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(BUNDLED_TARGET), str(BUNDLED_DRAFT), "--batch", "3", "--dtype", "int8"]
+    assert main(["--role", "doctor", *arguments]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line[0] != " "}
+    assert lines.keys() == {"target", "draft", "pair", "memory", "speed", "serve"}
+    program, role, *flags = shlex.split(lines["serve"].removeprefix("serve").strip())
+    served = settings_of(role, flags)
+    assert (program, served.models.target, served.models.draft) == ("specdec", BUNDLED_TARGET, str(BUNDLED_DRAFT))
+    assert (served.models.loading.num_slots, served.models.loading.dtype) == (3, "int8")
+    assert "13 million parameters" in lines["target"]
+
+
+def test_a_draft_of_another_vocabulary_does_not_fit(
+    models: ModelDirectories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--role", "doctor", str(models.target), str(models.permuted)]) == 1
+    assert "pair    the draft does NOT fit: draft and target need one vocabulary" in capsys.readouterr().out
+
+
+def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both models are broken, and both are named; a role names the same fault at start."""
+    (tmp_path / "target").mkdir()
+    target, draft = save_tiny_model(tmp_path / "target", "llama"), tmp_path / "draft.gguf"
+    stored = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**stored, "quantization_config": {"quant_method": "awq"}}))
+    draft.touch()
+    assert main(["--role", "doctor", str(target), str(draft)]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in shown] == ["target  NOT served", "draft   NOT served"]
+    for line, path in zip(shown, (target, draft), strict=True):
+        assert main(["--role", "verify_target", "--model", str(path), "--prompt", "x"]) == 2
+        assert capsys.readouterr().err == f"error: {line.partition(': ')[2]}\n"
+
+
+def test_the_bound_is_the_papers() -> None:
+    """A draft without cost gives the whole series of its share, and one as dear as its target never pays."""
+    assert bound(0.5, 0.0) == pytest.approx(2.0)
+    assert bound(0.9, 1.0) == 1.0
+    assert bound(0.8, 0.1) == pytest.approx(max((1 - 0.8 ** (g + 1)) / 0.2 / (1 + 0.1 * g) for g in range(65)))
