@@ -39,6 +39,7 @@ DEFAULT_GAMMA = 8
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
+MIN_VOCABULARY_SHARE = 0.5
 """Most sessions of one worker of the pool, even if it announces more room."""
 DEFAULT_IDLE_TIMEOUT_S = 60.0
 DEFAULT_PROMPT_SHARE = 2.0
@@ -244,7 +245,7 @@ class ProposerConfig:
     model: ModelConfig | None
     num_slots: int = setting(REQUIRED, "--batch", within=BATCH)
     branches: int = setting(0, within=BRANCHES)
-    min_vocabulary_share: float = setting(0.5, "--min_vocabulary_share SHARE", within=Range(0.0, 1.0))
+    min_vocabulary_share: float = setting(MIN_VOCABULARY_SHARE, "--min_vocabulary_share SHARE", within=Range(0.0, 1.0))
 
     def __post_init__(self) -> None:
         CheckpointFiles(self.tokenizer_path).require_model()

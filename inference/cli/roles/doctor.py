@@ -15,7 +15,14 @@ from typing import ClassVar
 
 from inference.backends.registry import Fit, available_memory, examine
 from inference.cli.models import NGRAM, NO_DRAFT, LoadingSettings, Models
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, SERVICE_FLAGS, ObserveConfig, usable_cores
+from inference.config import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    MIN_VOCABULARY_SHARE,
+    SERVICE_FLAGS,
+    ObserveConfig,
+    usable_cores,
+)
 from inference.errors import ConfigError, SpecDecError
 from inference.request import MAX_GAMMA
 from inference.settings import REQUIRED, group, setting
@@ -86,18 +93,24 @@ def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
 
 
 def _are_pair(target: Path, draft: Path) -> bool:
-    """Show whether the draft fits the target."""
-    from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+    """Show whether the draft fits the target, by its own tokenizer or by a map of the target's."""
+    from inference.text.tokenizer import Tokenizer
+    from inference.text.vocabulary import Vocabulary, token_map
 
     try:
         words, theirs = Vocabulary.of(draft), Vocabulary.of(target)
-        require_one_vocabulary(words, theirs)
+        is_one = words.fingerprint == theirs.fingerprint
+        if not is_one:
+            tokenizers = Tokenizer.load(draft), Tokenizer.load(target)
+            joined = token_map(tokenizers[0], words.size, tokenizers[1], min_share=MIN_VOCABULARY_SHARE)
+            words = Vocabulary(theirs.fingerprint, tokenizers[1].num_ids, joined.num_shared)
     except SpecDecError as error:
         _show("pair", f"the draft does NOT fit: {error}")
         return False
     known = BUNDLED_SHARE if _is_bundled(target, draft) else "only a run shows it: specdec compare"
     share = f"it can propose {words.share_of(theirs.size):.2%} of the target's ids"
-    _show("pair", f"one tokenizer: the draft fits, {share}; share of accepted draft tokens: {known}")
+    tokens = "one tokenizer" if is_one else "two tokenizers"
+    _show("pair", f"{tokens}: the draft fits, {share}; share of accepted draft tokens: {known}")
     return True
 
 

@@ -28,11 +28,13 @@ def test_the_bundled_pair_has_a_command_that_serves_it(capsys: pytest.CaptureFix
     assert "13 million parameters" in lines["target"]
 
 
-def test_a_draft_of_another_vocabulary_does_not_fit(
+def test_a_draft_of_another_tokenizer_fits_by_its_share(
     models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--role", "doctor", str(models.target), str(models.permuted)]) == 1
-    assert "pair    the draft does NOT fit: draft and target need one vocabulary" in capsys.readouterr().out
+    assert main(["--role", "doctor", str(models.target), str(models.permuted)]) == 0
+    assert "two tokenizers: the draft fits, it can propose 100.00% of the target's ids" in capsys.readouterr().out
+    assert main(["--role", "doctor", str(BUNDLED_TARGET), str(models.related)]) == 1
+    assert "pair    the draft does NOT fit: the draft can propose" in capsys.readouterr().out
 
 
 def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ def test_a_new_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "auth.toml"
     alice = token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
     access = Access(file)
-    bob = token(capsys, "--auth_file", file, "--name", "bob", "--grant", "draft", "--grant", "ops")
+    bob = token(capsys, "--auth_file", file, "--name", "bob", "--grant", "worker", "--grant", "ops")
     for text, name, right in ((alice, "alice", Right.CLIENT), (bob, "bob", Right.OPS)):
         assert access.by_token(f"Bearer {text}", frozenset({right})).name == name
         assert text not in file.read_text()
