@@ -32,7 +32,7 @@ def test_a_draft_of_another_tokenizer_fits_by_its_share(
     models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--role", "doctor", str(models.target), str(models.permuted)]) == 0
-    assert "two tokenizers: the draft fits, it can propose 100.00% of the target's ids" in capsys.readouterr().out
+    assert "two tokenizers: the draft fits" in capsys.readouterr().out
     assert main(["--role", "doctor", str(BUNDLED_TARGET), str(models.related)]) == 1
     assert "pair    the draft does NOT fit: the draft can propose" in capsys.readouterr().out
 
