@@ -12,6 +12,7 @@ from inference.request import BIAS, GAMMA, MAX_NEW_TOKENS, RANGES, SamplingParam
 from inference.settings import Range
 from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text import chat, stop_strings
+from inference.text.tokenizer import MAX_PACKED_BYTES
 from inference.text.vocabulary import MAX_VOCAB_SIZE
 from inference.workers import convert
 from inference.workers.completion import DRAFT_SESSION_BYTES
@@ -61,6 +62,7 @@ TIED: dict[str, tuple[float, ...]] = {
     "syntax": (convert.PROTOCOL_VERSION,),
     "Attach.protocol_version": (convert.PROTOCOL_VERSION,),
     "Attach.vocab_size": (MAX_VOCAB_SIZE,),
+    "Attached.tokenizer": (MAX_PACKED_BYTES / 2**20,),
     "Attach.num_slots": (ONE, MAX_WORKER_SLOTS),
     "AssistSlots.num_slots": (ONE, MAX_WORKER_SLOTS),
     "Open.prompt_token_ids": (ONE,),
