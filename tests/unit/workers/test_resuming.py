@@ -127,7 +127,7 @@ async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a process all requests together: a target that fails is not helped by all who ask again at once."""
+    """All requests of a process share one budget, so that a target that fails is not asked again by all at once."""
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
     assert await generated(monkeypatch, Delta(2, (7,)), LAST) == [7, 8]
