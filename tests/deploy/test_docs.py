@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from inference.cli.roles.registry import ROLES
 from inference.config import ROOT
 from tests.deploy.consistency import arguments_of, variables_of
 from tests.deploy.kustomize import KUBERNETES, KUSTOMIZATIONS, OVERLAYS, manifests, of_kind
@@ -58,7 +59,8 @@ def test_what_is_applied_is_there(lines: list[list[str]]) -> None:
 def test_every_program_and_file_is_known(lines: list[list[str]]) -> None:
     for words in lines:
         program = next((word for word in words if not re.match(r"\w+=", word)), words[0])  # after what it sets
-        assert program in FOREIGN or (ROOT / program).is_file(), words
+        is_ours = program == "specdec" and words[words.index(program) + 1] in ROLES
+        assert is_ours or program in FOREIGN or (ROOT / program).is_file(), words
     named = set(re.findall(r"(?<![\w/])(?:tests/)?deploy/[\w./-]*\w", TEXT))
     assert [each for each in sorted(named) if not (ROOT / each).exists()] == []
     goals = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
