@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS: dict[str, int] = {
-    "benchmarks": 3360,
+    "benchmarks": 1860,
     "comparison": 4240,
     "deploy": 700,
     "examples": 160,
@@ -37,8 +37,8 @@ WEIGHTS: dict[str, int] = {
     "models": 1140,
     "scripts": 660,
     "specdec": 360,
-    "tests": 29760,
-    "words of pages": 88580,
+    "tests": 29780,
+    "words of pages": 88940,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` writes them anew, rounded up to the next twenty."""
