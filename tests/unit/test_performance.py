@@ -65,8 +65,7 @@ def test_the_file_is_json_with_a_line_per_benchmark(tmp_path: Path) -> None:
 
 
 def lost_scripts(text: str) -> Iterator[str]:
-    """Yield benchmarks that a page runs though they are gone, and for which neither the paragraph names a commit that has
-    them, nor a table of the page lists them."""
+    """Yield lost benchmarks that a page runs, without a commit in the paragraph or a row in a table."""
     for paragraph in text.split("\n\n"):
         names = re.findall(r"-m benchmarks\.(\w+)", paragraph)
         lost = [name for name in names if not is_benchmark(name) and f"| `{name}`" not in text]
