@@ -1,7 +1,7 @@
 # A server on AWS Trainium: context is the repository. BASE is AWS's container with NxD Inference; its SDK pins torch and
 # Transformers, so that there is no lock: what it lacks is installed as requirements-neuron.txt says. The compiler stays.
 #
-#   docker build -f deploy/images/neuron.Dockerfile -t specdec-neuron:0.1.0 .
+#   docker build -f deploy/images/neuron.Dockerfile -t specdec-neuron:0.2.0 .
 # By digest: NAME:TAG@sha256:..., as deploy/images/cpu.Dockerfile says.
 ARG BASE=public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04
 FROM ${BASE}

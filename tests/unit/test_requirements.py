@@ -191,6 +191,7 @@ def test_refusals_name_the_supported_pythons() -> None:
 
 def test_the_version_is_one() -> None:
     assert PROJECT["version"] == VERSION
+    assert re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == VERSION
 
 
 NEURON_IMAGES = {
