@@ -27,8 +27,8 @@ NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
 INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
     && $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement
 
-$(STAMP): requirements.txt requirements-dev.txt
-	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements-dev.txt && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
+$(STAMP): requirements.txt requirements/dev.txt
+	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements/dev.txt && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
 	@touch $@
 
 $(RUNTIME): requirements.txt
@@ -65,7 +65,7 @@ test-python:
 	$(PYTHON) -c '$(SUPPORTED)' && $(MAKE) PYTHON=$(PYTHON) TORCH=$(TORCH) $(OTHER)/.installed \
 	    && OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(if $(TORCH),,$(WITHOUT_TORCH) tests/test_layering.py)
 
-$(OTHER)/.installed: requirements.txt requirements-dev.txt requirements-tracing.txt requirements-endpoints.txt
+$(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.txt requirements/endpoints.txt
 	@$(NEW_VENV) $(OTHER)
 	cat $^ | grep -v "^-r$(if $(TORCH),,\|^torch==)" > $(OTHER)/requirements.txt
 	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
@@ -94,7 +94,7 @@ ray-demo: install $(RAY)/.installed
 	$(RAY)/bin/python -m deploy.ray.demo
 
 ray-test: install
-	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements-ray.txt)"; exit 0; }; \
+	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements/ray.txt)"; exit 0; }; \
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m "ray and $(or $(ARGS),not release)" -W ignore -rs --timeout 600 tests/deploy/test_ray.py
 
 # deploy/images: lint of all three, and the cpu image built and asked for a completion; deploy/images/build.sh says how, and
@@ -113,9 +113,9 @@ sbom: $(TOOLS)/.installed
 	$(TOOLS)/bin/cyclonedx-py requirements deploy/images/cpu.lock --output-file build/sbom.cpu.json
 
 # In an environment of their own: they are no part of what is served, tested or locked.
-$(TOOLS)/.installed: requirements-deploy.txt requirements-cloudwatch.txt
+$(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 	@$(NEW_VENV) $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-deploy.txt
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/deploy.txt
 	touch $@
 
 # The neuron tests on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
@@ -124,11 +124,11 @@ test-nxdi: install
 	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES)
 
 # An environment of its own again, which sees the packages of ours, and adds Ray.
-$(RAY)/.installed: requirements-ray.txt
+$(RAY)/.installed: requirements/ray.txt
 	@$(NEW_VENV) $(RAY)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
 	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-ray.txt
+	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/ray.txt
 	touch $@
 
 # Long trials of real servers (docs/reliability.md): attacks, faults, leaks; and answers to the JSON schemas of a folder
@@ -168,7 +168,7 @@ bench-capacity: install
 # All topologies under load, with a core for the draft and with one core for both: docs/measurements/load.md.
 LOAD := --concurrency 1,4,16,64 --rtt_ms 0 --num_prompts 4 --num_runs 3 --max_new_tokens 48 --output reports/load
 bench-load: install
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-loadtest.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements/loadtest.txt
 	$(BIN)/python compare_architectures.py $(LOAD) --page docs/measurements/load.md#load_own_cores
 	$(BIN)/python compare_architectures.py $(LOAD) --cores_per_machine 0 --page docs/measurements/load.md#load_one_core
 
