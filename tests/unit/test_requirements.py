@@ -147,6 +147,13 @@ def test_the_demo_installs_what_it_runs() -> None:
     assert "requirements/dev.txt" not in run.stdout
 
 
+def test_make_help_has_every_goal() -> None:
+    goals = re.findall(r"^([a-z][a-z -]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shown = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    lines = [re.fullmatch(f"make ({'|'.join(goals)}) +\\S.*", line) for line in shown.splitlines()]
+    assert [line and line[1] for line in lines] == goals
+
+
 OLD_PYTHON = """#!/bin/sh
 test "$1" = -c || {{ touch {folder}/went_on; exit 1; }}
 exec {python} -c 'import sys; sys.version_info = (3, 10, 13, "final", 0); exec(sys.argv.pop(1))' "$2"
