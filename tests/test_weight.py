@@ -37,7 +37,7 @@ WEIGHTS: dict[str, int] = {
     "scripts": 600,
     "specdec": 360,
     "tests": 29760,
-    "words of pages": 87580,
+    "words of pages": 88200,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` writes them anew, rounded up to the next twenty."""
