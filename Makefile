@@ -1,4 +1,5 @@
-# make demo: set up, start a target and a draft worker, show text and figures.   make test: set up, run every test.
+# make demo: set up, start a target and a draft worker, show text and figures.   make help: the other goals.
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,11 +11,17 @@ RAY := build/ray
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
-.PHONY: install demo test test-oldest test-python test-long test-release manifests ray-demo ray-test images lock audit sbom \
-        test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench bench-capacity bench-load bench-peers \
-        proto format clean
+.PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
+        images lock audit sbom test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench \
+        bench-capacity bench-load bench-peers proto clean
 
+# The environment of tests and checks, in .venv.
 install: $(STAMP)
+
+# These lines: of each goal, what the comment above it has before its first stop or colon.
+help:
+	@awk '/^# / {text = text substr($$0, 2)} /^$$/ {text = ""} \
+	    /^[a-z][a-z -]*:/ {sub(/:.*/, ""); sub(/[.:;]( .*|$$)/, "", text); printf "make %-16s%s\n", $$0, text}' Makefile
 
 # Asks for the version first: pip would download half a gigabyte before it finds a package without a build for this Python.
 RETRY = make $(or $(MAKECMDGOALS),install) PYTHON=python3.12
@@ -27,24 +34,38 @@ NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
 INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
     && $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement
 
-$(STAMP): requirements.txt requirements-dev.txt
-	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements-dev.txt && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
+$(STAMP): requirements.txt requirements/dev.txt
+	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements/dev.txt && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
 	@touch $@
 
 $(RUNTIME): requirements.txt
 	@cmp -s $< $@ || { $(INSTALL) $< && cp $< $@; }
 	@touch $@
 
-# The packages that a server runs with, without those of tests and checks.
+# Two servers at work, in a minute. Installs the packages that a server runs with, without those of tests and checks.
 demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
-# Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the
-# order of the folders, since the long ones stand first: at the end, one process would have all that is left of a file.
-test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+# Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Two processes, one
+# thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the order of the folders,
+# since the long ones stand first: at the end, one process would have all that is left of a file.
+PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
+test: $(if $(ARGS),install,check)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
-# With the oldest versions that pyproject.toml allows, but for those of the Neuron SDK, in an environment of their own.
+# Unit tests that need no torch, in half a minute.
+quick: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not long and not release" $(WITHOUT_TORCH)
+
+# Lint and types, without a test.
+check: install
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m mypy --num-workers 2
+
+# Lint that mends, and the form of the code.
+format: install
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+# Tests with the oldest versions that pyproject.toml allows. Those of the Neuron SDK stay; in an environment of its own.
 test-oldest: $(OLDEST)/.installed
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
 	    tests/unit/gateway/test_app.py tests/unit/gateway/test_limits.py tests/unit/gateway/test_responses.py \
@@ -58,24 +79,24 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OLDEST)/requirements.txt
 	touch $@
 
-# With another Python (make test-python PYTHON=python3.13), in an environment of its own: what a server is made of and needs no
-# torch, which for some Pythons comes only with gigabytes of CUDA. TORCH=1 installs it too, and then all of `make test` runs.
+# Tests with another Python (PYTHON=python3.13). In an environment of its own, what a server is made of and needs no torch, which
+# for some Pythons comes only with gigabytes of CUDA. TORCH=1 installs it too, and then all of `make test` runs.
 test-python:
 	@if ! $(PYTHON) -c 0 2> /dev/null; then echo "SKIPPED: there is no $(PYTHON) here"; exit 0; fi; \
 	$(PYTHON) -c '$(SUPPORTED)' && $(MAKE) PYTHON=$(PYTHON) TORCH=$(TORCH) $(OTHER)/.installed \
 	    && OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(if $(TORCH),,$(WITHOUT_TORCH) tests/test_layering.py)
 
-$(OTHER)/.installed: requirements.txt requirements-dev.txt requirements-tracing.txt requirements-endpoints.txt
+$(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.txt requirements/endpoints.txt
 	@$(NEW_VENV) $(OTHER)
 	cat $^ | grep -v "^-r$(if $(TORCH),,\|^torch==)" > $(OTHER)/requirements.txt
 	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
 	touch $@
 
-# From end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
+# Tests from end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 
-# Before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
+# Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
 	$(MAKE) ray-test ARGS=release
@@ -83,52 +104,55 @@ test-release: install
 	$(MAKE) test-python PYTHON=python3.13
 	$(MAKE) test-python PYTHON=python3.14
 
-# deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
+# Tests of deploy/: manifests, units, images' recipes and alerts, as far as that goes without a cluster. What needs a program that is
 # missing (kubectl from 1.21 on, promtool, systemd-analyze) is skipped and named.
 manifests: install $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python -m pytest -m deploy -rs tests/deploy
 
-# deploy/ray on a cluster of one machine: a show in figures, and tests with a killed node; with ARGS=release those of servers
-# that hang and of a registry that is away. Without a package of Ray for this platform the tests are skipped.
+# A show of deploy/ray on a cluster of one machine, in figures.
 ray-demo: install $(RAY)/.installed
 	$(RAY)/bin/python -m deploy.ray.demo
 
+# Tests of deploy/ray with a killed node. With ARGS=release those of servers that hang and of a registry that is away. Without a
+# package of Ray for this platform the tests are skipped.
 ray-test: install
-	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements-ray.txt)"; exit 0; }; \
+	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements/ray.txt)"; exit 0; }; \
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m "ray and $(or $(ARGS),not release)" -W ignore -rs --timeout 600 tests/deploy/test_ray.py
 
-# deploy/images: lint of all three, and the cpu image built and asked for a completion; deploy/images/build.sh says how, and
-# what its variables are.
+# Lint of the three images, and the cpu image built and asked for a completion: deploy/images/build.sh has the steps and the
+# variables.
 images: $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" deploy/images/build.sh
 
-# Hashes of what is in the images; known vulnerabilities of it (asks PyPI); what it is, as CycloneDX.
+# Versions and hashes of all that is in the images.
 lock: $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" deploy/images/lock.sh
 
+# Known vulnerabilities of what is locked: asks PyPI.
 audit: $(TOOLS)/.installed
 	$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --requirement deploy/images/cuda.lock
 
+# What is locked, as CycloneDX.
 sbom: $(TOOLS)/.installed
 	$(TOOLS)/bin/cyclonedx-py requirements deploy/images/cpu.lock --output-file build/sbom.cpu.json
 
 # In an environment of their own: they are no part of what is served, tested or locked.
-$(TOOLS)/.installed: requirements-deploy.txt requirements-cloudwatch.txt
+$(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 	@$(NEW_VENV) $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-deploy.txt
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/deploy.txt
 	touch $@
 
-# The neuron tests on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
+# Tests of Neuron on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
 # neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.
 test-nxdi: install
 	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES)
 
 # An environment of its own again, which sees the packages of ours, and adds Ray.
-$(RAY)/.installed: requirements-ray.txt
+$(RAY)/.installed: requirements/ray.txt
 	@$(NEW_VENV) $(RAY)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
 	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements-ray.txt
+	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/ray.txt
 	touch $@
 
 # Long trials of real servers (docs/reliability.md): attacks, faults, leaks; and answers to the JSON schemas of a folder
@@ -136,26 +160,26 @@ $(RAY)/.installed: requirements-ray.txt
 hostile chaos soak schemas: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.$@ $(ARGS)
 
-# Their short forms. A machine that others use answers late by itself: health checks have room here.
+# Short forms of these trials. A machine that others use answers late by itself: health checks have room here.
 suites-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 60 --bound_ms 1000 --factor 5
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 200
 
-# On a Trainium instance, in its own Python environment (docs/tutorials): a target without and with its draft, in figures.
+# Figures of a Trainium instance. In its own Python environment (docs/tutorials), a target without and with its draft.
 trainium-report:
 	$(PYTHON) -m scripts.device_report $(ARGS)
 
-# The same on a GPU, where the contract suite, flips in bfloat16 and pass times come first: one page of the torch backend.
+# Figures of a GPU. The contract suite, flips in bfloat16 and pass times come first: one page of the torch backend.
 gpu-report: install
 	$(BIN)/python -m scripts.device_report --device cuda --target_model models/target --draft_model models/draft $(ARGS)
 
-# The project's own benchmark set, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
+# The project's own benchmarks, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
 bench: install
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
-# How many streams one target carries at a promised rate: docs/measurements/capacity.md, nine minutes a line. The emulated
+# Figures of how many streams one target carries at a promised rate: docs/measurements/capacity.md, nine minutes a line. The emulated
 # passes are those of an H100, ten times as slow, so that two cores can do the real work meanwhile.
 WAYS := --topologies target,fused,pool --workers 1,2,4 --budget 8m --output reports/capacity
 H100 := target:48ms+1.6ms/session+0.16ms/token,draft:7.4ms+0.4ms/session+0.025ms/token
@@ -165,10 +189,10 @@ bench-capacity: install
 	$(BIN)/python compare_architectures.py --capacity 64 --slo itl:10ms,ttft:1s --max_new_tokens 48 \
 	    $(WAYS) --page docs/measurements/capacity.md#capacity_real
 
-# All topologies under load, with a core for the draft and with one core for both: docs/measurements/load.md.
+# Figures of all topologies under load, with a core for the draft and with one core for both: docs/measurements/load.md.
 LOAD := --concurrency 1,4,16,64 --rtt_ms 0 --num_prompts 4 --num_runs 3 --max_new_tokens 48 --output reports/load
 bench-load: install
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements-loadtest.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements/loadtest.txt
 	$(BIN)/python compare_architectures.py $(LOAD) --page docs/measurements/load.md#load_own_cores
 	$(BIN)/python compare_architectures.py $(LOAD) --cores_per_machine 0 --page docs/measurements/load.md#load_one_core
 
@@ -179,11 +203,10 @@ bench-peers: install
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
+# The stubs of protos/, in grpc_comm/specdec.
 proto: install
 	$(BIN)/python -m grpc_comm.generate
 
-format: install
-	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
-
+# All that the other goals made here, .venv too.
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 
@@ -37,8 +37,6 @@ SHAPES = {
     "110M": Shape(768, 12, 12, 12, 2048, 32000),
     "1B": Shape(2048, 22, 32, 4, 5632, 32000),
 }
-NUM_EXPERTS = 8
-"""Experts of a mixture, of which a token has two; together they have the weights of a Llama's MLP."""
 BUNDLED = {"target": BUNDLED_TARGET, "draft": BUNDLED_DRAFT}
 
 
@@ -53,42 +51,26 @@ def workspace(folder: Path | None) -> Iterator[Path]:
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Return a directory with this model: the bundled one if it exists, else random weights in `folder`.
-
-    Args:
-        name: a size of `SHAPES` for a Llama, or FAMILY-SIZE for a model of about as many weights.
-    """
+    """Return a directory with the model of this size: the bundled one if it exists, else random weights in `folder`."""
     if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
         return BUNDLED[name]
     path = folder / name
     if not path.exists():
-        family, _, size = name.rpartition("-")
-        random_model(SHAPES[size], family or "llama").save_pretrained(path)
+        random_model(SHAPES[name]).save_pretrained(path)
     return path
 
 
-def random_model(shape: Shape, family: str = "llama", *, tied: bool = True) -> PreTrainedModel:
-    """Return random weights in float32, equal ones at each call; if `tied`, embeddings and output layer are one."""
+def random_model(shape: Shape, *, tied: bool = True) -> PreTrainedModel:
+    """Return a Llama of random float32 weights, the same at each call; if `tied`, it has one matrix at both ends."""
     torch.manual_seed(0)
-    config = _config(family, shape, tied=tied)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model
-
-
-def _config(family: str, shape: Shape, *, tied: bool) -> PreTrainedConfig:
-    """Return the configuration of a family; one that does not know a field ignores it."""
-    experts = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
-    names = {"gpt2": {"n_embd": shape.hidden_size, "n_layer": shape.num_layers, "n_head": shape.num_heads}}
-    config: PreTrainedConfig = AutoConfig.for_model(
-        family,
-        **names.get(family, {"hidden_size": shape.hidden_size, "num_hidden_layers": shape.num_layers}),
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_kv_heads,
         head_dim=shape.hidden_size // shape.num_heads,
-        intermediate_size=shape.intermediate_size // (NUM_EXPERTS if family == "gpt_oss" else 1),
-        moe_intermediate_size=shape.intermediate_size // NUM_EXPERTS,
-        n_inner=shape.intermediate_size,
-        **(experts if family in ("qwen3_moe", "gpt_oss") else {}),
+        intermediate_size=shape.intermediate_size,
         vocab_size=shape.vocab_size,
         max_position_embeddings=32768,
         bos_token_id=0,
@@ -96,4 +78,5 @@ def _config(family: str, shape: Shape, *, tied: bool) -> PreTrainedConfig:
         pad_token_id=None,
         tie_word_embeddings=tied,
     )
-    return config
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model

@@ -43,7 +43,7 @@ MAX_WAITING = 256
 """Limit of calls that wait for their first message."""
 GONE = {
     "/specdec.v1.VerificationService/Verify": "Verify ended with protocol_version 1: a draft worker with requests "
-    "calls Generate with a draft_session, and attaches by Assist with is_private (docs/changes.md)"
+    "calls Generate with a draft_session, and attaches by Assist with is_private (CHANGELOG.md)"
 }
 """Methods of earlier versions by name, and what takes their place."""
 _MOVED = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down: go on at another one")

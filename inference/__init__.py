@@ -4,5 +4,5 @@ Imports point downwards: cli, serving, gateway, workers, engine, speculation, sc
 and text and observe, then the modules of this folder, which import nothing above them.
 """
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """As in pyproject.toml."""

@@ -28,7 +28,7 @@ class ConfigError(SpecDecError):
 
 
 class MissingPackageError(ConfigError):
-    """Package that is not installed, as where a client has requirements-client.txt alone."""
+    """Package that is not installed, as where a client has requirements/client.txt alone."""
 
     def __init__(self, what: str, package: str | None) -> None:
         super().__init__(f"{what} needs the full installation (`pip install .`): package {package} is not installed")

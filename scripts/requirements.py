@@ -42,11 +42,11 @@ def requirements() -> dict[str, str]:
     comments = _comments(text)
     files = {"requirements.txt": _file("dependencies", project["dependencies"], comments)}
     for extra, specs in project["optional-dependencies"].items():
-        files[f"requirements-{extra}.txt"] = _file(extra, specs, comments)
-    files["requirements-neuron.txt"] += _runtime_beside_neuron(project)
+        files[f"requirements/{extra}.txt"] = _file(extra, specs, comments)
+    files["requirements/neuron.txt"] += _runtime_beside_neuron(project)
     asked = [spec for spec in project["dependencies"] if spec.startswith(CLIENT)]
     comments["client"] = "# A client alone: `pip install --no-deps .` beside this file; some 200 megabytes, no torch.\n"
-    files["requirements-client.txt"] = _file("client", asked, comments)
+    files["requirements/client.txt"] = _file("client", asked, comments)
     return files
 
 
@@ -70,10 +70,10 @@ def _comments(text: str) -> dict[str, str]:
 
 
 def _file(name: str, specs: list[str], comments: dict[str, str]) -> str:
-    lines = ["-r requirements.txt"] if name in NEEDS_RUNTIME else []
+    lines = ["-r ../requirements.txt"] if name in NEEDS_RUNTIME else []
     for spec in specs:
         own = re.fullmatch(r"specdec\[(\w+)\]", spec)
-        lines.append(f"-r requirements-{own[1]}.txt" if own else _commented(pinned(spec), comments.get(spec)))
+        lines.append(f"-r {own[1]}.txt" if own else _commented(pinned(spec), comments.get(spec)))
     return HEAD + comments[name] + "\n".join(lines) + "\n"
 
 

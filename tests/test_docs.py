@@ -1,4 +1,4 @@
-"""Links of README.md and docs/: every relative one leads to a file, and every anchor to a heading of that file."""
+"""Links of all pages: every relative one leads to a file, and every anchor to a heading of that file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "models" / "README.md"])
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 MAX_LINES = 250
 LONG_PAGES = {"flags.md"}

@@ -1,4 +1,4 @@
-"""Environments of Python for peers, under build/peers: our packages, and above them those of requirements-PEER.txt."""
+"""Environments of Python for peers, under build/peers: our packages, and above them those of requirements/PEER.txt."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class UnavailableError(Exception):
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of an environment that has requirements-NAME.txt; make it unless it is there.
+    """Return the interpreter of an environment that has requirements/NAME.txt; make it unless it is there.
 
     Raises:
         UnavailableError: pip could not install the packages.
     """
-    requirements, folder = ROOT / f"requirements-{name}.txt", FOLDER / name
+    requirements, folder = ROOT / "requirements" / f"{name}.txt", FOLDER / name
     stamp, python = folder / ".installed", folder / "bin" / "python"
     if stamp.exists() and stamp.read_text() == requirements.read_text():
         return python

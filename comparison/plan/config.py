@@ -138,7 +138,7 @@ class WorkloadConfig:
         near_tie: difference in log-probability up to which two tokens count as a near-tie of rounding, so that answers
             that part there are no failure; 0.25 for bfloat16, 0 for none; needs --temperature 0.
         seed: key of the sampling noise, 0 .. 2^64-1.
-        concurrencies: requests in flight at once; above 1 needs Locust (requirements-loadtest.txt).
+        concurrencies: requests in flight at once; above 1 needs Locust (requirements/loadtest.txt).
         deadline_s: longest time that a request may take.
         request_rates: rates of an open loop, in requests per second at random times, measured in addition to
             --concurrency; latency counts from the time at which a request was due.

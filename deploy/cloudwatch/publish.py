@@ -145,7 +145,7 @@ def put(namespace: str, metrics: Sequence[dict[str, Any]]) -> None:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError as exc:
-        raise PublishError(f"{exc}: pip install -r requirements-cloudwatch.txt, or --stdout") from None
+        raise PublishError(f"{exc}: pip install -r requirements/cloudwatch.txt, or --stdout") from None
     done = 0
     try:
         client = boto3.client("cloudwatch", config=Config(connect_timeout=10, retries={"total_max_attempts": 3}))

@@ -1,7 +1,7 @@
 # Every role on CPUs, with the bundled pair: context is the repository. `make images` builds it, runs it and asks it.
 #
-#   docker build -f deploy/images/cpu.Dockerfile -t specdec-cpu:0.1.0 .
-#   docker run --rm --read-only --tmpfs /tmp -v specdec-cache:/cache -p 8000:8000 specdec-cpu:0.1.0 --role fused_target --host 0.0.0.0 --http_port 8000
+#   docker build -f deploy/images/cpu.Dockerfile -t specdec-cpu:0.2.0 .
+#   docker run --rm --read-only --tmpfs /tmp -v specdec-cache:/cache -p 8000:8000 specdec-cpu:0.2.0 --role fused_target --host 0.0.0.0 --http_port 8000
 #
 # BASE is a Debian with Python 3.11 and its venv; deploy/images/cpu.lock has the hashes of everything else.
 # To keep to one build of it, write its digest behind the tag (@sha256:...), here and in cuda.Dockerfile. This prints it:

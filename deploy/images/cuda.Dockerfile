@@ -1,6 +1,6 @@
 # Every role on NVIDIA GPUs: context is the repository. torch from PyPI brings the CUDA libraries, the host its driver.
 #
-#   docker build -f deploy/images/cuda.Dockerfile -t specdec-cuda:0.1.0 .
+#   docker build -f deploy/images/cuda.Dockerfile -t specdec-cuda:0.2.0 .
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE} AS packages

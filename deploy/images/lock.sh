@@ -3,7 +3,7 @@
 # PYTORCH is where torch without CUDA lies: a page of links, or a folder.
 set -eu
 cd "$(dirname "$0")/../.."
-extras="requirements-tracing.txt requirements-endpoints.txt requirements-cloudwatch.txt" # the last two: to measure and publish
+extras="requirements/tracing.txt requirements/endpoints.txt requirements/cloudwatch.txt" # the last two: to measure and publish
 torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 lock() { # FILE FLAGS...
     file=deploy/images/$1

@@ -1,7 +1,7 @@
 # A server on AWS Trainium: context is the repository. BASE is AWS's container with NxD Inference; its SDK pins torch and
-# Transformers, so that there is no lock: what it lacks is installed as requirements-neuron.txt says. The compiler stays.
+# Transformers, so that there is no lock: what it lacks is installed as requirements/neuron.txt says. The compiler stays.
 #
-#   docker build -f deploy/images/neuron.Dockerfile -t specdec-neuron:0.1.0 .
+#   docker build -f deploy/images/neuron.Dockerfile -t specdec-neuron:0.2.0 .
 # By digest: NAME:TAG@sha256:..., as deploy/images/cpu.Dockerfile says.
 ARG BASE=public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04
 FROM ${BASE}
@@ -14,11 +14,11 @@ ENV HOME=/cache \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 WORKDIR /app
-COPY requirements-neuron.txt ./
+COPY requirements/neuron.txt requirements/
 # The packages of the SDK itself come with BASE, and must not be replaced.
 ARG INSTALL="python3 -m pip install --no-cache-dir --disable-pip-version-check"
 # Conflicts that BASE has of its own are not ours; a new one means that a package of the SDK was replaced.
-RUN sed -n '/^# The runtime/,$p' requirements-neuron.txt > runtime.txt \
+RUN sed -n '/^# The runtime/,$p' requirements/neuron.txt > runtime.txt \
     && (python3 -m pip check > before || true) \
     && ${INSTALL} --requirement runtime.txt \
     && (python3 -m pip check > after || ! grep --invert-match --line-regexp --fixed-strings --file before after) \

@@ -2,7 +2,7 @@
 
 Owns the spans' attributes, named by OpenTelemetry's GenAI conventions and by vLLM. Knows neither gRPC nor HTTP: their
 headers come as mappings. Imported only when traces are asked for: its packages are optional
-(requirements-tracing.txt).
+(requirements/tracing.txt).
 """
 
 from __future__ import annotations

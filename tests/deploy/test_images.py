@@ -56,7 +56,8 @@ def test_a_base_is_written_once_for_each_recipe() -> None:
 def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, replaced: bool, tmp_path: Path) -> None:
     """The story: pip installs the runtime on top of the SDK, and the image did not ask whether both still fit."""
     step = re.findall(r"^RUN (sed .*?[^\\])$", (FOLDER / "neuron.Dockerfile").read_text(), re.MULTILINE | re.DOTALL)[0]
-    (tmp_path / "requirements-neuron.txt").write_text("# The runtime\nnumpy\n")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "neuron.txt").write_text("# The runtime\nnumpy\n")
     report = f"test -e installed && said='{after}' || said='{before}'"
     stand_in(tmp_path, "python3", f'#!/bin/sh\n{report}\necho "$said"; case "$said" in No*) ;; *) exit 1 ;; esac\n')
     environment = stand_in(tmp_path, "install", "#!/bin/sh\ntouch installed\n") | {"INSTALL": "install"}
@@ -75,7 +76,7 @@ def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
     """`make lock` was run after the last change of pyproject.toml."""
-    files = ("requirements.txt", *(f"requirements-{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
+    files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()
     locked = pins(lock)

@@ -185,4 +185,4 @@ def test_what_aws_needs_is_said(missing: str, complaint: str, tmp_path: Path) ->
 def test_boto3_is_an_extra(tmp_path: Path) -> None:
     file = write(tmp_path, [cell("SD", "a")])
     done = run(python_with_boto3(), "-S", SCRIPT, file, environment=without_credentials())
-    assert (done.returncode, "requirements-cloudwatch.txt, or --stdout" in done.stderr) == (1, True)
+    assert (done.returncode, "requirements/cloudwatch.txt, or --stdout" in done.stderr) == (1, True)

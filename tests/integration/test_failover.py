@@ -1,7 +1,6 @@
 """A server goes in the middle of answers: every client that has another one gets the undisturbed answer.
 
-Real processes over real sockets; `python -m benchmarks.failover` is the long form. The tests stand in this order since
-each takes a server away.
+Real processes over real sockets. The tests stand in this order since each takes a server away.
 """
 
 from __future__ import annotations

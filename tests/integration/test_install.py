@@ -99,10 +99,10 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.long
 async def test_a_client_needs_its_own_file_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """requirements-client.txt in an empty environment, as docs/first_steps.md has it: both of its clients ended at
+    """requirements/client.txt in an empty environment, as docs/first_steps.md has it: both of its clients ended at
     once, since they imported llguidance and Pydantic."""
     client = environment_with(wheel, tmp_path) / "bin"
-    install = f"install --quiet --requirement {ROOT / 'requirements-client.txt'}".split()
+    install = f"install --quiet --requirement {ROOT / 'requirements' / 'client.txt'}".split()
     await asyncio.to_thread(subprocess.run, [*PIP, "--python", str(client / "python"), *install], check=True)
     async with target_server(models.chat_target) as server:
         flags = ("--port", str(server.port), "--prompt", "a house", "--max_new_tokens", "4", "--format", "json")

@@ -20,7 +20,7 @@ REPLACED = {"transformers": "transformers==4.57.6", "tokenizers": "", "huggingfa
 ADDED = ("tenacity==9.1.2",)
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "scipy")
 """Of these files."""
-TEST_FILES = ("requirements-dev.txt", "requirements-endpoints.txt")
+TEST_FILES = ("requirements/dev.txt", "requirements/endpoints.txt")
 TESTS = (
     *("tests/unit/backends/neuron", "tests/nxdi_real"),
     *("tests/integration/test_neuron_servers.py", "tests/integration/test_device_report.py"),

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from inference.backends.pytorch.graphs import Run
 from inference.model.slots import Backend, ForkingBackend, Span
 from tests.support.faults import strikes
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
@@ -261,3 +262,17 @@ class BackendContract:
         both = backend.forward([Span(0, 5, TOKENS[5:7], 2), Span(1, 0, TOKENS[:2], 0), Span(2, 0, TOKENS[:1], 0)])
         self.assert_close(both, reference("llama").logits(TOKENS[:7])[5:])
         self.assert_close(backend.forward([Span(1, 5, TOKENS[5:7], 2)]), reference("llama").logits(TOKENS[:7])[5:])
+
+
+class Uncompiled:
+    """Maker of graphs that leaves passes as they are: fixed shapes without a compiler."""
+
+    name, arithmetic, graphs_only = "left as they are", "", False
+
+    def __init__(self) -> None:
+        self.num_graphs = 0
+
+    def make(self, run: Run) -> Run:
+        """Count the pass, and return it."""
+        self.num_graphs += 1
+        return run

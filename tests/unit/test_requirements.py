@@ -33,7 +33,8 @@ def test_the_requirements_files_are_those_of_pyproject(name: str) -> None:
 
 
 def test_there_is_no_other_requirements_file() -> None:
-    assert {path.name for path in ROOT.glob("requirements*.txt")} == set(requirements())
+    found = [*ROOT.glob("*requirements*.txt"), *ROOT.glob("requirements/*")]
+    assert {str(path.relative_to(ROOT)) for path in found} == set(requirements())
 
 
 def test_every_package_says_why_it_is_here() -> None:
@@ -89,9 +90,9 @@ except SpecDecError as error:
 
 
 def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
-    """Run code where nothing but requirements-client.txt seems to be installed; return exit code and stderr."""
+    """Run code where nothing but requirements/client.txt seems to be installed; return exit code and stderr."""
     installed = closure(
-        {name_of(line) for line in requirements()["requirements-client.txt"].splitlines() if "==" in line}
+        {name_of(line) for line in requirements()["requirements/client.txt"].splitlines() if "==" in line}
     )
     owners = packages_distributions()
     blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
@@ -143,7 +144,14 @@ def test_the_demo_installs_what_it_runs() -> None:
         ["make", "--dry-run", "--always-make", "demo"], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert "requirements.txt" in run.stdout
-    assert "requirements-dev.txt" not in run.stdout
+    assert "requirements/dev.txt" not in run.stdout
+
+
+def test_make_help_has_every_goal() -> None:
+    goals = re.findall(r"^([a-z][a-z -]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shown = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    lines = [re.fullmatch(f"make ({'|'.join(goals)}) +\\S.*", line) for line in shown.splitlines()]
+    assert [line and line[1] for line in lines] == goals
 
 
 OLD_PYTHON = """#!/bin/sh
@@ -166,7 +174,8 @@ def old_python(tmp_path: Path) -> Path:
 def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
     """pip downloaded half a gigabyte of torch, and then named another package."""
     for file in ("Makefile", *requirements()):
-        shutil.copy(ROOT / file, tmp_path)
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
     run = subprocess.run(
         ["make", goal, f"PYTHON={old_python}"], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
@@ -191,6 +200,7 @@ def test_refusals_name_the_supported_pythons() -> None:
 
 def test_the_version_is_one() -> None:
     assert PROJECT["version"] == VERSION
+    assert re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == VERSION
 
 
 NEURON_IMAGES = {

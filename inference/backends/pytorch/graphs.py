@@ -1,7 +1,7 @@
 """Makers of graphs: what becomes of a pass of fixed shape, so that running it is one call.
 
 A pass is a function without arguments: whatever changes from one run to the next is in a tensor that it reads. A
-maker captures it as a CUDA graph, compiles it, or leaves it as it is.
+maker captures it as a CUDA graph, or compiles it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,6 @@ class Maker(Protocol):
 
     def make(self, run: Run) -> Run:
         """Return what runs the pass from now on; it may be made at its first run."""
-
-
-class Uncompiled:
-    """Maker that leaves passes as they are: fixed shapes without a compiler, for tests."""
-
-    name, arithmetic, graphs_only = "left as they are", "", False
-
-    def __init__(self) -> None:
-        self.num_graphs = 0
-
-    def make(self, run: Run) -> Run:
-        """See `Maker`."""
-        self.num_graphs += 1
-        return run
 
 
 class Captured:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inference import errors
+from inference import VERSION, errors
 from inference.commit import Delta, Event
 from inference.gateway import stream
 from inference.gateway.app import create_app
@@ -430,7 +430,7 @@ async def test_paths_beside_generation() -> None:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ping")).status_code == (await client.post("/ping")).status_code == 200
         assert (await client.head("/metrics")).status_code == 200, "aiperf asks so whether there are any"
-        assert (await client.get("/version")).json() == {"version": "0.1.0", "topology": "fused"}
+        assert (await client.get("/version")).json() == {"version": VERSION, "topology": "fused"}
         (model,) = (await client.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("tiny", 128)
         assert (await client.get("/v1/models/tiny")).json() == model

@@ -11,13 +11,14 @@ import pytest
 from inference.backends.pytorch import backend as torch_backend
 from inference.backends.pytorch import graphs
 from inference.backends.pytorch.backend import CAPTURED, TorchBackend, load_torch_backend
-from inference.backends.pytorch.graphs import Run, Uncompiled
+from inference.backends.pytorch.graphs import Run
 from inference.backends.pytorch.static_pass import FixedShapes
 from inference.backends.registry import has_fixed_slots
 from inference.config import COMPILE_POLICIES, ModelConfig
 from inference.errors import ConfigError
 from inference.model.slots import GraphCounts, Span
 from inference.observe.metrics import Metrics
+from tests.support.backend_contract import Uncompiled
 from tests.support.models import save_tiny_model
 from tests.unit.backends.neuron.test_cli import run
 

@@ -14,11 +14,19 @@ from torch._inductor.utils import run_and_get_code
 
 from inference.backends.pytorch import packed_linear
 from inference.backends.pytorch.backend import CAPTURED, TorchBackend
-from inference.backends.pytorch.graphs import Captured, Compiled, Maker, Uncompiled
+from inference.backends.pytorch.graphs import Captured, Compiled, Maker
 from inference.backends.pytorch.shapes import Buckets
 from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
 from inference.model.slots import Backend, GraphCounts, Span
-from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract, Reference, reference
+from tests.support.backend_contract import (
+    MAX_LENGTH,
+    NUM_SLOTS,
+    TOKENS,
+    BackendContract,
+    Reference,
+    Uncompiled,
+    reference,
+)
 from tests.support.models import DEFAULT_VOCAB_SIZE, FAMILIES, tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
 

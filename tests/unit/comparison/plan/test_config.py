@@ -182,7 +182,7 @@ def test_help_is_grouped_with_units_and_defaults(capsys: pytest.CaptureFixture[s
 
 
 def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message named requirements-loadtest.txt, which an installation by pip has not."""
+    """The message named a file of requirements, which an installation by pip has not."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "locust" else object())
     with pytest.raises(ConfigError, match=r"pip install locust gevent$"):
         require_clients(parse_config(["--concurrency", "2", "--topologies", "target"]))

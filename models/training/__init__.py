@@ -1,1 +1,0 @@
-"""Building blocks of the demo model pair: corpus, tokenizer, training, distillation, evaluation."""

@@ -1,0 +1,108 @@
+"""The weight of each room is held by a table: lines of code, and words of pages.
+
+Blank lines, docstrings, comments and imports weigh nothing. A room above its number fails: make it lighter, or raise
+the number and give the reason in the commit. A room a tenth below its number fails too: it could grow back unseen.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+WEIGHTS: dict[str, int] = {
+    "benchmarks": 1860,
+    "comparison": 4240,
+    "deploy": 700,
+    "examples": 160,
+    "grpc_comm": 880,
+    "inference": 960,
+    "inference/backends": 3720,
+    "inference/cli": 1520,
+    "inference/engine": 1480,
+    "inference/gateway": 2080,
+    "inference/model": 180,
+    "inference/observe": 600,
+    "inference/sampling": 280,
+    "inference/scheduling": 540,
+    "inference/serving": 860,
+    "inference/speculation": 560,
+    "inference/text": 1160,
+    "inference/workers": 2340,
+    "scripts": 600,
+    "specdec": 360,
+    "tests": 29760,
+    "words of pages": 88200,
+}
+"""Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
+`python -m tests.test_weight` writes them anew, rounded up to the next twenty."""
+SKIPPED = {"build", "reports", "venv", "v1"}
+"""Folders with generated code or that of others."""
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def num_code_lines(source: str) -> int:
+    """Return how many lines have code that is neither a docstring nor an import."""
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in LAYOUT]
+    code = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
+                code -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(code)
+
+
+def weights() -> dict[str, int]:
+    """Weigh every room of this checkout."""
+    found: Counter[str] = Counter()
+    for file in ROOT.glob("[!.]*/**/*.py"):
+        folders = file.relative_to(ROOT).parts[:-1]
+        if SKIPPED.isdisjoint(folders):
+            found["/".join(folders[: 2 if folders[0] == "inference" else 1])] += num_code_lines(file.read_text("utf-8"))
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    return {**found, "words of pages": sum(len(page.read_text("utf-8").split()) for page in pages)}
+
+
+def complaints(found: Mapping[str, int], table: Mapping[str, int]) -> list[str]:
+    """Return a sentence for each room that is heavier than its number, or a tenth lighter."""
+    heavy = (
+        "{} weighs {}, {} more than its number: make it lighter, or raise the number and give the reason in the commit"
+    )
+    light = "{} weighs {}, {} less than its number: lower the number by `python -m tests.test_weight`"
+    excess = {room: found.get(room, 0) - table.get(room, 0) for room in {**table, **found}}
+    return [
+        (heavy if more > 0 else light).format(room, found.get(room, 0), abs(more))
+        for room, more in sorted(excess.items())
+        if more > 0 or more <= -max(20, table[room] / 10)
+    ]
+
+
+def test_no_room_grows_unseen() -> None:
+    assert complaints(weights(), WEIGHTS) == []
+
+
+def test_heavier_new_lighter_and_lost_rooms_are_noticed() -> None:
+    table = {"as it was": 200, "heavy": 200, "light": 200, "lost": 20}
+    found = complaints({"as it was": 181, "heavy": 203, "light": 180, "new": 1}, table)
+    assert [complaint.partition(" than")[0] for complaint in found] == [
+        "heavy weighs 203, 3 more",
+        "light weighs 180, 20 less",
+        "lost weighs 0, 20 less",
+        "new weighs 1, 1 more",
+    ]
+
+
+def test_blanks_comments_docstrings_and_imports_weigh_nothing() -> None:
+    source = '"""Module."""\n\nimport re\nfrom a import (\n    b,\n)\n\nX = 1  # why\n"""Unit."""\n# a comment\n'
+    assert num_code_lines(source + 'def f():\n    """Do."""\n    import io\n    return """two\nlines"""\n') == 4
+
+
+if __name__ == "__main__":
+    table = "".join(f'    "{room}": {now + -now % 20},\n' for room, now in sorted(weights().items()))
+    source = Path(__file__).read_text("utf-8")
+    Path(__file__).write_text(re.sub(r"(?s)(\nWEIGHTS[^{]*\{).*?\}", rf"\1\n{table}}}", source, count=1), "utf-8")
