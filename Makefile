@@ -49,13 +49,13 @@ demo: $(RUNTIME)
 # Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Two processes, one
 # thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the order of the folders,
 # since the long ones stand first: at the end, one process would have all that is left of a file.
-PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 test: $(if $(ARGS),install,check)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 2 --dist loadscope --no-loadscope-reorder)
 
-# Unit tests that need no torch, in half a minute.
+# Unit tests of six rooms, in half a minute. Three processes, since some of them wait.
+QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling speculation text)
 quick: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not long and not release" $(WITHOUT_TORCH)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadscope -m "not slow and not long and not release" $(QUICK)
 
 # Lint and types, without a test.
 check: install
