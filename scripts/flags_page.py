@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from comparison.plan.flags import comparison_parser
 from comparison.study.flags import StudySettings, study_parser
@@ -11,39 +14,94 @@ from inference.cli.roles.registry import ROLES, parser_of
 from inference.config import ROOT
 
 PAGE = ROOT / "docs" / "flags.md"
+SETS = {
+    "models": ("doctor", "target", "draft", "fused_target", "compile", "verify_target", "verify_fused", "verify_draft"),
+    "servers": ("target", "draft", "fused_target", "gateway"),
+    "prompts": ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft"),
+    "fused": ("fused_target", "verify_fused"),
+    "verify": ("verify_target", "verify_fused", "verify_draft"),
+}
+"""Names for sets of commands, tried in this order."""
 HEAD = """# Flags
 
-Made by `python -m scripts.flags_page` from the settings; `--help` of a command shows the same. Each command takes
-`--config FILE` too, once or several times: JSON or TOML with flags, over which those of the command line win.
+Made by `python -m scripts.flags_page` from the settings. `specdec COMMAND --help` lists the flags of one command.
+Each command takes `--config FILE` too, once or several times: JSON or TOML with flags, over which those of the command
+line win. `study` takes the flags of `compare`, with defaults of its own that its `--help` shows. LIST has commas.
+
+The second column names the commands that take a flag. Where commands differ, a cell has a line for each variant; a line
+without a command's name is for all other commands of the row. Sets of commands:
+
 """
-STUDY = "Takes the comparison's flags, with defaults of its own that its `--help` shows, and these:"
 NO_DEFAULT = ("None", "False", "[]", "{}", "")
+
+
+class Flag(NamedTuple):
+    """One command's flag, as the cells of a row."""
+
+    command: str
+    names: str
+    default: str
+    meaning: str
 
 
 def page() -> str:
     """Return the text of the page."""
-    parts = [HEAD, *(_command(f"specdec {name}", parser_of(name), role.summary) for name, role in ROLES.items())]
-    parts.append(_command("specdec compare", comparison_parser(), "LIST is comma-separated."))
-    parts.append(_command("specdec study", study_parser(), STUDY, StudySettings.SECTION))
-    return "\n".join(parts).replace(f"{ROOT}/", "")
+    groups: dict[str, list[str]] = defaultdict(list)
+    flags: dict[str, list[Flag]] = defaultdict(list)
+    for name, group, action in _actions():
+        key = action.option_strings[0] if action.option_strings else action.dest
+        if key not in flags:
+            groups[group].append(key)
+        flags[key].append(_flag(name, action))
+    sets = (f"- **{name}**: {', '.join(commands)}" for name, commands in SETS.items())
+    rows = ["| flag and value | commands | default | meaning |", "|---|---|---|---|"]
+    for group, keys in groups.items():
+        rows += [f"| **{group}** |", *(_row(flags[key]) for key in keys)]
+    return (HEAD + "\n".join([*sets, "", *rows, ""])).replace(f"{ROOT}/", "")
 
 
-def _command(name: str, parser: argparse.ArgumentParser, text: str, only: str = "") -> str:
-    """Return the section of a command, or `only` one group of its flags."""
-    rows = ["| flag | value | default | meaning |", "|---|---|---|---|"]
-    for group in parser._action_groups:
-        if group._group_actions and group.title != "options" and (only or group.title) == group.title:
-            rows += [f"| **{group.title}** | | | |", *map(_row, group._group_actions)]
-    return "\n".join([f"## {name}", "", text, "", *rows, ""])
+def _actions() -> Iterator[tuple[str, str, argparse.Action]]:
+    """Yield command, title of the group, and flag."""
+    parsers = {**{name: parser_of(name) for name in ROLES}, "compare": comparison_parser(), "study": study_parser()}
+    for name, parser in parsers.items():
+        only = StudySettings.SECTION if name == "study" else None
+        for group in parser._action_groups:
+            if group.title and group.title != "options" and (only or group.title) == group.title:
+                yield from ((name, group.title, action) for action in group._group_actions)
 
 
-def _row(action: argparse.Action) -> str:
+def _flag(command: str, action: argparse.Action) -> Flag:
     names = ", ".join(f"`{name}`" for name in action.option_strings or [action.dest])
-    value = action.metavar or ", ".join(map(str, action.choices or ()))
+    names = " ".join([names, str(action.metavar or ", ".join(map(str, action.choices or ())))]).rstrip()
     default = "required" if action.required else "" if str(action.default) in NO_DEFAULT else action.default
     text = re.sub(r"( \((default: )?%\(default\)s( s)?\))*$", "", action.help or "") % vars(action)
-    cells = (str(each).replace("|", "\\|").replace("<", "&lt;") for each in (names, value, default, text))
-    return f"| {' | '.join(cells)} |"
+    return Flag(command, *(str(each).replace("|", "\\|").replace("<", "&lt;") for each in (names, default, text)))
+
+
+def _row(flags: list[Flag]) -> str:
+    commands = _named([flag.command for flag in flags])
+    cells = (_merged(flags, column) for column in ("names", "default", "meaning"))
+    return "| {0} | {commands} | {1} | {2} |".format(*cells, commands=commands)
+
+
+def _merged(flags: list[Flag], column: str) -> str:
+    """Return the text of a cell: the commonest variant, then each other one after the names of its commands."""
+    variants: dict[str, list[str]] = defaultdict(list)
+    for flag in flags:
+        variants[getattr(flag, column)].append(flag.command)
+    first, *others = sorted(variants.items(), key=lambda variant: -len(variant[1]))
+    empty = "none" if others and column == "default" else ""
+    return "<br>".join([first[0] or empty, *(f"{_named(names)}: {text or empty}" for text, names in others)])
+
+
+def _named(commands: list[str]) -> str:
+    """Return names of commands, with a set's name for its commands."""
+    names, left = [], set(commands)
+    for name, members in SETS.items():
+        if left.issuperset(members):
+            names.append(f"**{name}**")
+            left.difference_update(members)
+    return ", ".join([*names, *(command for command in commands if command in left)])
 
 
 if __name__ == "__main__":

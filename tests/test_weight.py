@@ -34,10 +34,10 @@ WEIGHTS: dict[str, int] = {
     "inference/speculation": 560,
     "inference/text": 1160,
     "inference/workers": 2340,
-    "scripts": 600,
+    "scripts": 629,
     "specdec": 360,
     "tests": 29760,
-    "words of pages": 88200,
+    "words of pages": 68101,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` writes them anew, rounded up to the next twenty."""

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """Text or tokens in, the target's tokens out.
+    """Continues a text or tokens with the target's tokens.
     """
 
     def __init__(self, channel):
@@ -68,49 +68,49 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """Text or tokens in, the target's tokens out.
+    """Continues a text or tokens with the target's tokens.
     """
 
     def Generate(self, request, context):
-        """Generates one sequence. The stream is one Started, then one Delta per commit, then one Finished. Cancelling the call
-        frees its slot; so does its deadline.
+        """Generates one sequence. The stream is one Started, then one Delta per commit, then one Finished. Cancelling the
+        call frees its slot; so does its deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """What is served here. Cheap; clients call it once.
+        """Returns the card of the served model. Cheap; clients call it once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Token ids of a text or a conversation, as Generate would read it.
+        """Returns the token ids of a text or a conversation, as Generate would read it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The text of token ids, special tokens by their names.
+        """Returns the text of token ids, with special tokens by their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """How busy this server is, for whoever places requests or servers.
+        """Returns the load of this server, for systems that place requests or servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """The server ends as on SIGTERM: it takes no more requests, those that can go on elsewhere are sent there, all others
-        have their grace, and the process ends. Answers at once; a second call changes nothing. PERMISSION_DENIED where
-        others than this machine reach the server, and no auth file says who may.
+        """Ends the server as SIGTERM does: it takes no new requests, hands those that can continue elsewhere to their
+        callers, lets all others finish within the grace period, and exits. Answers at once; a second call changes nothing.
+        PERMISSION_DENIED if the server is reachable from other machines and has no auth file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +158,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """Text or tokens in, the target's tokens out.
+    """Continues a text or tokens with the target's tokens.
     """
 
     @staticmethod
@@ -325,7 +325,7 @@ class GenerationService(object):
 
 
 class VerificationServiceStub(object):
-    """A target that verifies the proposals of draft workers.
+    """Attaches draft workers to a target, which verifies their proposals.
     """
 
     def __init__(self, channel):
@@ -342,14 +342,14 @@ class VerificationServiceStub(object):
 
 
 class VerificationServiceServicer(object):
-    """A target that verifies the proposals of draft workers.
+    """Attaches draft workers to a target, which verifies their proposals.
     """
 
     def Assist(self, request_iterator, context):
-        """A draft worker attaches to the target: one stream per worker, many sessions on it, told apart by id. A worker of the
-        pool drafts for requests of all clients, which the target opens towards it. A private worker drafts for the requests
-        that its own process sends by Generate on the same connection, and for no others. The first request message is
-        Attach; the first response message is Attached. A worker that leaves, lags or errs only makes its sessions slower.
+        """Attaches one draft worker for as long as the stream lasts; the stream carries many sessions, each with an id. A
+        worker of the pool drafts for requests of all clients, which the target opens. A private worker drafts only for the
+        requests that its own process sends by Generate on the same connection. The first request message is Attach; the
+        first response message is Attached. A worker that leaves, lags or errs only makes its sessions slower.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -372,7 +372,7 @@ def add_VerificationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerificationService(object):
-    """A target that verifies the proposals of draft workers.
+    """Attaches draft workers to a target, which verifies their proposals.
     """
 
     @staticmethod
