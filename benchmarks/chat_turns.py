@@ -33,11 +33,11 @@ from inference.config import (
 )
 from inference.serving.assembly import load_proposer, private_worker, target_engine
 from inference.serving.processes import free_port, server_process
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import RemoteCompleter, card_of_target
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter, card_of_target
 
 NUM_TURNS = 10
 NUM_ANSWER_TOKENS = 24

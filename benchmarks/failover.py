@@ -33,9 +33,9 @@ from inference.commit import Delta
 from inference.config import ROOT, ConnectionConfig
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
 
 PROMPTS = ("1, 2, 3, 4,", "It was the best of times, it was the", "def add(a, b):")
 NUM_SEEDS = 2

@@ -34,12 +34,12 @@ from inference.gateway.server import HttpFront
 from inference.observe.metrics import Metrics
 from inference.serving.host import opened
 from inference.serving.processes import free_port
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
+from inference.workers.calls.status import to_status
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.generation import GenerationServicer
-from inference.workers.observer import Observer
-from inference.workers.remote import RemoteCompleter
-from inference.workers.scope import SupervisedCompleter
-from inference.workers.status import to_status
 
 CARD = ModelCard("scripted", "target", 1 << 20, 1 << 16, "0")
 

@@ -24,8 +24,8 @@ from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precis
 from grpc_comm.channel import open_channel
 from inference.commit import Delta
 from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 
 PROMPT = "It was the best of times, it was the worst of times,"
 NUM_TOKENS = 160

@@ -33,12 +33,12 @@ from inference.engine.draft import DraftEngine
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
 from inference.serving.assembly import load_proposer, private_worker, reader_of, running, target_engine
 from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import RemoteCompleter, card_of_target
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter, card_of_target
+from inference.workers.drafting.private import PrivateWorker
 
 SCHEMA = {
     "type": "object",

@@ -33,9 +33,9 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from grpc_comm.tls import ClientTls, ServerTls
 from inference.cli.trial import CLIENT_NAME, make_trial
 from inference.serving.processes import free_port
-from inference.workers.access import Access
-from inference.workers.admitting import admission
-from inference.workers.status import to_status
+from inference.workers.calls.access import Access
+from inference.workers.calls.admitting import admission
+from inference.workers.calls.status import to_status
 
 TOKEN = "a-token-for-this-run"
 WAYS = ("plain", "tls", "tls_token", "mtls")

@@ -27,17 +27,17 @@ from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed, timeline
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.calls.dialling import credentials_of
+from inference.workers.calls.fleet import Fleet, connected
+from inference.workers.calls.scope import SupervisedCompleter
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.operation import Operation
+from inference.workers.completing.remote import DISTRIBUTED, card_of_target
+from inference.workers.completing.writing import TextCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.dialling import credentials_of
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import Fleet, connected
-from inference.workers.generation import GenerationServicer
-from inference.workers.operation import Operation
-from inference.workers.remote import DISTRIBUTED, card_of_target
-from inference.workers.scope import SupervisedCompleter
-from inference.workers.writing import TextCompleter
+from inference.workers.drafting.private import PrivateWorker
+from inference.workers.drafting.stream import Offer, PoolWorker
 
 logger = logging.getLogger(__name__)
 

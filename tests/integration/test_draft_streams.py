@@ -24,11 +24,11 @@ from inference.engine.draft import DraftEngine
 from inference.request import Schedule
 from inference.serving.assembly import LoadedDraft, private_worker
 from inference.text.tokenizer import Tokenizer
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft import stream
-from inference.workers.draft.stream import AssistStream, Offer
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from inference.workers.drafting import stream
+from inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of

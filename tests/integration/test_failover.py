@@ -21,9 +21,9 @@ from inference.commit import Delta
 from inference.config import ConnectionConfig
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, run_command, target_server
 

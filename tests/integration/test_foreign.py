@@ -25,10 +25,10 @@ from inference.commit import Delta
 from inference.config import ConnectionConfig
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.remote import RemoteCompleter
 from tests.support.models import NUM_TOKENIZER_IDS, disturbed, tiny_model, tiny_tokenizer
 from tests.support.servers import command, complete_all, draft_server, fused_server, run_command, target_server
 from tests.support.tokenizers import foreign

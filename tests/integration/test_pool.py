@@ -19,8 +19,8 @@ from grpc_comm.health import is_serving
 from inference.commit import Delta
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, command, complete, complete_all, target_server
 

@@ -15,8 +15,8 @@ from inference.commit import Delta
 from inference.errors import UnavailableError
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, complete_all, draft_server, target_server, with_gamma
 

@@ -27,14 +27,14 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.access import Access
-from inference.workers.admitting import admission
+from inference.workers.calls.access import Access
+from inference.workers.calls.admitting import admission
+from inference.workers.calls.status import to_status
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.status import to_status
-from inference.workers.target import assist
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting import assist
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.raw_worker import after, end_of, raw_worker

@@ -22,9 +22,9 @@ from inference.commit import Delta, Finished, FinishReason, Started
 from inference.config import ROOT
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.text.vocabulary import Vocabulary
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.remote import RemoteCompleter
+from inference.workers.drafting.private import PrivateWorker
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

@@ -23,15 +23,15 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
 from inference.text.vocabulary import Vocabulary
-from inference.workers import access, admitting
-from inference.workers.access import Access, rights_of_call
+from inference.workers.calls import access, admitting
+from inference.workers.calls.access import Access, rights_of_call
+from inference.workers.calls.convert import PROTOCOL_VERSION
+from inference.workers.calls.dialling import credentials_of
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.remote import card_of_target
 from inference.workers.completion import CompletionRequest
-from inference.workers.convert import PROTOCOL_VERSION
-from inference.workers.dialling import credentials_of
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.remote import card_of_target
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, YesMan, entry, https, served, token_of

@@ -27,12 +27,12 @@ from inference.serving.draft import serve_draft
 from inference.serving.processes import free_port
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers import fleet
+from inference.workers.calls import fleet
+from inference.workers.calls.status import to_status
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.status import to_status
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 

@@ -19,18 +19,18 @@ from inference.observe.metrics import Metrics
 from inference.serving import gateway as gateway_module
 from inference.serving.gateway import _dialled, _follow_model, serve_gateway
 from inference.serving.processes import free_port
-from inference.workers import fleet as fleet_module
+from inference.workers.calls import fleet as fleet_module
+from inference.workers.calls.convert import card_to_message
+from inference.workers.calls.fleet import connected
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
+from inference.workers.calls.status import to_status
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.convert import card_to_message
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.generation import GenerationServicer
-from inference.workers.observer import Observer
-from inference.workers.remote import RemoteCompleter
-from inference.workers.scope import SupervisedCompleter
-from inference.workers.status import to_status
 from tests.support.completers import CARD, ScriptedCompleter, gateway
-from tests.unit.workers.test_fleet import NAME, Resolver
+from tests.unit.workers.calls.test_fleet import NAME, Resolver
 
 OTHER = replace(CARD, name="other", max_length=64)
 BUSY = replace(CARD, name="busy")

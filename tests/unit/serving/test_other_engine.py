@@ -30,10 +30,10 @@ from inference.speculation.tree import Branch, DraftTree
 from inference.speculation.verify import verify
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from inference.workers.drafting.stream import Offer, PoolWorker
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, tokens_at, until
 

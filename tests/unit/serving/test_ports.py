@@ -19,8 +19,8 @@ from inference.config import (
 )
 from inference.errors import ConfigError
 from inference.serving.fronts import GrpcFront, Ports
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD
 from tests.support.ports import https, served
