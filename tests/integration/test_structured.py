@@ -35,8 +35,9 @@ from inference.workers.completing.generation import GenerationServicer
 from inference.workers.completing.local import LocalCompleter
 from inference.workers.completing.remote import RemoteCompleter, card_of_target
 from inference.workers.completion import Completer, CompletionRequest, ModelCard, Resume
+from inference.workers.drafting.pool_worker import PoolWorker
 from inference.workers.drafting.service import VerificationServicer
-from inference.workers.drafting.stream import Offer, PoolWorker
+from inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all, until_attached
 

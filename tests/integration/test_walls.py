@@ -33,7 +33,7 @@ from inference.workers.calls.status import to_status
 from inference.workers.completing.generation import GenerationServicer
 from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.drafting import assist
+from inference.workers.drafting import service
 from inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
@@ -230,7 +230,7 @@ async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Balancers that count no PINGs end a silent one after 30 s or a minute, and the pool was empty again and again."""
-    monkeypatch.setattr(assist, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)

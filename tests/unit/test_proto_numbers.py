@@ -16,7 +16,7 @@ from inference.text.tokenizer import MAX_PACKED_BYTES
 from inference.text.vocabulary import MAX_VOCAB_SIZE
 from inference.workers.calls import convert
 from inference.workers.completion import DRAFT_SESSION_BYTES
-from inference.workers.drafting.assist import MAX_WORKER_SLOTS
+from inference.workers.drafting.service import MAX_WORKER_SLOTS
 
 PROTO = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text()
 ELEMENT = re.compile(r"(?:message|enum|service|rpc|oneof) (\w+)|(\w+) = ")

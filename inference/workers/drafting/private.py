@@ -10,14 +10,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from inference.caller import caller
 from inference.commit import Delta, Event
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
-from inference.errors import CapacityError, HandshakeError, InvalidRequestError, RequestError, UnavailableError
+from inference.errors import CapacityError, InvalidRequestError, RequestError, UnavailableError
 from inference.text.vocabulary import Vocabulary
 from inference.workers.calls.fleet import Fleet, Replica
 from inference.workers.completing.reading import Reader
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 ATTACH_S = 2.0
 """Longest wait at start for a target that takes the worker."""
-REFUSED_S = 60.0
-"""Wait before a target that refused the worker is dialled again."""
 
 
 class PrivateWorker:
@@ -94,16 +93,8 @@ class PrivateWorker:
         if replica not in self._streams:
             offer = Offer(self._vocabulary, self._config.gamma, self._engine.num_slots, replica.security)
             stream = AssistStream(self._engine, replica.address, offer)
-            self._streams[replica] = stream, asyncio.create_task(self._run(stream, replica))
+            self._streams[replica] = stream, asyncio.create_task(stream.serve(partial(nullcontext, replica.channel)))
         return self._streams[replica][0]
-
-    async def _run(self, stream: AssistStream, replica: Replica) -> None:
-        while True:
-            try:
-                await stream.run(replica.channel)
-            except (RequestError, HandshakeError) as refusal:
-                logger.warning("requests go on without drafts: %s", refusal)
-            await asyncio.sleep(REFUSED_S)
 
     async def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import replace
 
 import grpc
 
@@ -11,14 +13,139 @@ from grpc_comm.options import max_request_bytes
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import Right, caller
+from inference.commit import Commit
+from inference.engine.contract import VerificationSession
 from inference.engine.pool import DraftPool
-from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.request import Schedule
 from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.calls.access import require_any
 from inference.workers.calls.admitting import private_scope
-from inference.workers.calls.convert import PROTOCOL_VERSION
-from inference.workers.drafting.assist import StreamWorker, serve_worker
+from inference.workers.calls.convert import PROTOCOL_VERSION, branches_from_message, commit_to_message, open_to_message
+
+_numbers = itertools.count(1)
+MAX_OUTBOX = 1000
+MAX_OUTBOX_BYTES = 16 * 1024 * 1024
+"""Limit of messages queued for a worker, some of which hold a prompt. A worker that leaves more unread is detached."""
+MAX_WORKER_SLOTS = 4096
+"""Most sessions that one worker of the pool may offer to draft for."""
+HEARTBEAT_S = 20.0
+"""Seconds between messages on an idle stream. Proxies that count no PINGs end idle streams, some after 30 s."""
+
+
+class StreamWorker:
+    """Attached draft worker; messages to it are queued, so that the engine never waits for the network.
+
+    Args:
+        vocabulary: vocabulary of the target; the worker's may be padded to another size.
+        scope: see `Worker`.
+    """
+
+    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
+        self.scope = scope
+        self.does_rounds = attach.protocol_version > 1
+        self.id = f"w{next(_numbers)}"
+        self.num_slots = checked_slots(attach.num_slots)
+        self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
+        self.overflowed = asyncio.Event()
+        self._num_bytes = 0
+        self._vocabulary = vocabulary
+
+    def open(self, session: VerificationSession) -> None:
+        """See `Worker`; a private worker has begun by itself."""
+        if self.scope:
+            return
+        request = session.request
+        rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
+        schedule = Schedule.ASYNC if session.runs_ahead else Schedule.SYNC
+        opening = replace(rest, schedule=schedule)
+        words = self._vocabulary
+        message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
+        opened = pb.AssistOpen(session_id=session.help_id, open=message, request_id=session.request_id)
+        self._put(pb.AssistResponse(open=opened))
+
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
+        """See `Worker`; the process of a private worker reads the commits in the answer."""
+        if self.scope:
+            return
+        message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
+        self._put(pb.AssistResponse(commit=message))
+
+    def close(self, session: VerificationSession) -> None:
+        """See `Worker`."""
+        session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
+        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
+
+    async def beat(self) -> None:
+        """Queue an empty message at each interval if no other waits, until cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self.outbox.empty():
+                self._put(pb.AssistResponse())
+
+    def _put(self, message: pb.AssistResponse) -> None:
+        if self.outbox.full() or self._num_bytes > MAX_OUTBOX_BYTES:
+            self.overflowed.set()
+            return
+        self._num_bytes += message.ByteSize()
+        self.outbox.put_nowait(message)
+
+    async def write(self, call: Call) -> None:
+        """Write queued messages until cancelled."""
+        while True:
+            message = await self.outbox.get()
+            self._num_bytes -= message.ByteSize()
+            await call.write(message)
+
+
+def checked_slots(num_slots: int) -> int:
+    """Return a worker's number of slots; raise InvalidRequestError if it is out of range."""
+    if not 1 <= num_slots <= MAX_WORKER_SLOTS:
+        raise InvalidRequestError(f"num_slots {num_slots} is outside 1..{MAX_WORKER_SLOTS}")
+    return num_slots
+
+
+async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
+    """Let the pool use the worker until its stream ends; `attached` is the answer that it gets first.
+
+    Raises:
+        InvalidRequestError: the worker sent a message that no draft may send.
+        UnavailableError: the worker does not read its messages.
+    """
+    attached.worker_id = worker.id
+    pool.attach(worker)  # before its client knows, the next request of which counts on it
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await call.write(pb.AssistResponse(attached=attached))
+        jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
+        tasks += map(asyncio.create_task, jobs)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        pool.detach(worker)
+
+
+async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
+    while (message := await call.read()) != grpc.aio.EOF:
+        kind = message.WhichOneof("message")
+        if kind == "decline":
+            pool.decline(worker, message.decline.session_id)
+        elif kind == "slots":
+            worker.num_slots = checked_slots(message.slots.num_slots)
+            pool.resized(worker)
+        elif kind == "propose":
+            pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+        else:
+            raise InvalidRequestError("a worker attaches once; every later message must be propose, decline or slots")
+
+
+async def _overflow(worker: StreamWorker) -> None:
+    await worker.overflowed.wait()
+    raise UnavailableError(f"the worker has left {worker.outbox.qsize()} messages unread")
 
 
 class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]

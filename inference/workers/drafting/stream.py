@@ -1,4 +1,4 @@
-"""Draft worker of a pool, which drafts for the sessions that targets assign to it, and its streams to them."""
+"""Assist stream of a draft worker to one target, opened again whenever it is lost, and the sessions on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +15,6 @@ from typing import TypeAlias
 
 import grpc
 
-from grpc_comm.channel import open_channel
-from grpc_comm.names import Addresses, addresses_of
-from grpc_comm.options import WORKER_OPTIONS
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import ANYBODY, harmless_id, request_context
@@ -37,7 +34,7 @@ from inference.scheduling.link import Link
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from inference.workers.calls.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
-from inference.workers.calls.dialling import check_link, credentials_of, named
+from inference.workers.calls.dialling import check_link
 from inference.workers.calls.status import calls_to
 from inference.workers.drafting.session import DraftingSession, ProposalSender
 
@@ -50,6 +47,7 @@ REFUSED_S = 60.0
 MAX_OUTBOX = 256
 """Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
 
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
 AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
 
 
@@ -70,96 +68,6 @@ class Offer:
     num_slots: int
     security: DialSecurity = PLAIN
     learn: Callable[[Tokenizer], TargetWords] | None = None
-
-
-class PoolWorker:
-    """Draft worker of several targets, each with an equal share of the slots. Start it inside a running event loop.
-
-    Args:
-        engine: draft engine.
-        targets: HOST:PORT, dns:///NAME:PORT for all targets of a name, or file:///PATH for the targets of a list.
-        offer: offer to all targets together; each gets a share of its slots.
-        metrics: metrics in which the sessions are counted.
-    """
-
-    def __init__(self, engine: DraftEngine, targets: Sequence[str], offer: Offer, metrics: Metrics) -> None:
-        self._engine = engine
-        self._offer = offer
-        self._metrics = metrics
-        self._streams: dict[str, tuple[AssistStream, asyncio.Task[None]]] = {}
-        self._task = asyncio.create_task(self._serve(targets))
-
-    @property
-    def fault(self) -> str | None:
-        """See `Work`."""
-        is_attached = any(stream.is_attached for stream, _ in self._streams.values())
-        return self._engine.fault or (None if is_attached else "no target has this worker in its pool")
-
-    @property
-    def hangs(self) -> bool:
-        """See `Work`."""
-        return self._engine.hangs
-
-    @property
-    def broken(self) -> str | None:
-        """See `Work`."""
-        return self._engine.broken
-
-    @property
-    def vocabulary_share(self) -> float:
-        """Return the share of a target's ids that the draft can propose, the least of its targets'."""
-        return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
-
-    async def refused(self) -> None:
-        """Wait until all targets refuse this worker; return only by an error.
-
-        Raises:
-            RequestError: refusal of the last target.
-            HandshakeError: the last target is not trusted.
-        """
-        await asyncio.shield(self._task)
-
-    async def stop(self, *, grace_s: float) -> None:
-        """Leave at once, without a grace period: the sessions continue at their targets."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _serve(self, targets: Sequence[str]) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                with calls_to(", ".join(targets)):
-                    async for addresses in addresses_of(targets):
-                        self._take(addresses, group)
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the first failure cancels the other streams
-
-    def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
-        """Replace the set of targets, and share the slots among them."""
-        for address in self._streams.keys() - addresses.keys():
-            self._streams.pop(address)[1].cancel()
-        share = max(1, self._offer.num_slots // max(1, len(addresses)))
-        for stream, _ in self._streams.values():
-            stream.resize(share)
-        for address in addresses.keys() - self._streams.keys():
-            security = named(self._offer.security, addresses[address])
-            offer = replace(self._offer, num_slots=share, security=security)
-            stream = AssistStream(self._engine, address, offer, self._metrics)
-            self._streams[address] = stream, group.create_task(self._run(stream))
-
-    async def _run(self, stream: AssistStream) -> None:
-        """Serve one target. If it refuses the worker, dial it again later; fail if all targets refuse the worker."""
-        while True:
-            try:
-                async with open_channel(
-                    stream.address, credentials_of(stream.security), options=WORKER_OPTIONS
-                ) as channel:
-                    await stream.run(channel)
-            except (RequestError, HandshakeError) as refusal:
-                stream.is_refused = True
-                if all(each.is_refused for each, _ in self._streams.values()):
-                    raise
-                logger.warning("goes on without a target that refuses it, or is not trusted: %s", refusal)
-            await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
 
 
 class AssistStream:
@@ -191,6 +99,27 @@ class AssistStream:
         self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
         self._dial_now = asyncio.Event()
+
+    async def serve(self, connect: Connect, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Draft for the target's sessions; if it refuses this worker, ask again later.
+
+        Args:
+            connect: opens a channel for one attempt.
+            goes_on: returns False if this refusal is the last one.
+
+        Raises:
+            RequestError, HandshakeError: the last refusal; see `run`.
+        """
+        while True:
+            try:
+                async with connect() as channel:
+                    await self.run(channel)
+            except (RequestError, HandshakeError) as refusal:
+                self.is_refused = True
+                if not goes_on():
+                    raise
+                logger.warning("requests at %s go on without drafts: %s", self.address, refusal)
+            await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
 
     async def run(self, channel: grpc.aio.Channel) -> None:
         """Draft for the target's sessions. Dial again, without end, when the target fails or cannot be reached.

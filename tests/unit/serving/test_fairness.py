@@ -27,8 +27,9 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers.drafting.pool_worker import PoolWorker
 from inference.workers.drafting.service import VerificationServicer
-from inference.workers.drafting.stream import Offer, PoolWorker
+from inference.workers.drafting.stream import Offer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.ports import served
 from tests.support.scripted import until

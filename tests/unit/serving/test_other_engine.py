@@ -33,7 +33,8 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.calls.fleet import connected
 from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.drafting.stream import Offer, PoolWorker
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.stream import Offer
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, tokens_at, until
 

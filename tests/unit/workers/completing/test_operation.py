@@ -17,8 +17,7 @@ from inference.config import PortSecurity, ServerConfig
 from inference.serving.fronts import GrpcFront
 from inference.serving.host import Host
 from inference.workers.calls.status import to_status
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.operation import Operation
+from inference.workers.completing.generation import GenerationServicer, Operation
 from tests.support.completers import CARD, ScriptedCompleter
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from inference.commit import TokenLogprobs
 from inference.errors import CapacityError
-from inference.workers.completing import scored
-from inference.workers.completing.scored import ScoreWriter
+from inference.workers.completing import generation
+from inference.workers.completing.generation import ScoreWriter
 from tests.support.scripted import until
 
 SCORES = (TokenLogprobs((1, 2, 3), (-1.0, -2.0, -3.0)),) * 4
@@ -37,7 +37,7 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: such an answer was 16 MB, and a call that had all its tokens and did not read kept no slot: there
     could be hundreds of them until they were given up."""
-    monkeypatch.setattr(scored, "MAX_UNREAD_SCORES", 30)
+    monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 30)
     writer, deaf, good = ScoreWriter(), Peer(reads=False), Peer(reads=True)
     unread = [writing(writer, deaf), writing(writer, deaf)]
     await until(lambda: len(deaf.messages) == 2)
@@ -52,7 +52,7 @@ async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 async def test_who_is_alone_has_room_for_any_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored, "MAX_UNREAD_SCORES", 5)
+    monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 5)
     peer = Peer(reads=True)
     await writing(ScoreWriter(), peer)
     assert peer.messages == ["7"]

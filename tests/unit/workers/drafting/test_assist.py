@@ -7,7 +7,7 @@ from inference.caller import ANYBODY, request_context
 from inference.engine.target_session import TargetSession
 from inference.request import GenerationRequest
 from inference.text.vocabulary import Vocabulary
-from inference.workers.drafting.assist import StreamWorker
+from inference.workers.drafting.service import StreamWorker
 
 
 def test_a_worker_hears_whose_request_it_helps() -> None:

@@ -27,7 +27,8 @@ from inference.serving.processes import free_port
 from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from inference.text.vocabulary import Vocabulary
 from inference.workers.drafting import stream as module
-from inference.workers.drafting.stream import AssistStream, Offer, PoolWorker
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.stream import AssistStream, Offer
 from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.models import tiny_tokenizer
