@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm import options
+from grpc_comm import options, secured
 from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.config import ConnectionConfig, DraftConfig
+from grpc_comm.tls import ServerTls
+from inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.request import Schedule
 from inference.serving.assembly import LoadedDraft, private_worker
@@ -27,9 +28,10 @@ from inference.text.tokenizer import Tokenizer
 from inference.workers.calls.fleet import connected
 from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.drafting import stream
+from inference.workers.drafting import service, stream
 from inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
+from tests.support.certificates import pki
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, end_of, proposing, raw_worker
@@ -152,6 +154,27 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
         assert session.deltas[0].num_accepted_tokens > 0
 
 
+async def test_an_account_leaves_places_for_the_workers_of_others(
+    auth_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: one client could attach all 1,024 private workers of a target, and no other client got one."""
+    monkeypatch.setattr(service, "MAX_WORKERS", 4)
+    async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
+
+        async def attach(name: str) -> None:
+            await stack.enter_async_context(raw_worker(target.address, bearer(name)))
+
+        for name, share in (("alice", 2), ("bob", 1)):
+            for _ in range(share):
+                await attach(name)
+            with pytest.raises(grpc.aio.AioRpcError, match=f"{name} has {share} private draft workers") as caught:
+                await attach(name)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await stack.aclose()
+        await until(lambda: not target.pool._workers)
+        await attach("alice")
+
+
 class CallBalancer(grpc.GenericRpcHandler):
     """Proxy that places single calls: Assist at one server, all others at another."""
 
@@ -198,20 +221,23 @@ async def edge(port: int) -> AsyncGenerator[tuple[FailoverCompleter, DraftEngine
 
 
 @asynccontextmanager
-async def counting_edge(port: int, schedule: Schedule) -> AsyncGenerator[Callable[[], Awaitable[int]], None]:
+async def counting_edge(
+    port: int, schedule: Schedule, security: DialSecurity = PLAIN, *, max_new_tokens: int = 40
+) -> AsyncGenerator[Callable[[], Awaitable[int]], None]:
     """Run an edge draft; yield a function that completes a request and returns its number of verified draft tokens."""
-    connection = ConnectionConfig("127.0.0.1", port)
+    connection = ConnectionConfig("127.0.0.1", port, security=security)
     draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
-    config = DraftConfig(connection, schedule=schedule)
+    config, prompt = DraftConfig(connection, schedule=schedule), (1, 2, 3)
     async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
         completer = FailoverCompleter(fleet, connection, worker)
 
         async def num_drafted() -> int:
             await until_attached(worker)
             completion = Completion()
-            async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=40, ignore_eos=True)):
+            request = CompletionRequest(prompt, max_new_tokens=max_new_tokens, ignore_eos=True)
+            async for event in completer.complete(request):
                 completion.record(event)
-            assert completion.token_ids == ANSWER
+            assert completion.token_ids == ANSWER[:max_new_tokens]
             return completion.num_draft_tokens
 
         yield num_drafted
@@ -221,23 +247,39 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
     """The story: half an hour after its start, an edge was never drafted for again.
 
     A server lets a connection of that age, here a second, take no more calls. The requests moved to a new one, and the
-    draft tokens went on over the old one.
+    draft tokens went on over the old one; later, until an answer of 32 passes had got none of them.
     """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
     async with (
         serving() as target,
-        counting_edge(target.server.port, Schedule.SYNC) as num_drafted,
+        counting_edge(target.server.port, Schedule.SYNC, max_new_tokens=24) as num_drafted,
         asyncio.timeout(120),
     ):
-        num_moves = num_undrafted = 0
-        while num_moves < 3:
+        num_undrafted = 0
+        seen: set[str] = set()
+        while len(seen) < 4:
             await asyncio.sleep(0.1)  # requests come now and then
-            if await num_drafted():
-                num_moves, num_undrafted = num_moves + (num_undrafted > 0), 0
-            else:
-                num_undrafted += 1
-            assert num_undrafted < 10
+            seen.update(worker.id for worker in target.pool._workers)
+            num_undrafted += await num_drafted() == 0
+        assert num_undrafted <= 3  # requests that were sent just when their connection grew old
+
+
+async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: the requests took a new connection, and for an hour the draft tokens went on over the old one."""
+    monkeypatch.setattr(secured, "LOOK_S", 0.05)
+    trust = pki(tmp_path)
+    tls = ServerTls(*trust.pair("server"))
+    async with serving(credentials=tls.grpc_credentials()) as target:
+        edge = counting_edge(target.server.port, Schedule.SYNC, DialSecurity(trust.ca), max_new_tokens=24)
+        async with edge as num_drafted, asyncio.timeout(60):
+            assert await num_drafted() > 0
+            (before,) = target.pool._workers
+            trust.ca.write_bytes(trust.ca.read_bytes() + b"\n")
+            await until(lambda: bool(target.pool._workers) and before not in target.pool._workers)
+            assert await num_drafted() > 0
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:

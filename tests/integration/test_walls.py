@@ -70,13 +70,14 @@ async def serving(
     idle_timeout_s: float = 60.0,
     stall_timeout_s: float = 60.0,
     auth_file: Path | None = None,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncGenerator[Target, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=num_slots), EngineLimits(max_waiting=0))
     engine.start()
     pool = DraftPool(engine, idle_timeout_s=idle_timeout_s)
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
-    gate = Gate(admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
+    gate = Gate(credentials, admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
     server = Server("127.0.0.1:0", [VerificationServicer(pool, WORDS), generation], status_of=to_status, gate=gate)
     await server.open()
     try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import grpc
@@ -15,8 +18,8 @@ from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from inference.caller import Right, caller
 from inference.commit import Commit
 from inference.engine.contract import VerificationSession
-from inference.engine.pool import DraftPool
-from inference.errors import IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.engine.pool import MAX_WORKERS, DraftPool
+from inference.errors import CapacityError, IncompatibleDraftError, InvalidRequestError, UnavailableError
 from inference.request import Schedule
 from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
@@ -161,6 +164,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     def __init__(self, pool: DraftPool, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None) -> None:
         self._pool = pool
+        self._places: Counter[str] = Counter()  # of private workers, by the name of their caller
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
 
@@ -183,7 +187,28 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             require_any({Right.WORKER}, caller())
         attached = await self._attached(attach)
         worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
-        await serve_worker(worker, self._pool, call, attached)
+        with self._place() if attach.is_private else nullcontext():
+            await serve_worker(worker, self._pool, call, attached)
+
+    @contextmanager
+    def _place(self) -> Generator[None, None, None]:
+        """Hold a private worker's place, of which an account may have as many as it leaves free, during the block.
+
+        So the first account gets half of them, and there is always room for another account.
+
+        Raises:
+            CapacityError: the account has its share.
+        """
+        name = caller().name
+        num, num_free = self._places[name], MAX_WORKERS - self._places.total()
+        if name and num >= num_free:
+            fault = f"{name} has {num} private draft workers attached, its share while {num_free} places are free"
+            raise CapacityError(fault, retry_after_s=60.0)
+        self._places[name] += 1
+        try:
+            yield
+        finally:
+            self._places[name] -= 1
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
         """Return the answer to a worker, with the tokenizer if it has another one and takes this one.

@@ -90,6 +90,7 @@ class AssistStream:
         self.address = address
         self._offer = offer
         self._metrics = metrics
+        self._is_private = metrics is None
         self.attached = asyncio.Event()
         self.is_refused = False
         self._num_unheard = 0  # requests in a row that no draft token reached
@@ -128,11 +129,11 @@ class AssistStream:
             RequestError: the target refuses this worker.
             HandshakeError: the target can be reached but not trusted.
         """
-        lost, stub = False, rpc.VerificationServiceStub(channel)
+        lost = False
         while True:
             self._dial_now.clear()
             try:
-                await self._attach(stub)
+                await self._attach(channel)
                 lost = False
             except RequestError:
                 raise
@@ -169,16 +170,16 @@ class AssistStream:
         if not self._outbox.full():
             self._outbox.put_nowait(message)
 
-    async def _attach(self, stub: rpc.VerificationServiceStub) -> None:
+    async def _attach(self, channel: grpc.aio.Channel) -> None:
         """Open one stream to the target, and draft until it ends."""
-        call, words = stub.Assist(), self.vocabulary
+        call, words = rpc.VerificationServiceStub(channel).Assist(), self.vocabulary
         self._outbox = asyncio.Queue(MAX_OUTBOX)
         attach = pb.Attach(
             protocol_version=PROTOCOL_VERSION,
             tokenizer_fingerprint=words.fingerprint,
             vocab_size=words.size,
             num_slots=self._offer.num_slots,
-            is_private=self._metrics is None,
+            is_private=self._is_private,
             takes_tokenizer=self._offer.learn is not None,
         )
         dialled = time.monotonic()
@@ -194,7 +195,7 @@ class AssistStream:
                     self._link.record_round_trip(round_trip_s)
                     self.is_refused = False
                     self.attached.set()
-                    await self._draft(call)
+                    await self._draft(call, channel)
         finally:
             self.attached.clear()
             call.cancel()
@@ -215,16 +216,31 @@ class AssistStream:
             tokenizer = await asyncio.to_thread(Tokenizer.unpacked, attached.tokenizer, eos)
             self._words = await asyncio.to_thread(self._offer.learn, tokenizer)
 
-    async def _draft(self, call: AssistCall) -> None:
+    async def _draft(self, call: AssistCall, channel: grpc.aio.Channel) -> None:
         """Handle the target's messages until the stream ends; then close its sessions."""
-        writer = asyncio.create_task(self._write(call))
+        writer, following = asyncio.create_task(self._write(call)), asyncio.create_task(self._follow(channel))
         try:
             while isinstance(message := await call.read(), pb.AssistResponse):
                 self._handle(message)
         finally:
             writer.cancel()
+            following.cancel()
             while self._sessions:
                 self._sessions.popitem()[1].close()
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        """Open a private worker's stream again once the channel's calls take a new connection, as the requests do.
+
+        A server lets an old connection take no more calls, and a channel has another one after a change of its
+        certificates; a stream that runs would stay behind.
+        """
+        if self._is_private:
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._notify(None)
+        self.dial_now()
 
     async def _write(self, call: AssistCall) -> None:
         """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
@@ -270,15 +286,13 @@ class AssistStream:
     def judge(self, session: DraftingSession) -> None:
         """Open the stream again if no draft token of a request that has ended reached the target.
 
-        A server lets an old connection take no more calls: the requests move to a new one, and the stream stays behind.
-        If a new stream does not help, a proxy takes it and the requests to different places, which is logged.
+        If that does not help, a proxy takes the stream and the requests to different places, which is logged.
         """
         if session not in self._sessions.values() or session.is_heard is None:
             return
         self._num_unheard = 0 if session.is_heard else self._num_unheard + 1
         if self._num_unheard == 1:
-            self._notify(None)
-            self.dial_now()
+            self._reopen()
         elif self._num_unheard == 2:
             logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", self.address)
 
