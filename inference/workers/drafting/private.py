@@ -12,7 +12,6 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
-from functools import partial
 
 from inference.caller import caller
 from inference.commit import Delta, Event
@@ -93,7 +92,7 @@ class PrivateWorker:
         if replica not in self._streams:
             offer = Offer(self._vocabulary, self._config.gamma, self._engine.num_slots, replica.security)
             stream = AssistStream(self._engine, replica.address, offer)
-            self._streams[replica] = stream, asyncio.create_task(stream.serve(partial(nullcontext, replica.channel)))
+            self._streams[replica] = stream, asyncio.create_task(stream.serve(lambda: nullcontext(replica.channel)))
         return self._streams[replica][0]
 
     async def complete(
