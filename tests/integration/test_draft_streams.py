@@ -57,7 +57,7 @@ def num_kept(target: Target, name: str) -> int:
 
 
 async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) -> RawSession:
-    """Send a request whose draft tokens are at the target already."""
+    """Send a request after its draft tokens."""
     await session.propose(*branches)
     await until(lambda: num_kept(target, session.name.hex()) > 0)
     return session.send()
@@ -111,7 +111,7 @@ async def answered_without(session: RawSession) -> bool:
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
     """A name counts for one account on one connection: the same account on another connection, or another account
-    behind the same proxy, cannot draft for the request."""
+    at the same proxy, cannot draft for the request."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -382,7 +382,7 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the target sent Attached first, and a request that came right behind had no draft worker."""
+    """The story: the target sent Attached first, and a request that came right after it had no draft worker."""
     write = Call.write
 
     async def busy(call: Call, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pairs of one tokenizer whose vocabularies are padded to different sizes: in every topology the target's own tokens.
+"""Pairs of one tokenizer with vocabularies padded to different sizes: in every topology the target's own tokens.
 
 Real processes over real sockets. The targets have two sizes; drafts are smaller and larger, and a worker of the pool
 that is in between helps both.
@@ -71,7 +71,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 async def pairs(
     tmp_path_factory: pytest.TempPathFactory, drafts: dict[int, Path]
 ) -> AsyncGenerator[dict[int, Pair], None]:
-    """By the size of the target; the draft has the other."""
+    """Yield the pairs by the size of the target; the draft has the other."""
     root = tmp_path_factory.mktemp("targets")
     async with AsyncExitStack() as stack:
 

@@ -69,7 +69,7 @@ async def until_helped(target: ServerProcess) -> None:
 
 
 async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> list[list[int]]:
-    """What the target says without help: gamma 0 keeps the workers out."""
+    """Return the target's answers without help: gamma 0 keeps the workers out."""
     completions = await complete_all(target, [replace(request, gamma=0) for request in requests])
     assert all(completion.num_draft_tokens == 0 for completion in completions)
     return [completion.token_ids for completion in completions]

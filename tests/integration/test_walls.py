@@ -1,6 +1,6 @@
-"""What strangers may do to a target that others use meanwhile: every recipe beside a client that must get its tokens.
+"""Attacks of strangers on a target that others use meanwhile: each recipe beside a client that must get its tokens.
 
-The target is a scripted one in this process, behind real sockets; tests/unit has the same limits one by one.
+The target is a scripted one in this process, at real sockets; tests/unit has the same limits one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos":
 
 @dataclass
 class Target:
-    """A server, and what is behind it."""
+    """A server with its engine and pool."""
 
     server: Server
     engine: TargetEngine

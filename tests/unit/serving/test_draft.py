@@ -1,4 +1,4 @@
-"""A draft worker that serves, and the targets that come and go behind it: scripted ones, and a draft that looks up."""
+"""A draft worker that serves, at targets that come and go: scripted ones, and a draft that looks up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Does not say what it serves while it has an error for whoever asks."""
+    """Server that answers GetModel with its errors first, one a call."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -165,7 +165,7 @@ async def test_a_target_without_model_card_is_asked_again(
     await until(channel, NOT_SERVING)
     async with target(directory, replace(card, name="second", model_id="m2"), port, kind("not now"), kind("not now")):
         async with asyncio.timeout(30):
-            while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - nobody tells
+            while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.02)
         await until(channel, SERVING)
     await serves.__aexit__(None, None, None)

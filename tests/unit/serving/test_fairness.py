@@ -62,7 +62,7 @@ def engine(decoder: Decoder) -> TargetEngine:
 
 
 class Scheduled:
-    """A target's pool whose requests have a schedule."""
+    """A target's pool that gives each request a schedule."""
 
     def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
         self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant

@@ -144,7 +144,7 @@ def test_a_token_is_not_sent_in_plain_text() -> None:
 async def test_a_server_that_others_cannot_reach_says_so(
     host: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: a target on loopback said "serving", and the draft on another machine found no server there."""
+    """The story: a target on loopback logged "serving", and the draft on another machine found no server there."""
     caplog.set_level("INFO")
     front = GrpcFront(ServerConfig(host, 0, security=PortSecurity(insecure=True)), [], OPEN)
     await front.open()

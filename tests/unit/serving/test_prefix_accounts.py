@@ -233,7 +233,7 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """They report no cached tokens, but how soon their first proposal comes would tell."""
+    """They report no cached tokens, but the time of their first proposal would reveal them."""
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:

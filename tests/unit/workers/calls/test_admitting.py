@@ -1,4 +1,4 @@
-"""Names of private draft workers' sessions: whose worker may draft for whose request."""
+"""Names of private draft workers' sessions, which count within one account and connection."""
 
 from __future__ import annotations
 

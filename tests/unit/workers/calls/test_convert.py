@@ -1,4 +1,4 @@
-"""Messages and dataclasses: there and back gives the same, and unset fields mean what the .proto says."""
+"""Messages and dataclasses: there and back gives the same, and unset fields mean what stands in the .proto."""
 
 from __future__ import annotations
 

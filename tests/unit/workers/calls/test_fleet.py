@@ -1,4 +1,4 @@
-"""Servers of a name: who joins it is used, and who leaves it ends what it has."""
+"""Servers of a name: one that joins is used, and one that leaves ends its requests first."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NAME = "targets.example"
 
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110 - nobody tells
+        while not is_so():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 
 class Resolver:
-    """What the name is said to stand for; None: nobody has heard of it."""
+    """Addresses that the name stands for; None: it is unknown."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts
@@ -134,7 +134,7 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """The story: the question whether the target serves waited behind them for a stream, and a gateway was taken out of
+    """The story: the question whether the target serves waited after them for a stream, and a gateway was taken out of
     service for being busy."""
     busy = Place(Counting())
     await busy.server.open()
@@ -157,8 +157,8 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The story: an hour after a client's certificate was replaced, the old channel was closed under the watch of
-    health, which ended as if somebody had cancelled it: from then on nobody heard that a server drains. A request that
-    was still on that channel ended without a word."""
+    health, which ended as if it had been cancelled: from then on the drain of a server went unnoticed. A request that
+    was still on that channel ended without an error."""
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     trust, completer = pki(tmp_path / "ours"), Counting()
@@ -186,7 +186,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a new server's channel read the files anew. One that was cut off at that moment ended the task that
-    follows the list, and nobody who came later was ever found; a pool worker left all of its targets."""
+    follows the list, and no server that came later was ever found; a pool worker left all of its targets."""
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"
     token.write_text("secret")

@@ -53,7 +53,7 @@ async def test_requests_are_counted_while_they_run() -> None:
 
 
 async def test_a_drain_fails_what_still_runs() -> None:
-    """The story: behind the grace of a gateway a stream was cut in mid-chunk, and an answer was a bare 500."""
+    """The story: after the grace of a gateway a stream was cut in mid-chunk, and an answer was a bare 500."""
     inner = ScriptedCompleter([["a"], ["b"]], gap_s=60)
     completer = supervised(inner)
     running = asyncio.create_task(collected(completer))
@@ -164,7 +164,7 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
     ("who", "default", "expected"), [(ALICE, 20, 20), (ALICE, 70, 50), (ALICE, None, 50), (BOB, 70, 70)]
 )
 async def test_what_is_left_open_is_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
-    """The story: a key with a limit never heard of the length that the server's operator had set for all."""
+    """The story: a key with a limit did not know the length that the server's operator had set for all."""
     with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
     assert resolved.max_new_tokens == expected

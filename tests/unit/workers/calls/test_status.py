@@ -42,7 +42,7 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
 
 
 def test_what_a_caller_can_act_on_survives_two_hops() -> None:
-    """A gateway needs the field at fault, not the sentence about it; and who behind its server it was, for the log."""
+    """A gateway needs the field at fault, not the sentence about it, and for its log the server that failed."""
     told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
     for address in ("target:1", "draft:2"):
         status = to_status(told)
@@ -106,7 +106,7 @@ def test_what_is_not_ours_is_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """It would look for what is wrong with its own token; the log says whose it was."""
+    """It would look for a fault of its own token; the log names the server that holds the wrong one."""
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)

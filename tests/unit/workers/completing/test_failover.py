@@ -42,7 +42,7 @@ PATIENCE_S = 20.0
 
 
 class Counting:
-    """A completer of one model, whose tokens are 0, 1, 2, ...; holds still behind each until `go`."""
+    """A completer with the tokens 0, 1, 2, ..., which waits after each until `go`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Counting:
 
 
 class Place:
-    """A completer behind a port of this process."""
+    """A completer at a port of this process."""
 
     def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
@@ -129,7 +129,7 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 async def interrupted(
     completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[Event] | None = None
 ) -> list[Event]:
-    """An answer whose server goes behind its first token."""
+    """An answer that loses its server after the first token."""
     place.completer.go.clear()
     events = [] if events is None else events
     async for event in completer.complete(REQUEST):
@@ -220,8 +220,8 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: each request that one full server passed on to the next took from the budget of resumes. Where more
-    than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams whose server died had nothing left to go on
-    with."""
+    than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams that had lost their server had nothing left
+    to go on with."""
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
         (resuming, "MAX_REDIAL_S", 0.01),

@@ -1,4 +1,4 @@
-"""What operators ask and tell a server by gRPC, and what becomes of it."""
+"""Load and drain of a server, which operators request by gRPC."""
 
 from __future__ import annotations
 

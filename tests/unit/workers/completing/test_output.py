@@ -28,7 +28,7 @@ ANSWER: list[Event] = [
 
 
 class Says:
-    """A completer that says just this."""
+    """A completer that yields these events and no others."""
 
     def __init__(self, events: list[Event]) -> None:
         self._events = events

@@ -1,7 +1,7 @@
-"""A target that gives more than was asked for, behind a real socket: its clients get what they asked for, or an error.
+"""A target that gives more than was asked for, at a real socket: its clients get what they asked for, or an error.
 
 The story: nothing compared what came with what was asked for. A target that never ended made a draft pass on 185,500
-tokens for a request of 150, and 900,000 out of one commit, whose conversion stopped the draft's event loop for seconds.
+tokens for a request of 150, and 900,000 out of one commit; to convert them stopped the draft's event loop for seconds.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
     prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
-"""With the tokens that are good, and the words of the error."""
+"""Each recipe with the tokens that are good, and the words of the error."""
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]

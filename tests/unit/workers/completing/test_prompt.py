@@ -1,4 +1,4 @@
-"""What reading a prompt may cost the others."""
+"""Limits of the time and memory that one prompt may cost all other requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfo
 
 
 async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
-    """The story: a draft ran its target's template, whatever that was, where it also served everybody else."""
+    """The story: a draft ran its target's template, whatever that was, on the event loop that serves all requests."""
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)
     codec = LocalCodec(tokenizer, vocab_size=1000, max_length=128)
@@ -54,7 +54,7 @@ def codec() -> LocalCodec:
 
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
     """The story: a body asked for 32 answers at once to 20,000 characters. Each of them was read on the loop, one after
-    the other: nobody else was served for 0.15 to 1.3 s."""
+    the other: no other request was served for 0.15 to 1.3 s."""
     reader, num_turns = codec(), 0
 
     async def other() -> None:

@@ -69,7 +69,7 @@ async def events_of(completer: LocalCompleter, request: CompletionRequest) -> li
 
 
 async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[Progress, list[Event]]:
-    """The first events of an answer whose server then dies, as the caller's side keeps them."""
+    """Return the first events of an answer that loses its server then, as the caller's side keeps them."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
@@ -88,7 +88,7 @@ def rounded(score: TokenLogprobs) -> TokenLogprobs:
 
 
 def shown(events: Sequence[Event]) -> tuple[object, ...]:
-    """What a client is shown: each token with its piece of text and its log-probabilities, and why it ended."""
+    """Return an answer as a client sees it: tokens, pieces of text, log-probabilities, and the reason of the end."""
     deltas = [event for event in events if isinstance(event, Delta)]
     started = [
         replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)
@@ -145,7 +145,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """What a server held back, since it might have become a stop string, the next one holds back as well."""
+    """Text that may become a stop string is held back by the next server as well."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
@@ -202,8 +202,8 @@ async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tu
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens was made text, in 2 s, before anybody saw that no context has room
-    for them; a thousand such at once kept the event loop for 1 s at a time."""
+    """The story: half a megabyte of committed tokens became text, in 2 s, before a check found that no context
+    has room for them; a thousand such at once kept the event loop for 1 s at a time."""
     async with server(model) as completer:
         started = (await events_of(completer, REQUESTS["token ids"]))[0]
         assert isinstance(started, Started)

@@ -1,4 +1,4 @@
-"""A request whose server is lost: when it goes on at the next one, and when it ends."""
+"""A request that loses its server: when it goes on at the next one, and when it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return the tokens of a client whose servers each give one delta, and then are lost, or fail at once."""
+    """Return a client's tokens from servers that give one delta each and are lost then, or fail at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[Event, None]:

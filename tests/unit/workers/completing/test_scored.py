@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts that nobody reads have a budget, of all calls of a service together."""
+"""Unread log-probabilities of prompts have a budget, of all calls of a service together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORES = (TokenLogprobs((1, 2, 3), (-1.0, -2.0, -3.0)),) * 4
 
 
 class Peer:
-    """Somebody who is written to."""
+    """A peer that takes what is written when the test lets it."""
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = asyncio.Event()
@@ -43,7 +43,7 @@ async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPat
     await until(lambda: len(deaf.messages) == 2)
     with pytest.raises(CapacityError, match=r"24 of this server wait to be read \(limit 30\)"):
         await writing(writer, good)
-    await writing(writer, good, ())  # who asked for none is not concerned
+    await writing(writer, good, ())  # a call that wants none is not concerned
     unread[0].cancel()
     await asyncio.wait(unread[:1])
     await writing(writer, good)

@@ -1,4 +1,4 @@
-"""What a target tells its pool workers."""
+"""Messages of a target to its pool workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inference.text.vocabulary import Vocabulary
 from inference.workers.drafting.service import StreamWorker
 
 
-def test_a_worker_hears_whose_request_it_helps() -> None:
+def test_a_worker_knows_the_request_that_it_helps() -> None:
     """The session is lent when a slot is free, which is not while its request is being taken in."""
     with request_context(ANYBODY, "abc"):
         session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)

@@ -118,7 +118,7 @@ async def test_a_request_is_drafted_for_and_its_cost_is_known(schedule: Schedule
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """The story: the target waited a minute for the proposals of each, since nothing had told it that none would come.
+    """The story: the target waited a minute for the proposals of each, since it did not know that none would come.
 
     The draft engine has two slots, and no queue.
     """
@@ -129,7 +129,7 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
-    """The story: in rounds, the target waited a minute for a draft whose model had failed."""
+    """The story: in rounds, the target waited a minute for a draft after its model had failed."""
     async with edge(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
         await each.deltas()

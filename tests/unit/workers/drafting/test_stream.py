@@ -82,7 +82,7 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
-    """A handshake that fails reads as UNAVAILABLE: who dials must tell it from a lost link, and say why."""
+    """A handshake that fails reads as UNAVAILABLE: the worker must know it from a lost link, and name the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
@@ -111,7 +111,7 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
 
 
 class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """The other end of an Assist stream, which says what a test wants."""
+    """The other end of an Assist stream, which sends the messages of a test."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -186,7 +186,7 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
     """The story: an id of 10^6 failed the draft step of all targets, and an empty prompt made the worker leave.
 
-    A commit that leaves out others is no better: the draft would go on behind tokens that are not there.
+    A commit that leaves out others is no better: the draft would go on after tokens that are not there.
     """
     target = Target()
     async with attached(target) as worker:
