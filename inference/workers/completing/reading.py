@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from inference.caller import caller
-from inference.engine.threads import Threads
-from inference.errors import ContextLengthError, InvalidRequestError
+from inference.errors import InvalidRequestError
 from inference.request import (
     NO_DEFAULTS,
     GenerationRequest,
@@ -19,88 +15,10 @@ from inference.request import (
     RequestDefaults,
     check_logit_bias,
 )
-from inference.text.chat import Chat
 from inference.text.reasoning import is_begun, is_over
 from inference.text.tokenizer import Tokenizer
+from inference.workers.completing.prompt import LocalCodec
 from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
-
-MAX_INLINE_CHARACTERS = 20_000
-"""Longest prompt that the event loop tokenizes; others go to a thread, since megabytes take seconds."""
-MAX_INLINE_IDS = 4096
-"""Most token ids that the event loop decodes; more go to a thread."""
-MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""Lengths that are read whatever the context: a draft's own may be shorter than its target's."""
-NUM_THREADS = 2
-MAX_READING = 16
-"""Limit of long prompts being read or waiting for it: each takes up to 150 times its length in memory."""
-Ids = TypeVar("Ids", bound=Sequence[int])
-
-
-class LocalCodec:
-    """A `Codec` over a tokenizer of this process.
-
-    Args:
-        tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
-        vocab_size: number of token ids; others are refused. Another size of the same vocabulary may replace it.
-        max_length: tokens of the context; a text longer than that many of the longest token is refused unread.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
-        self._max_characters = max(MIN_CHARACTERS, max_length * tokenizer.longest_token)
-        self._max_ids = max(MIN_IDS, max_length)
-        self._inline, self._num_inline = asyncio.Lock(), 0
-        self._threads = Threads("long texts", num_threads=NUM_THREADS, num_places=MAX_READING)
-
-    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """See `Codec`.
-
-        Raises:
-            InvalidRequestError: the prompt is too long for any context here, or the chat template refuses it.
-            CapacityError: too many long prompts are being read.
-        """
-        num_characters = len(prompt) if isinstance(prompt, str) else prompt.check()
-        if num_characters > self._max_characters:
-            message = f"the prompt has {num_characters} characters, the limit is {self._max_characters}"
-            raise InvalidRequestError(message, field="prompt")
-        is_slow = isinstance(prompt, Chat) and self.tokenizer.is_slow_to_chat
-        if is_slow or num_characters > MAX_INLINE_CHARACTERS:
-            return self.checked(await self._threads.run(self._read, prompt, special))
-        async with self._inline:  # others get a turn in between: a body may ask for 128 answers to one prompt
-            self._num_inline += num_characters
-            if self._num_inline > MAX_INLINE_CHARACTERS:
-                self._num_inline = num_characters
-                await asyncio.sleep(0)
-            return self._read(prompt, special)
-
-    def checked(self, token_ids: Ids) -> Ids:
-        """Return the ids; raise ContextLengthError, unread, if they are more than any context here holds."""
-        if len(token_ids) > self._max_ids:
-            message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
-            raise ContextLengthError(message, field="prompt")
-        return token_ids
-
-    def _read(self, prompt: str | Chat, special: bool) -> tuple[int, ...]:
-        if isinstance(prompt, Chat):
-            return self.tokenizer.encode_chat(prompt)
-        return self.tokenizer.encode(prompt, special=special)
-
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Codec`."""
-        if len(self.checked(token_ids)) > MAX_INLINE_IDS:
-            return await self._threads.run(self._write, token_ids)
-        async with self._inline:
-            await asyncio.sleep(0)
-            return self._write(token_ids)
-
-    def _write(self, token_ids: Sequence[int]) -> str:
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                message = f"token id {token_id} is outside the vocabulary of {self.vocab_size}"
-                raise InvalidRequestError(message, field="tokens")
-        return self.tokenizer.decode(token_ids, special=True)
-
 
 _END_TOKENS = 16
 """Number of last tokens of a prompt that are searched for the mark of a reasoning."""

@@ -17,7 +17,7 @@ from inference.text.chat import Chat, ChatMessage
 from inference.text.tokenizer import Tokenizer
 from inference.workers.calls.convert import event_from_message, event_to_message
 from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.reading import MAX_INLINE_CHARACTERS
+from inference.workers.completing.prompt import MAX_INLINE_CHARACTERS
 from inference.workers.completion import CompletionRequest
 from tests.support.models import tiny_tokenizer
 

@@ -14,7 +14,7 @@ from inference.errors import ContextLengthError, InvalidRequestError
 from inference.text.chat import Chat, ChatMessage
 from inference.text.tokenizer import Tokenizer
 from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.reading import (
+from inference.workers.completing.prompt import (
     MAX_INLINE_CHARACTERS,
     MAX_INLINE_IDS,
     MIN_CHARACTERS,
