@@ -7,7 +7,7 @@ import hashlib
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from inference.commit import (
     Event,
@@ -36,6 +36,15 @@ SCORED_TOKENS = 32
 """Prompt tokens that get the texts of their log-probabilities in one go; other requests are served in between."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Request with nothing left open, what the generator computes of it, and the answer's beginning."""
+
+    request: CompletionRequest
+    generation: GenerationRequest
+    started: Started
+
+
 class LocalCompleter:
     """`Completer` over a tokenizer and a generator.
 
@@ -62,26 +71,20 @@ class LocalCompleter:
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         """See `Completer`."""
-        defaults = self._reader.defaults if request.unsaid or request.max_new_tokens is None else None
-        request = request.resolved(self._reader.defaults)
-        if request.seed is not None:
-            check_seed(self._generator, request.sampling)
-        generation = await self._reader.read(request)
-        text = Text(self._tokenizer, request)
-        started = self._started(request, generation, defaults)
-        if request.resume is not None:
-            generation = self._resumed(generation, request.resume)
-        if request.max_new_tokens == 0 and request.prompt_logprobs is None:  # no pass is needed
-            yield started
+        job = await self._prepared(request)
+        request, wants_tokens = job.request, job.request.max_new_tokens != 0
+        if not wants_tokens and request.prompt_logprobs is None:  # no pass is needed
+            yield job.started
             yield Finished(FinishReason.LENGTH)
             return
-        async with aclosing(self._generator.generate(generation)) as events:
+        text = Text(self._tokenizer, request)
+        async with aclosing(self._generator.generate(job.generation)) as events:
             async for event in events:
                 if isinstance(event, Opened):  # only now: a request that is refused has never started
                     await text.replay(request.resume)
-                    yield await self._opened(started, generation, event)
+                    yield await self._opened(job, event)
                     continue
-                if request.max_new_tokens == 0:  # the pass that read the prompt chose a token too: it is not wanted
+                if not wants_tokens:  # the pass that read the prompt chose a token too
                     yield Finished(FinishReason.LENGTH)
                     return
                 delta = text.delta(event)
@@ -91,9 +94,24 @@ class LocalCompleter:
                     yield Finished(delta.finish_reason)
                     return  # a stop string ends the text here; leaving the block cancels the generator
 
+    async def _prepared(self, given: CompletionRequest) -> _Job:
+        """Resolve what a request leaves open, check it, and build what the generator computes.
+
+        Raises:
+            InvalidRequestError, CapacityError: see `Reader.read`.
+            IncompatibleDraftError: this server would continue the answer with other tokens.
+        """
+        request = given.resolved(self._reader.defaults)
+        if request.seed is not None:
+            check_seed(self._generator, request.sampling)
+        generation = await self._reader.read(request)
+        started = self._started(request, generation, None if request is given else self._reader.defaults)
+        return _Job(request, self._rest(generation, request.resume), started)
+
     def _started(
         self, request: CompletionRequest, generation: GenerationRequest, defaults: RequestDefaults | None
     ) -> Started:
+        """Return the answer's beginning, with the server's defaults if the request left something open."""
         token_ids, text, has_grammar = generation.prompt_token_ids, "", request.grammar is not None
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
@@ -108,24 +126,25 @@ class LocalCompleter:
             _digest(generation.prompt_token_ids),
         )
 
-    def _resumed(self, generation: GenerationRequest, resume: Resume) -> GenerationRequest:
-        """Return the rest of a request that another server began.
+    def _rest(self, generation: GenerationRequest, resume: Resume | None) -> GenerationRequest:
+        """Return the request, or what another server that began it has left.
 
         Raises:
             IncompatibleDraftError: this server would continue with other tokens.
             InvalidRequestError: nothing is left to generate.
         """
+        if resume is None:
+            return generation
         resume.provenance.require_same(self._provenance(generation))
         check_token_ids(resume.token_ids, vocab_size=self._generator.vocab_size)
         limit = generation.max_new_tokens
         check_rest(resume, f"max_new_tokens is {limit}" if len(resume.token_ids) >= limit else "")
         return generation.resumed(resume.token_ids)
 
-    async def _opened(self, started: Started, generation: GenerationRequest, opened: Opened) -> Started:
+    async def _opened(self, job: _Job, opened: Opened) -> Started:
         """Return Started with what the first pass made known."""
-        if generation.prompt_logprobs is not None:
-            started = replace(started, prompt_logprobs=await self._of_prompt(generation, opened))
-        return replace(started, num_cached_tokens=opened.num_cached_tokens)
+        scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
+        return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
         """Return the prompt's log-probabilities with their texts, and with the first token, which follows nothing.
