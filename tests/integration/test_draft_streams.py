@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from inference.workers.calls.fleet import connected
 from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
 from inference.workers.drafting import service, stream
+from inference.workers.drafting.private import PrivateWorker
 from inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
 from tests.support.certificates import pki
@@ -207,40 +208,35 @@ async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]
         await server.stop(0)
 
 
+@dataclass
+class Edge:
+    """A client with a draft worker in this process, which has attached."""
+
+    completer: FailoverCompleter
+    worker: PrivateWorker
+    engine: DraftEngine
+
+    async def num_drafted(self, num_tokens: int = 40) -> int:
+        """Complete a request, of which the tokens are checked; return its number of verified draft tokens."""
+        await until_attached(self.worker)
+        completion = Completion()
+        request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
+        async for event in self.completer.complete(request):
+            completion.record(event)
+        assert completion.token_ids == ANSWER[:num_tokens]
+        return completion.num_draft_tokens
+
+
 @asynccontextmanager
-async def edge(port: int) -> AsyncGenerator[tuple[FailoverCompleter, DraftEngine], None]:
-    """Run a client with a draft worker in this process, which has attached."""
+async def edge(
+    port: int, schedule: Schedule = Schedule.ASYNC, security: DialSecurity = PLAIN
+) -> AsyncGenerator[Edge, None]:
     draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
-    connection = ConnectionConfig("127.0.0.1", port)
-    async with (
-        connected(connection) as fleet,
-        private_worker(draft, DraftConfig(connection), fleet, None) as (worker, engine),
-    ):
-        await until_attached(worker)
-        yield FailoverCompleter(fleet, connection, worker), engine
-
-
-@asynccontextmanager
-async def counting_edge(
-    port: int, schedule: Schedule, security: DialSecurity = PLAIN, *, max_new_tokens: int = 40
-) -> AsyncGenerator[Callable[[], Awaitable[int]], None]:
-    """Run an edge draft; yield a function that completes a request and returns its number of verified draft tokens."""
     connection = ConnectionConfig("127.0.0.1", port, security=security)
-    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
-    config, prompt = DraftConfig(connection, schedule=schedule), (1, 2, 3)
-    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
-        completer = FailoverCompleter(fleet, connection, worker)
-
-        async def num_drafted() -> int:
-            await until_attached(worker)
-            completion = Completion()
-            request = CompletionRequest(prompt, max_new_tokens=max_new_tokens, ignore_eos=True)
-            async for event in completer.complete(request):
-                completion.record(event)
-            assert completion.token_ids == ANSWER[:max_new_tokens]
-            return completion.num_draft_tokens
-
-        yield num_drafted
+    config = DraftConfig(connection, schedule=schedule)
+    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, engine):
+        await until_attached(worker)
+        yield Edge(FailoverCompleter(fleet, connection, worker), worker, engine)
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +249,7 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
     async with (
         serving() as target,
-        counting_edge(target.server.port, Schedule.SYNC, max_new_tokens=24) as num_drafted,
+        edge(target.server.port, Schedule.SYNC) as client,
         asyncio.timeout(120),
     ):
         num_undrafted = 0
@@ -261,7 +257,7 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
         while len(seen) < 4:
             await asyncio.sleep(0.1)  # requests come now and then
             seen.update(worker.id for worker in target.pool._workers)
-            num_undrafted += await num_drafted() == 0
+            num_undrafted += await client.num_drafted(24) == 0
         assert num_undrafted <= 3  # requests that were sent just when their connection grew old
 
 
@@ -273,28 +269,29 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
     trust = pki(tmp_path)
     tls = ServerTls(*trust.pair("server"))
     async with serving(credentials=tls.grpc_credentials()) as target:
-        edge = counting_edge(target.server.port, Schedule.SYNC, DialSecurity(trust.ca), max_new_tokens=24)
-        async with edge as num_drafted, asyncio.timeout(60):
-            assert await num_drafted() > 0
+        secure = edge(target.server.port, Schedule.SYNC, DialSecurity(trust.ca))
+        async with secure as client, asyncio.timeout(60):
+            assert await client.num_drafted(24) > 0
             (before,) = target.pool._workers
             trust.ca.write_bytes(trust.ca.read_bytes() + b"\n")
             await until(lambda: bool(target.pool._workers) and before not in target.pool._workers)
-            assert await num_drafted() > 0
+            assert await client.num_drafted(24) > 0
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """The answers are right and have no drafts; edge and target log the reason, the edge once."""
+    """The answers are right and have no drafts; edge and target log the reason, the edge once, and the edge counts."""
     caplog.set_level(logging.INFO)
     async with (
         serving() as one,
         serving() as other,
         balanced(one, other) as port,
-        counting_edge(port, Schedule.ASYNC) as num_drafted,
+        edge(port) as client,
     ):
         while "does a proxy part the streams of a connection?" not in caplog.text:
-            assert await num_drafted() == 0
+            assert await client.num_drafted() == 0
         for _ in range(3):
-            assert await num_drafted() == 0
+            assert await client.num_drafted() == 0
+        assert client.worker.num_undrafted >= 3
     text = caplog.text
     assert "its private draft worker is not attached on its connection" in text
     assert text.count("does a proxy part the streams of a connection?") == 1
@@ -365,20 +362,20 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
     """The story: a client left and its deadline passed in the same moment; the second cancellation came while the
     first cleaned up, and a slot of the draft was lost for ever."""
-    async with serving() as target, edge(target.server.port) as (completer, engine):
+    async with serving() as target, edge(target.server.port) as client:
 
         async def ask() -> None:
-            async for _ in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=900, ignore_eos=True)):
+            async for _ in client.completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=900, ignore_eos=True)):
                 pass
 
         asking = asyncio.create_task(ask())
-        await until(lambda: engine.num_running == 1)
+        await until(lambda: client.engine.num_running == 1)
         asking.cancel()
         for _ in range(ticks):
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
-        await until(lambda: engine.num_running == 0)
+        await until(lambda: client.engine.num_running == 0)
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-import grpc
 import pytest
 
 from grpc_comm.server import Server, Servicer
@@ -28,14 +27,12 @@ from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completing.generation import GenerationServicer
 from inference.workers.completing.local import LocalCompleter
 from inference.workers.completing.reading import Reader
-from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
 from inference.workers.drafting.private import PrivateWorker
 from inference.workers.drafting.service import VerificationServicer
 from tests.support.completers import CARD
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until
-from tests.support.servers import until_attached
 
 WORDS = Vocabulary("f", VOCAB_SIZE)
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset())
@@ -133,25 +130,6 @@ async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
     async with edge(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
         await each.deltas()
-
-
-async def test_streams_that_a_proxy_parts_leave_requests_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
-    """A second connection stands for another replica; a count and one line of the log report it."""
-    async with edge() as each:
-        (replica,) = each.fleet.replicas
-        options = [("grpc.use_local_subchannel_pool", 1)]  # or the channels of one address share a connection
-        async with grpc.aio.insecure_channel(replica.address, options=options) as channel:
-            remote = RemoteCompleter(channel, replica.address, deadline_s=30)
-            for _ in range(4):  # after the first one the stream is opened again, which does not help
-                await until_attached(each.worker)
-                events = each.worker.complete(remote, replica, REQUEST)
-                deltas = [event async for event in events if isinstance(event, Delta)]
-                assert num_accepted(deltas) == 0
-                assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)
-        assert each.worker.num_undrafted >= 2  # not one that the stream's end has cut short
-        assert caplog.text.count("does a proxy part the streams") == 1
-        await until_attached(each.worker)
-        assert num_accepted(await each.deltas()) > 0
 
 
 async def test_a_target_that_refuses_the_worker_still_answers(caplog: pytest.LogCaptureFixture) -> None:
