@@ -7,11 +7,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-import grpc
-
 from grpc_comm.channel import open_channel
 from grpc_comm.names import Addresses, addresses_of
 from grpc_comm.options import WORKER_OPTIONS
+from inference.config import DialSecurity
 from inference.engine.draft import DraftEngine
 from inference.observe.metrics import Metrics
 from inference.workers.calls.dialling import credentials_of, named
@@ -105,12 +104,11 @@ class PoolWorker(DraftWork):
             security = named(self._offer.security, addresses[address])
             offer = replace(self._offer, num_slots=share, security=security)
             stream = AssistStream(self._engine, address, offer, self._metrics)
-            self._streams[address] = stream, group.create_task(self._run(stream))
+            self._streams[address] = stream, group.create_task(self._run(stream, security))
 
-    async def _run(self, stream: AssistStream) -> None:
+    async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
         """Serve one target until all targets refuse the worker."""
-
-        def connect() -> grpc.aio.Channel:
-            return open_channel(stream.address, credentials_of(stream.security), options=WORKER_OPTIONS)
-
-        await stream.serve(connect, lambda: not all(each.is_refused for each, _ in self._streams.values()))
+        await stream.serve(
+            lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
+            lambda: not all(each.is_refused for each, _ in self._streams.values()),
+        )

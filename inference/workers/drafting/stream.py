@@ -146,11 +146,6 @@ class AssistStream:
                 async with asyncio.timeout(random.uniform(0.0, 2 * REDIAL_S)):
                     await self._dial_now.wait()
 
-    @property
-    def security(self) -> DialSecurity:
-        """Credentials of this worker, and the authorities that it trusts."""
-        return self._offer.security
-
     def dial_now(self) -> None:
         """Dial again at once if the stream is lost, since the target serves."""
         self._dial_now.set()
