@@ -139,8 +139,9 @@ class SecuredChannel:
         try:
             while channel is self._current() and not waiting.done():
                 await asyncio.wait([waiting], timeout=LOOK_S)
-            if waiting.done() and channel is self._channel:
-                waiting.result()  # raises if the channel is closed by its user
+            error = waiting.exception() if waiting.done() else None
+            if error is not None and channel is self._channel:
+                raise error  # its user has closed the channel
         finally:
             waiting.cancel()
 
