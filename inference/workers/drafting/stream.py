@@ -230,7 +230,8 @@ class AssistStream:
         certificates; a stream that runs would stay behind.
         """
         if self._is_private:
-            await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
             self._reopen()
 
     def _reopen(self) -> None:
