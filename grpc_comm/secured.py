@@ -76,7 +76,7 @@ class SecuredChannel:
     Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
 
     Args:
-        headers: functions whose headers are added to each call's own.
+        headers: functions that return further headers of each call.
         options: gRPC's options of the channel.
 
     Raises:

@@ -62,7 +62,7 @@ class Work(Protocol):
 
     @property
     def hangs(self) -> bool:
-        """Whether the fault is a thread that may never end."""
+        """Return whether the fault is a thread that may never end."""
 
     @property
     def broken(self) -> str | None:

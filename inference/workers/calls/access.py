@@ -69,7 +69,7 @@ class Access:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the file has changed and cannot be used."""
+        """Return whether the file has changed and cannot be used."""
         if self._file is None:
             return False
         self._file.get()

@@ -22,7 +22,7 @@ MAX_USER_CHARACTERS = 64
 ASK_AGAIN_S = 5.0
 """Interval of the checks that the caller of an `Assist` may still make it."""
 _NOTED = (ASSIST, DRAIN)
-"""Methods whose calls always leave an audit line: one reads the prompts of all clients, one ends the server."""
+"""Methods of which each call leaves an audit line: one reads the prompts of all clients, one ends the server."""
 
 
 def admission(access: Access) -> Admit:

@@ -195,7 +195,7 @@ class Fleet:
 
     @property
     def has_served_lately(self) -> bool:
-        """Whether a server is ready, or was ready in the last `LATELY_S`, so that it may have recovered by now."""
+        """Return whether a server is ready, or was ready in the last `LATELY_S`, and may have recovered by now."""
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:

@@ -1,4 +1,4 @@
-"""Resume loop of one request, whose answer may come from several servers in turn.
+"""Resume loop of one request, which several servers in turn may answer.
 
 Gateways, clients and draft workers run it. After the loss of a server it decides whether to request the rest of the
 answer, when, and from which server. The caller's `attempt` sends the request to one server and checks its events.
@@ -141,7 +141,7 @@ class Resuming:
 
     @property
     def _other_is_ready(self) -> bool:
-        """Whether a server is ready at which the request has not failed since its latest token."""
+        """Return whether a server is ready at which the request has not failed since its latest token."""
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(

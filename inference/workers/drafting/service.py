@@ -156,7 +156,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     Args:
         pool: pool of the draft workers that attach.
-        vocabulary: vocabulary of the target, in whose ids draft workers draft.
+        vocabulary: vocabulary of the target; draft workers draft in its ids.
         tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
     """
 

@@ -56,7 +56,7 @@ class Offer:
     """Offer of a worker to a target.
 
     Attributes:
-        vocabulary: vocabulary in whose ids the engine drafts.
+        vocabulary: vocabulary of the ids in which the engine drafts.
         gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
@@ -197,7 +197,7 @@ class AssistStream:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary in whose ids this worker drafts for the target."""
+        """Return the vocabulary of the ids in which this worker drafts for the target."""
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
@@ -227,7 +227,7 @@ class AssistStream:
         """Open a private worker's stream again once the channel's calls take a new connection, as the requests do.
 
         A server lets an old connection take no more calls, and a channel has another one after a change of its
-        certificates; a stream that runs would stay behind.
+        certificates; a stream that runs would stay on the old one.
         """
         if self._is_private:
             with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
@@ -275,7 +275,7 @@ class AssistStream:
         self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
-        """Decline a session whose drafting has failed; a session that is closed cancels it."""
+        """Decline a session after its drafting has failed; a session that is closed cancels it."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
 
