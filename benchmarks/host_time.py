@@ -30,8 +30,8 @@ from inference.speculation.model_proposer import ModelProposer
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.local import LocalCompleter
 
 VOCAB_SIZE = 2048
 TEXT = "the old man and the sea went out to look for a fish that was not there and so they sat and waited "

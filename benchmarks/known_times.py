@@ -15,8 +15,8 @@ from typing import Any
 
 from comparison.run.record import RequestRecord
 from inference.commit import Delta, Finished, FinishReason, Started, Timings
+from inference.workers.calls.convert import card_to_message, event_to_message
 from inference.workers.completion import ModelCard
-from inference.workers.convert import card_to_message, event_to_message
 
 GAP_S, NUM_TOKENS = 0.01, 20
 _PLACE = b"_____________ "

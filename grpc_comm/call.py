@@ -13,7 +13,7 @@ from grpc_comm.errors import Status, StatusError
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """gRPC's side of a call, for messages of any type; the converters know their types."""
 CAN_MOVE = (("specdec-can-move", "1"),)
-"""Metadata of a call whose client can continue it at another server."""
+"""Metadata of a call that its client can continue at another server."""
 
 
 class Call:

@@ -116,7 +116,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._methods: dict[str, Any] = {}
 
     def move(self) -> None:
-        """End all calls whose clients can continue at another server, present and future ones."""
+        """End all calls that their clients can continue at another server, present and future ones."""
         self._moves = True
         for limit in [*self._movable]:
             limit.end(_MOVED)

@@ -18,6 +18,8 @@ from grpc_comm.watched import UnusableError, Watched
 AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0
 """Seconds for which calls may continue on a certificate that has been replaced."""
+LOOK_S = 5.0
+"""Seconds between two looks at the certificates of a channel that is waited for."""
 Headers = Callable[[], Mapping[str, str]]
 """Function that returns the headers of a call when it begins."""
 
@@ -74,7 +76,7 @@ class SecuredChannel:
     Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
 
     Args:
-        headers: functions whose headers are added to each call's own.
+        headers: functions that return further headers of each call.
         options: gRPC's options of the channel.
 
     Raises:
@@ -131,12 +133,17 @@ class SecuredChannel:
         return self._current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        """Wait until the state is not `last`, or until the channel is another, which is looked for every `LOOK_S`."""
         channel = self._channel
+        waiting = asyncio.ensure_future(channel.wait_for_state_change(last))
         try:
-            await channel.wait_for_state_change(last)
-        except grpc.aio.UsageError:
-            if channel is self._channel:
-                raise  # closed by its user; otherwise it was replaced
+            while channel is self._current() and not waiting.done():
+                await asyncio.wait([waiting], timeout=LOOK_S)
+            error = waiting.exception() if waiting.done() else None
+            if error is not None and channel is self._channel:
+                raise error  # its user has closed the channel
+        finally:
+            waiting.cancel()
 
     async def channel_ready(self) -> None:
         await self._current().channel_ready()

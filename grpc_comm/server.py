@@ -149,7 +149,7 @@ class Server:
         self.report(ready=False)
 
     def move(self) -> None:
-        """End all calls whose clients can continue at another server, present and future ones."""
+        """End all calls that their clients can continue at another server, present and future ones."""
         self._guard.move()
 
     async def close(self) -> None:

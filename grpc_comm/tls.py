@@ -71,7 +71,7 @@ class ServerTls:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the files have changed and their new version cannot be used."""
+        """Return whether the files have changed and their new version cannot be used."""
         self._pair.get()
         return self._pair.is_stale
 

@@ -24,8 +24,8 @@ from grpc_comm.channel import open_channel
 from inference.commit import Delta
 from inference.request import SamplingParams
 from inference.serving.processes import free_port, server_process
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 
 PROMPT = '{"id": 1, "name": "Ann"}, {"id": 2,'
 SAMPLING, SEED, NUM_TOKENS = SamplingParams(temperature=0.8), 3, 96

@@ -18,8 +18,8 @@ from comparison.run.proxy import LinkConditions, delay_proxy, precise_event_loop
 from grpc_comm.channel import open_channel
 from inference.request import Schedule
 from inference.serving.processes import free_port, server_process
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 from scripts import plot_trace
 
 PROMPT = "The capital of the country"

@@ -29,10 +29,10 @@ from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ConnectionConfig, Ob
 from inference.errors import ConfigError
 from inference.serving.assembly import target_engine
 from inference.settings import group, same
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import Completer
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
 from specdec.parameters import Prompt, prompt_of, request_of, several, with_parameters, with_settings
 
 T = TypeVar("T")

@@ -44,6 +44,8 @@ ROOMS = (
     ("cli",),
 )
 """Rooms of one line may import each other and whatever stands above that line."""
+INNER_ROOMS = {"inference.workers": ("completion", "calls", "completing", "drafting")}
+"""Packages with rooms of their own, lowest first; a room may import those before it."""
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 SEEN_BY_COMPARISON = (
@@ -56,8 +58,8 @@ SEEN_BY_COMPARISON = (
         "inference.commit",
     ),
     *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
-    *("inference.workers.completion", "inference.workers.convert", "inference.workers.remote"),
-    *("inference.workers.dialling", "inference.workers.output", "inference.workers.status"),
+    *("inference.workers.completion", "inference.workers.calls.convert", "inference.workers.completing.remote"),
+    *("inference.workers.calls.dialling", "inference.workers.completing.output", "inference.workers.calls.status"),
     *("inference.serving.processes", "inference.serving.hub", "inference.cli"),
 )
 """The command line, starting servers by it, and a client of their API with what it sends and receives."""
@@ -150,6 +152,31 @@ def _module_of(imported: str, modules: Container[str]) -> str | None:
     return next((name for name in (imported, parent) if name in modules), None)
 
 
+def climbs(module: str, source: str) -> list[str]:
+    """Return the imports of a module that lead to a higher room of its own package."""
+    found = []
+    for package, rooms in INNER_ROOMS.items():
+        names = [name for name in imports_of(module, source) if is_in(module, package)]
+        own, *others = [
+            next((height for height, room in enumerate(rooms) if is_in(name, f"{package}.{room}")), -1)
+            for name in (module, *names)
+        ]
+        found += [f"{module} imports {name}" for name, height in zip(names, others, strict=True) if height > own]
+    return found
+
+
+def test_rooms_of_a_package_stand_in_order() -> None:
+    assert [climb for file in sources() for climb in climbs(module_name(file), file.read_text())] == []
+    assert (
+        climbs("inference.workers.calls.scope", "from inference.workers.completing.local import LocalCompleter") != []
+    )
+    assert climbs("inference.workers.drafting.service", "from inference.workers.calls import access") == []
+    for package, rooms in INNER_ROOMS.items():
+        assert {path.stem for path in (ROOT / package.replace(".", "/")).iterdir()} - {"__init__", "__pycache__"} == {
+            *rooms
+        }
+
+
 def test_every_module_has_a_room() -> None:
     packages = {file.parent.name for file in (ROOT / "inference").glob("*/__init__.py")}
     modules = {file.stem for file in (ROOT / "inference").glob("*.py")} - {"__init__"}
@@ -166,8 +193,8 @@ def test_every_module_has_a_room() -> None:
         ("inference.speculation.tree", "import inference.backends.pytorch.backend"),
         ("inference.speculation.tree", "from inference.engine import loop"),
         ("inference.backends.pytorch.backend", "def f():\n    from inference.speculation import tree"),
-        ("inference.workers.local", "from inference.cli import app"),
-        ("inference.workers.local", "from inference.serving import assembly"),
+        ("inference.workers.completing.local", "from inference.cli import app"),
+        ("inference.workers.completing.local", "from inference.serving import assembly"),
         ("inference.serving.assembly", "from inference.backends.pytorch.backend import TorchBackend"),
         ("inference.cli.app", "from comparison.plan import grid"),
         ("inference.request", "from inference.observe import stats"),
@@ -199,7 +226,7 @@ def test_planted_violations_are_found(module: str, statement: str) -> None:
         ("inference.observe.profile", "from inference.observe.stats import RequestStats"),
         ("inference.scheduling.draft_length", "from inference.model.proposer import DraftToken"),
         ("grpc_comm.server", "import grpc"),
-        ("comparison.run.load", "import asyncio\nfrom inference.workers.remote import RemoteCompleter"),
+        ("comparison.run.load", "import asyncio\nfrom inference.workers.completing.remote import RemoteCompleter"),
     ],
 )
 def test_downward_imports_are_allowed(module: str, statement: str) -> None:
@@ -249,7 +276,12 @@ def test_every_package_has_a_docstring() -> None:
         assert "architecture.md" in text or ("Start reading: `" in text and ("not know" in text)), file
 
 
-THIN = ("inference.workers.remote", "inference.serving.processes", "inference.cli.prompts.topologies", "main")
+THIN = (
+    "inference.workers.completing.remote",
+    "inference.serving.processes",
+    "inference.cli.prompts.topologies",
+    "main",
+)
 
 
 @pytest.mark.parametrize("module", THIN)

@@ -20,12 +20,12 @@ from inference.config import DialSecurity
 from inference.errors import SpecDecError, UnavailableError
 from inference.request import LEFT_TO_SERVER, SamplingParams
 from inference.text.chat import Chat
+from inference.workers.calls.convert import completion_to_message, event_from_message
+from inference.workers.calls.dialling import credentials_of
+from inference.workers.calls.status import calls_to, code_name
+from inference.workers.completing.output import Output
+from inference.workers.completing.remote import MAX_DEADLINE_S, RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.convert import completion_to_message, event_from_message
-from inference.workers.dialling import credentials_of
-from inference.workers.output import Output
-from inference.workers.remote import MAX_DEADLINE_S, RemoteCompleter
-from inference.workers.status import calls_to, code_name
 
 GENERATE = "/specdec.v1.GenerationService/Generate"
 

@@ -30,8 +30,8 @@ from comparison.run.record import RequestRecord
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ROOT
 from inference.errors import ConfigError, MissingPackageError, UnavailableError
+from inference.workers.calls.convert import completion_to_message, event_from_message
 from inference.workers.completion import CompletionRequest
-from inference.workers.convert import completion_to_message, event_from_message
 
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2

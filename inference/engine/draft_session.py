@@ -136,11 +136,6 @@ class DraftSession:
         """See `Holder`."""
         return len(self.committed) > self._entered_at
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the session has no slot, but will get one."""
-        return self.slot is None and self.error is None
-
     def fail(self, error: Exception) -> None:
         self.error = error
         self._changed.set()
@@ -327,14 +322,6 @@ class DraftSession:
             Exception: the engine ended this session.
         """
         await self._until(lambda: any(self._is_ripe(path) for path in (self._path, *self._branches)))
-
-    async def admitted(self) -> None:
-        """Wait for a slot.
-
-        Raises:
-            Exception: the engine ended this session.
-        """
-        await self._until(lambda: not self.is_waiting)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while self.error is None and not condition():

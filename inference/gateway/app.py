@@ -36,7 +36,7 @@ from inference.gateway.responses import ResponsesBody
 from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
-from inference.workers.access import Access
+from inference.workers.calls.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from inference import errors
 from inference.gateway.documents import JsonAnswer
 from inference.gateway.noops import UNSUPPORTED
-from inference.workers.status import REFUSED_UPSTREAM
+from inference.workers.calls.status import REFUSED_UPSTREAM
 
 if TYPE_CHECKING:
     from fastapi.exceptions import RequestValidationError

@@ -19,8 +19,8 @@ from inference.caller import ANYBODY, Caller, Right, audit, caller, harmless_id,
 from inference.errors import ForbiddenError, UnauthenticatedError
 from inference.gateway.errors import ApiError, from_error
 from inference.gateway.protocol import BODY_TIMEOUT_S
-from inference.workers.access import Access, rights_of_path
-from inference.workers.status import code_name
+from inference.workers.calls.access import Access, rights_of_path
+from inference.workers.calls.status import code_name
 
 REQUEST_ID = b"x-request-id"
 

@@ -8,7 +8,7 @@ from grpc_comm.tls import ServerTls
 from inference.config import ServerConfig, is_loopback
 from inference.gateway.app import Gateway, create_app
 from inference.gateway.port import HttpPort, Probes
-from inference.workers.access import Access
+from inference.workers.calls.access import Access
 from inference.workers.completion import ModelCard
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from inference.gateway.documents import JsonAnswer, encoded
 from inference.gateway.errors import ApiError, from_error, unexpected
 from inference.gateway.formats import ChunkFormat, Format, figures, speculation, usage
 from inference.gateway.requests import ChoiceEvent
-from inference.workers.convert import converted
+from inference.workers.calls.convert import converted
 
 logger = logging.getLogger(__name__)
 

@@ -37,10 +37,10 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
+from inference.workers.calls.fleet import Fleet
+from inference.workers.completing.reading import Reader
 from inference.workers.completion import ModelCard
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.fleet import Fleet
-from inference.workers.reading import Reader
+from inference.workers.drafting.private import PrivateWorker
 
 logger = logging.getLogger(__name__)
 

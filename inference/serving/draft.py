@@ -27,17 +27,17 @@ from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import observed, timeline
 from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.calls.dialling import credentials_of
+from inference.workers.calls.fleet import Fleet, connected
+from inference.workers.calls.scope import SupervisedCompleter
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer, Operation
+from inference.workers.completing.remote import DISTRIBUTED, card_of_target
+from inference.workers.completing.writing import TextCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.dialling import credentials_of
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import Fleet, connected
-from inference.workers.generation import GenerationServicer
-from inference.workers.operation import Operation
-from inference.workers.remote import DISTRIBUTED, card_of_target
-from inference.workers.scope import SupervisedCompleter
-from inference.workers.writing import TextCompleter
+from inference.workers.drafting.pool_worker import DraftWork, PoolWorker
+from inference.workers.drafting.private import PrivateWorker
+from inference.workers.drafting.stream import Offer
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +84,12 @@ async def serve_draft(
                     await Host(work, fronts, config=server, metrics=metrics, operation=operation).run()
 
 
-class EdgeWork:
+class EdgeWork(DraftWork):
     """Work of a draft worker that serves clients: requests, which run at the target, and an engine that drafts."""
 
     def __init__(self, completer: SupervisedCompleter, engine: DraftEngine) -> None:
+        super().__init__(engine)
         self._completer = completer
-        self._engine = engine
         self.num_slots = engine.num_slots
 
     @property
@@ -100,21 +100,6 @@ class EdgeWork:
     @property
     def num_waiting(self) -> int:
         return self._completer.num_waiting
-
-    @property
-    def fault(self) -> str | None:
-        """See `Work`."""
-        return self._engine.fault
-
-    @property
-    def hangs(self) -> bool:
-        """See `Work`."""
-        return self._engine.hangs
-
-    @property
-    def broken(self) -> str | None:
-        """See `Work`."""
-        return self._engine.broken
 
     async def stop(self, *, grace_s: float) -> None:
         """See `Work`; the engine drafts until the requests have ended."""

@@ -19,11 +19,11 @@ from inference.errors import ConfigError
 from inference.observe.metrics import Metrics
 from inference.serving.host import Front
 from inference.serving.observers import Observers
-from inference.workers.access import Access
-from inference.workers.admitting import admission
+from inference.workers.calls.access import Access
+from inference.workers.calls.admitting import admission
+from inference.workers.calls.status import client_status
+from inference.workers.completing.generation import GenerationServicer
 from inference.workers.completion import ModelCard
-from inference.workers.generation import GenerationServicer
-from inference.workers.status import client_status
 
 if TYPE_CHECKING:
     from inference.gateway.app import Gateway

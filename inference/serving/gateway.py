@@ -18,9 +18,9 @@ from inference.serving.fronts import Ports
 from inference.serving.host import Front, Host, opened
 from inference.serving.observers import Observers, observed
 from inference.serving.signals import stop_signal
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import Fleet, connected
-from inference.workers.remote import CARD_TIMEOUT_S
+from inference.workers.calls.fleet import Fleet, connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.remote import CARD_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

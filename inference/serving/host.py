@@ -23,7 +23,7 @@ from inference.config import ServerConfig
 from inference.errors import InternalError
 from inference.observe.metrics import Metrics
 from inference.serving.signals import end_at_once_on_signal, stdin_ended, stop_signal
-from inference.workers.operation import Operation
+from inference.workers.completing.generation import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Work(Protocol):
 
     @property
     def hangs(self) -> bool:
-        """Whether the fault is a thread that may never end."""
+        """Return whether the fault is a thread that may never end."""
 
     @property
     def broken(self) -> str | None:

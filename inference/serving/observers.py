@@ -16,9 +16,9 @@ from inference.errors import ConfigError
 from inference.observe.metrics import Metrics
 from inference.observe.profile import Profile
 from inference.observe.timeline import Timeline
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
 from inference.workers.completion import Completer
-from inference.workers.observer import Observer
-from inference.workers.scope import SupervisedCompleter
 
 if TYPE_CHECKING:
     from inference.observe.spans import Spans

@@ -12,11 +12,10 @@ from inference.serving.fronts import Ports
 from inference.serving.host import Host
 from inference.serving.observers import Observers, observed, timeline
 from inference.text.vocabulary import Vocabulary
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.operation import Operation
-from inference.workers.remote import TARGET
-from inference.workers.target.service import VerificationServicer
+from inference.workers.completing.generation import GenerationServicer, Operation
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import TARGET
+from inference.workers.drafting.service import VerificationServicer
 
 
 async def serve_target(

@@ -146,7 +146,7 @@ class Completer(Protocol):
             CapacityError: there is no room now; `retry_after_s` says when to ask again.
             DeadlineError: the request is not finished at its deadline.
             UnavailableError: the server is lost or stopping, and no other one can go on.
-            SpecDecError: another failure, with the status that `inference/workers/status.py` gives it.
+            SpecDecError: another failure, with the status that `inference/workers/calls/status.py` gives it.
         """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inference.caller import Right
-from inference.workers.auth_file import read_auth_file
+from inference.workers.calls.auth_file import read_auth_file
 from tests.deploy.kustomize import KUBERNETES
 
 pytestmark = pytest.mark.deploy

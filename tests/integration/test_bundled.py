@@ -1,4 +1,4 @@
-"""The pair that ships with the project, run as the README says: no model, no prompt named."""
+"""The pair that ships with the project, run as in the README: no model, no prompt named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bundled_prompts() -> list[str]:
 
 
 def transformers_tokens(prompts: list[str]) -> list[list[int]]:
-    """What Transformers' own greedy decoding says, in float32."""
+    """Return the text of Transformers' own greedy decoding, in float32."""
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_TARGET, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     outputs = []

@@ -1,4 +1,4 @@
-"""What a request leaves open is the target's affair: the same tokens from each of its servers, over gRPC and HTTP."""
+"""The target's defaults for what requests leave open: the same tokens from each of its servers, over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HTTP: dict[str, int] = {}
 
 
 async def explicit(target: ServerProcess) -> list[int]:
-    """Everything said by the client."""
+    """Return the request with every value given by the client."""
     return (await complete(target, CompletionRequest(PROMPT, SAMPLING, seed=SEED, max_new_tokens=9))).token_ids
 
 
@@ -76,7 +76,7 @@ async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_a_body_that_says_nothing(servers: dict[str, ServerProcess], name: str) -> None:
-    """The target's defaults, not OpenAI's temperature of 1 and 16 tokens; what the body says counts before them."""
+    """The target's defaults, not OpenAI's temperature of 1 and 16 tokens; a value in the body counts before them."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{HTTP[name]}", timeout=60) as client:
         silent = (await client.post("/v1/completions", json={"prompt": list(PROMPT), "seed": SEED})).json()
         body = {"prompt": list(PROMPT), "seed": SEED, "max_tokens": 3}

@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from grpc_comm import options
+from grpc_comm import options, secured
 from grpc_comm.call import Call
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.config import ConnectionConfig, DraftConfig
+from grpc_comm.tls import ServerTls
+from inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.request import Schedule
 from inference.serving.assembly import LoadedDraft, private_worker
 from inference.text.tokenizer import Tokenizer
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft import stream
-from inference.workers.draft.stream import AssistStream, Offer
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from inference.workers.drafting import service, stream
+from inference.workers.drafting.private import PrivateWorker
+from inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
+from tests.support.certificates import pki
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, end_of, proposing, raw_worker
@@ -55,7 +58,7 @@ def num_kept(target: Target, name: str) -> int:
 
 
 async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) -> RawSession:
-    """Send a request whose draft tokens are at the target already."""
+    """Send a request after its draft tokens."""
     await session.propose(*branches)
     await until(lambda: num_kept(target, session.name.hex()) > 0)
     return session.send()
@@ -109,7 +112,7 @@ async def answered_without(session: RawSession) -> bool:
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
     """A name counts for one account on one connection: the same account on another connection, or another account
-    behind the same proxy, cannot draft for the request."""
+    at the same proxy, cannot draft for the request."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -152,6 +155,27 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
         assert session.deltas[0].num_accepted_tokens > 0
 
 
+async def test_an_account_leaves_places_for_the_workers_of_others(
+    auth_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: one client could attach all 1,024 private workers of a target, and no other client got one."""
+    monkeypatch.setattr(service, "MAX_WORKERS", 4)
+    async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
+
+        async def attach(name: str) -> None:
+            await stack.enter_async_context(raw_worker(target.address, bearer(name)))
+
+        for name, share in (("alice", 2), ("bob", 1)):
+            for _ in range(share):
+                await attach(name)
+            with pytest.raises(grpc.aio.AioRpcError, match=f"{name} has {share} private draft workers") as caught:
+                await attach(name)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await stack.aclose()
+        await until(lambda: not target.pool._workers)
+        await attach("alice")
+
+
 class CallBalancer(grpc.GenericRpcHandler):
     """Proxy that places single calls: Assist at one server, all others at another."""
 
@@ -184,75 +208,90 @@ async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]
         await server.stop(0)
 
 
-@asynccontextmanager
-async def edge(port: int) -> AsyncGenerator[tuple[FailoverCompleter, DraftEngine], None]:
-    """Run a client with a draft worker in this process, which has attached."""
-    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
-    connection = ConnectionConfig("127.0.0.1", port)
-    async with (
-        connected(connection) as fleet,
-        private_worker(draft, DraftConfig(connection), fleet, None) as (worker, engine),
-    ):
-        await until_attached(worker)
-        yield FailoverCompleter(fleet, connection, worker), engine
+@dataclass
+class Edge:
+    """A client with a draft worker in this process, which has attached."""
+
+    completer: FailoverCompleter
+    worker: PrivateWorker
+    engine: DraftEngine
+
+    async def num_drafted(self, num_tokens: int = 40) -> int:
+        """Complete a request, of which the tokens are checked; return its number of verified draft tokens."""
+        await until_attached(self.worker)
+        completion = Completion()
+        request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
+        async for event in self.completer.complete(request):
+            completion.record(event)
+        assert completion.token_ids == ANSWER[:num_tokens]
+        return completion.num_draft_tokens
 
 
 @asynccontextmanager
-async def counting_edge(port: int, schedule: Schedule) -> AsyncGenerator[Callable[[], Awaitable[int]], None]:
-    """Run an edge draft; yield a function that completes a request and returns its number of verified draft tokens."""
-    connection = ConnectionConfig("127.0.0.1", port)
+async def edge(
+    port: int, schedule: Schedule = Schedule.ASYNC, security: DialSecurity = PLAIN
+) -> AsyncGenerator[Edge, None]:
     draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
+    connection = ConnectionConfig("127.0.0.1", port, security=security)
     config = DraftConfig(connection, schedule=schedule)
-    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, _):
-        completer = FailoverCompleter(fleet, connection, worker)
-
-        async def num_drafted() -> int:
-            await until_attached(worker)
-            completion = Completion()
-            async for event in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=40, ignore_eos=True)):
-                completion.record(event)
-            assert completion.token_ids == ANSWER
-            return completion.num_draft_tokens
-
-        yield num_drafted
+    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, engine):
+        await until_attached(worker)
+        yield Edge(FailoverCompleter(fleet, connection, worker), worker, engine)
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: half an hour after its start, an edge was never drafted for again.
 
     A server lets a connection of that age, here a second, take no more calls. The requests moved to a new one, and the
-    draft tokens went on over the old one.
+    draft tokens went on over the old one; later, until an answer of 32 passes had got none of them.
     """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
     async with (
         serving() as target,
-        counting_edge(target.server.port, Schedule.SYNC) as num_drafted,
+        edge(target.server.port, Schedule.SYNC) as client,
         asyncio.timeout(120),
     ):
-        num_moves = num_undrafted = 0
-        while num_moves < 3:
+        num_undrafted = 0
+        seen: set[str] = set()
+        while len(seen) < 4:
             await asyncio.sleep(0.1)  # requests come now and then
-            if await num_drafted():
-                num_moves, num_undrafted = num_moves + (num_undrafted > 0), 0
-            else:
-                num_undrafted += 1
-            assert num_undrafted < 10
+            seen.update(worker.id for worker in target.pool._workers)
+            num_undrafted += await client.num_drafted(24) == 0
+        assert num_undrafted <= 3  # requests that were sent just when their connection grew old
+
+
+async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: the requests took a new connection, and for an hour the draft tokens went on over the old one."""
+    monkeypatch.setattr(secured, "LOOK_S", 0.05)
+    trust = pki(tmp_path)
+    tls = ServerTls(*trust.pair("server"))
+    async with serving(credentials=tls.grpc_credentials()) as target:
+        secure = edge(target.server.port, Schedule.SYNC, DialSecurity(trust.ca))
+        async with secure as client, asyncio.timeout(60):
+            assert await client.num_drafted(24) > 0
+            (before,) = target.pool._workers
+            trust.ca.write_bytes(trust.ca.read_bytes() + b"\n")
+            await until(lambda: bool(target.pool._workers) and before not in target.pool._workers)
+            assert await client.num_drafted(24) > 0
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """The answers are right and have no drafts; edge and target log the reason, the edge once."""
+    """The answers are right and have no drafts; edge and target log the reason, the edge once, and the edge counts."""
     caplog.set_level(logging.INFO)
     async with (
         serving() as one,
         serving() as other,
         balanced(one, other) as port,
-        counting_edge(port, Schedule.ASYNC) as num_drafted,
+        edge(port) as client,
     ):
         while "does a proxy part the streams of a connection?" not in caplog.text:
-            assert await num_drafted() == 0
+            assert await client.num_drafted() == 0
         for _ in range(3):
-            assert await num_drafted() == 0
+            assert await client.num_drafted() == 0
+        assert client.worker.num_undrafted >= 3
     text = caplog.text
     assert "its private draft worker is not attached on its connection" in text
     assert text.count("does a proxy part the streams of a connection?") == 1
@@ -323,24 +362,24 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
     """The story: a client left and its deadline passed in the same moment; the second cancellation came while the
     first cleaned up, and a slot of the draft was lost for ever."""
-    async with serving() as target, edge(target.server.port) as (completer, engine):
+    async with serving() as target, edge(target.server.port) as client:
 
         async def ask() -> None:
-            async for _ in completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=900, ignore_eos=True)):
+            async for _ in client.completer.complete(CompletionRequest((1, 2, 3), max_new_tokens=900, ignore_eos=True)):
                 pass
 
         asking = asyncio.create_task(ask())
-        await until(lambda: engine.num_running == 1)
+        await until(lambda: client.engine.num_running == 1)
         asking.cancel()
         for _ in range(ticks):
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
-        await until(lambda: engine.num_running == 0)
+        await until(lambda: client.engine.num_running == 0)
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the target sent Attached first, and a request that came right behind had no draft worker."""
+    """The story: the target sent Attached first, and a request that came right after it had no draft worker."""
     write = Call.write
 
     async def busy(call: Call, message: Any) -> None:

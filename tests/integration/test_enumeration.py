@@ -28,15 +28,16 @@ from inference.serving.assembly import load_proposer, private_worker, running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.fleet import connected
+from inference.workers.calls.status import to_status
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import card_of_target
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.remote import card_of_target
-from inference.workers.status import to_status
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.service import VerificationServicer
+from inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all, until_attached
 

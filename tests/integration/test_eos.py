@@ -1,4 +1,4 @@
-"""Whose end-of-sequence tokens count: the target's."""
+"""The target's end-of-sequence tokens count, not the draft's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_other_eos_ids_of_a_draft_change_nothing(
     models: ModelDirectories, target: ServerProcess, tmp_path: Path
 ) -> None:
     """A draft named other end-of-sequence ids than its target, as instruct and base models do, and the draft
-    worker sent its own as the stop tokens: text ended too early, or ran on behind the target's end."""
+    worker sent its own as the stop tokens: text ended too early, or ran on after the target's end."""
     draft = shutil.copytree(models.related, tmp_path / "draft")
     eos = list(range(20, 80))  # every few tokens one of them
     (draft / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))

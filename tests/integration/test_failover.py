@@ -20,9 +20,9 @@ from inference.commit import Delta
 from inference.config import ConnectionConfig
 from inference.request import SamplingParams
 from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, run_command, target_server
 
@@ -123,7 +123,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Thin clients, a gateway, and a draft of its own; the command line may come before or behind the kill."""
+    """Thin clients, a gateway, and a draft of its own; the command line may come before or after the kill."""
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)
     expected = await complete(targets[0], REQUEST)

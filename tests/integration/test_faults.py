@@ -1,4 +1,4 @@
-"""Clients that vanish, targets that die, queues that are full: what is freed, what is said, what is kept."""
+"""Clients that vanish, targets that die, queues that are full: slots are freed, errors are clear, tokens are kept."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 
 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
-    """One runs, one waits, the third is told when to come again; what was refused leaves no trace."""
+    """One runs, one waits, the third is refused with a time to come again, and leaves no trace."""
     async with generating(small) as running, queued(small) as waiting:
         await until_one_waits(small)
         refusal = await refused(small)
@@ -160,7 +160,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """Four prompts at once for one slot and one place: the command line waits as it is told, and all are served."""
+    """Four prompts at once for one slot and one place: the command line waits as refusals ask, and all are served."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")
@@ -306,7 +306,7 @@ async def drafting(
 
 
 async def until_busy(server: ServerProcess) -> None:
-    """Wait until somebody else holds the only slot of a server without a queue, which then refuses us."""
+    """Wait until another client holds the only slot of a server without a queue, which then refuses us."""
     async with asyncio.timeout(60):
         while True:
             async with queued(server, 1) as probe:
@@ -337,7 +337,7 @@ async def test_health_and_reflection(small: ServerProcess) -> None:
 
 
 async def test_eight_at_once_on_one_slot_in_order(models: ModelDirectories, small: ServerProcess) -> None:
-    """With patience, everybody is served, one after another."""
+    """Patient clients are served, one after another."""
     requests = [CompletionRequest(f"{number}", max_new_tokens=5) for number in range(8)]
     completions = await complete_all(small, requests, concurrency=2)
     assert all(len(completion.token_ids) == 5 for completion in completions)

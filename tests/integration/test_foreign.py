@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 from transformers import PreTrainedModel
@@ -25,12 +24,20 @@ from inference.commit import Delta
 from inference.config import ConnectionConfig
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.remote import RemoteCompleter
 from tests.support.models import NUM_TOKENIZER_IDS, disturbed, tiny_model, tiny_tokenizer
-from tests.support.servers import command, complete_all, draft_server, fused_server, run_command, target_server
+from tests.support.servers import (
+    command,
+    complete_all,
+    draft_server,
+    fused_server,
+    run_command,
+    target_server,
+    vocabulary_share,
+)
 from tests.support.tokenizers import foreign
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -149,11 +156,7 @@ async def test_a_draft_with_too_few_of_the_targets_tokens_is_refused(models: Mod
 
 async def test_metrics_show_what_the_draft_can_propose(servers: Servers) -> None:
     for port in servers.metrics_ports:
-        async with httpx.AsyncClient() as client:
-            figures = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-        found = re.search(r"^specdec_draft_vocabulary_share{.*} (.*)$", figures, re.MULTILINE)
-        assert found is not None
-        assert 0.5 < float(found[1]) < 1.0
+        assert 0.5 < await vocabulary_share(port) < 1.0
 
 
 async def test_one_worker_of_the_pool_helps_targets_of_two_tokenizers(servers: Servers, models: Models) -> None:

@@ -1,4 +1,4 @@
-"""`pip install .`: a wheel in an environment of its own serves, and says so where another `inference` is in the way."""
+"""`pip install .`: a wheel in an environment of its own serves, and names another `inference` that is in the way."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Pa
 
 
 def test_another_package_of_that_name_is_named(environment: Path, tmp_path: Path) -> None:
-    """PyPI has an `inference` of somebody else's."""
+    """PyPI has another project's `inference`."""
     stranger = tmp_path / "inference"
     stranger.mkdir()
     (stranger / "__init__.py").write_text("raise ImportError('never run')")

@@ -29,8 +29,8 @@ from inference.config import ROOT, ModelConfig
 from inference.request import SamplingParams, Schedule
 from inference.serving.assembly import target_engine
 from inference.serving.processes import ServerProcess, free_port
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.local import LocalCompleter
 from tests.conftest import ModelDirectories
 from tests.support import servers
 from tests.support.neuron.checkpoints import save_eagle_draft

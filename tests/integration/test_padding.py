@@ -1,4 +1,4 @@
-"""Pairs of one tokenizer whose vocabularies are padded to different sizes: in every topology the target's own tokens.
+"""Pairs of one tokenizer with vocabularies padded to different sizes: in every topology the target's own tokens.
 
 Real processes over real sockets. The targets have two sizes; drafts are smaller and larger, and a worker of the pool
 that is in between helps both.
@@ -7,36 +7,34 @@ that is in between helps both.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 
-from comparison.run.proxy import delay_proxy
-from grpc_comm.channel import open_channel
 from inference.backends.onnx.packed import packed_decoder
-from inference.commit import Delta
-from inference.config import ConnectionConfig
 from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.remote import RemoteCompleter
 from tests.support.models import disturbed, tiny_model, tiny_tokenizer
-from tests.support.servers import command, complete_all, draft_server, fused_server, run_command, target_server
+from tests.support.servers import (
+    command,
+    complete_all,
+    draft_server,
+    fused_server,
+    run_command,
+    target_server,
+    vocabulary_share,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SMALL, MIDDLE, LARGE = 280, 292, 304
 SLOW = ("--emulate", "target:3ms")
 """Passes that a draft worker of the same size can be ahead of."""
-LONG = CompletionRequest("the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=300, ignore_eos=True)
 
 
 def save(directory: Path, size: int, *, is_draft: bool) -> Path:
@@ -71,7 +69,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 async def pairs(
     tmp_path_factory: pytest.TempPathFactory, drafts: dict[int, Path]
 ) -> AsyncGenerator[dict[int, Pair], None]:
-    """By the size of the target; the draft has the other."""
+    """Yield the pairs by the size of the target; the draft has the other."""
     root = tmp_path_factory.mktemp("targets")
     async with AsyncExitStack() as stack:
 
@@ -142,11 +140,7 @@ async def test_the_command_line_learns_the_size(pairs: dict[int, Pair], drafts: 
 @pytest.mark.parametrize(("size", "share"), [(LARGE, SMALL / LARGE), (SMALL, 1.0)])
 async def test_metrics_say_what_the_draft_can_propose(pairs: dict[int, Pair], size: int, share: float) -> None:
     for port in pairs[size].metrics_ports:
-        async with httpx.AsyncClient() as client:
-            figures = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-        found = re.search(r"^specdec_draft_vocabulary_share{.*} (.*)$", figures, re.MULTILINE)
-        assert found is not None
-        assert float(found[1]) == pytest.approx(share)
+        assert await vocabulary_share(port) == pytest.approx(share)
 
 
 async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
@@ -173,42 +167,3 @@ def asked_of(pair: Pair, asked: list[CompletionRequest]) -> list[CompletionReque
     """Half of the requests of both, those that this target takes."""
     half = len(asked) // 2
     return asked[:half] if pair.size == LARGE else asked[half:]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [LARGE, SMALL])
-async def test_a_draft_whose_link_is_cut_resumes(pairs: dict[int, Pair], drafts: dict[int, Path], size: int) -> None:
-    pair = pairs[size]
-    request = replace(LONG, sampling=requests(size)[6].sampling)
-    (expected,) = await alone(pair, [request])
-    was_cut = False
-    async with delay_proxy(pair.target.port) as link:
-        near = replace(pair.target, address=link.address)
-        async with draft_server(drafts[LARGE if size == SMALL else SMALL], near) as server:
-            token_ids: list[int] = []
-            async with open_channel(server.address) as channel:
-                async for event in RemoteCompleter(channel, server.address, deadline_s=60.0).complete(request):
-                    token_ids += event.token_ids if isinstance(event, Delta) else ()
-                    if len(token_ids) > 100 and not was_cut:
-                        was_cut = True
-                        link.cut()
-                        asyncio.get_running_loop().call_later(0.2, link.restore)
-    assert token_ids == expected
-
-
-@pytest.mark.parametrize("size", [LARGE, SMALL])
-async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(pairs: dict[int, Pair], size: int) -> None:
-    """The last test: it takes the fused servers away."""
-    pair = pairs[size]
-    request = replace(LONG, sampling=requests(size)[6].sampling)
-    (expected,) = await alone(pair, [request])
-    connection = ConnectionConfig(f"{pair.fused.address},{pair.target.address}", 1)
-    async with connected(connection) as fleet:
-        token_ids: list[int] = []
-        async with aclosing(FailoverCompleter(fleet, connection).complete(request)) as events:
-            async for event in events:
-                token_ids += event.token_ids if isinstance(event, Delta) else ()
-                if len(token_ids) > 50 and pair.fused.process.returncode is None:
-                    pair.fused.process.kill()
-                    await pair.fused.process.wait()
-    assert token_ids == expected

@@ -19,8 +19,8 @@ from grpc_comm.health import is_serving
 from inference.commit import Delta
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess, free_port
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, command, complete, complete_all, target_server
 
@@ -69,7 +69,7 @@ async def until_helped(target: ServerProcess) -> None:
 
 
 async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> list[list[int]]:
-    """What the target says without help: gamma 0 keeps the workers out."""
+    """Return the target's answers without help: gamma 0 keeps the workers out."""
     completions = await complete_all(target, [replace(request, gamma=0) for request in requests])
     assert all(completion.num_draft_tokens == 0 for completion in completions)
     return [completion.token_ids for completion in completions]

@@ -36,7 +36,7 @@ class Peer:
 
     @asynccontextmanager
     async def session(self, **fields: Any) -> AsyncGenerator[RawSession, None]:
-        """Send a request in rounds, unless `fields` say otherwise, with a worker of its own."""
+        """Send a request in rounds, unless `fields` have another schedule, with a worker of its own."""
         async with raw_worker(self.address) as worker:
             yield worker.request(asked(**fields)).send()
 
@@ -139,7 +139,7 @@ async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
         await verified(session)
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 9))  # nodes 3, 4: too late
-        await session.propose(below(2, 7, 7, 7))  # nodes 5 .. 7: behind a node that has lost
+        await session.propose(below(2, 7, 7, 7))  # nodes 5 .. 7: after a node that has lost
         await session.propose(below(6, 7))  # node 8: likewise
         await session.propose(after(NUM_PROMPT + 1, answer[1]), below(9, answer[2], answer[3]))  # node 9 lives
         assert await verified(session) == (answer[1:5], 3, 3)

@@ -15,8 +15,8 @@ from inference.commit import Delta
 from inference.errors import UnavailableError
 from inference.request import SamplingParams, Schedule
 from inference.serving.processes import ServerProcess
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, complete_all, draft_server, target_server, with_gamma
 
@@ -41,7 +41,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """A draft worker whose drafts are partly accepted, behind the link."""
+    """A draft worker with drafts that are partly accepted, at the far end of the link."""
     flags = ("--schedule", "async", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -90,7 +90,7 @@ async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worke
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """With rounds, every commit would cost a round trip: 40 tokens at gamma 1 at least 20 of them, 6 s."""
+    """Rounds would cost a round trip a commit: 40 tokens at gamma 1 at least 20 of them, 6 s."""
     link.conditions = LinkConditions(rtt_s=0.3)
     async with asyncio.timeout(5):
         completion = await complete(worker, replace(some_requests()[0], gamma=1))
@@ -100,7 +100,7 @@ async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerPro
 async def complete_and_cut(
     worker: ServerProcess, request: CompletionRequest, link: DelayProxy, at: set[int]
 ) -> list[int]:
-    """Tokens of a request whose link is cut for a moment whenever it has given one of `at` tokens or more."""
+    """Return a request's tokens; its link is cut for a moment whenever it has given one of `at` tokens or more."""
     token_ids: list[int] = []
     due = sorted(at)
     async with open_channel(worker.address) as channel:

@@ -1,6 +1,6 @@
 """Grammars on every topology and schedule: the tokens are those of the target alone without any draft.
 
-Servers of this process behind real sockets and a proxy, so that a link can be slow or cut.
+Servers of this process at real sockets and a proxy, so that a link can be slow or cut.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from inference.observe.metrics import Metrics
 from inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
 from inference.serving.assembly import draft_engine, load_proposer, private_worker, running, target_engine
 from inference.text.vocabulary import Vocabulary
-from inference.workers import convert
+from inference.workers.calls import convert
+from inference.workers.calls.fleet import connected
+from inference.workers.calls.status import to_status
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import RemoteCompleter, card_of_target
 from inference.workers.completion import Completer, CompletionRequest, ModelCard, Resume
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter, card_of_target
-from inference.workers.status import to_status
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.service import VerificationServicer
+from inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all, until_attached
 
@@ -65,7 +66,7 @@ SAMPLINGS = (
 
 
 def some_requests() -> list[CompletionRequest]:
-    """With grammars of every kind, and some without any in the same passes."""
+    """Return requests with grammars of every kind, and some without any in the same passes."""
     return [
         CompletionRequest(f"the {i} wind", sampling, seed=i, max_new_tokens=60, grammar=grammar)
         for i, grammar in enumerate((*GRAMMARS, None))
@@ -162,7 +163,7 @@ async def test_outputs_keep_to_their_grammars(plain: list[Completion]) -> None:
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
     """No draft anywhere: a target with a grammar is speculative for free, and every forced token is accepted, unless it
-    stands behind one that was looked up."""
+    follows one that was looked up."""
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30
@@ -269,7 +270,7 @@ async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not know the field; whoever asks them must notice, and not take any text for structured."""
+    """They do not know the field; a client must notice that, and not take any text for structured."""
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])

@@ -1,4 +1,4 @@
-"""What a supervisor does with servers, as Ray, Kubernetes or a script would: real processes, ports of their choice.
+"""Supervision of servers, as by Ray, Kubernetes or a script: real processes, ports of their choice.
 
 It learns their ports from one line, names them in a file that others follow, asks for their load, has them drain, and
 is not outlived by them.
@@ -58,7 +58,7 @@ class Child:
 
 @asynccontextmanager
 async def child(log: Path, *arguments: str | Path) -> AsyncGenerator[Child, None]:
-    """A server with a lifeline, once it has said that it is ready."""
+    """A server with a lifeline, once it has reported that it is ready."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "main.py"), *map(str, arguments), "--lifeline", "stdin", "--ready_json"),
@@ -134,7 +134,7 @@ async def test_targets_change_by_file_and_call(models: ModelDirectories, tmp_pat
         put(path, first, second)
         await worker.until_logged("attached as", times=2)
         await front.until_logged("the servers are now")
-        # 2. The one that answers is told to drain: the answer goes on at the other, unless it has ended before.
+        # 2. The one that answers gets a call of Drain: the answer goes on at the other, unless it has ended before.
         pieces: list[str] = []
 
         async def read() -> None:

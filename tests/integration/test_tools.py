@@ -27,10 +27,10 @@ from inference.request import NO_DEFAULTS
 from inference.serving.assembly import model_card, target_engine
 from inference.serving.host import opened
 from inference.serving.processes import free_port
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.remote import RemoteCompleter
-from inference.workers.status import to_status
+from inference.workers.calls.status import to_status
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import RemoteCompleter
 from tests.support.completers import healthy
 from tests.support.tools import WEATHER, Forecast, tool
 

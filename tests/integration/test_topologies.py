@@ -38,7 +38,7 @@ Topologies = dict[str, ServerProcess]
 
 @pytest.fixture(scope="module")
 def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
-    """What Transformers' own generate() makes of PROMPTS."""
+    """Return the tokens of Transformers' own generate() for PROMPTS."""
     tokenizer = Tokenizer.load(models.target)
     model = AutoModelForCausalLM.from_pretrained(models.target)
     (eos,) = tokenizer.eos_token_ids
@@ -88,7 +88,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
 
 
 def uncached(requests: list[CompletionRequest]) -> list[CompletionRequest]:
-    """The same under salts that nobody else has: no slot holds anything for them."""
+    """Return the requests under salts of their own: no slot holds anything for them."""
     return [replace(request, cache_salt=secrets.token_hex()) for request in requests]
 
 
@@ -208,7 +208,7 @@ async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies,
 
 @pytest.mark.parametrize("helper", ["itself", "fused"])
 async def test_stop_token_inside_an_accepted_run(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """Draft tokens behind a stop token are neither accepted nor rejected: the sequence has no place for them.
+    """Draft tokens after a stop token are neither accepted nor rejected: the sequence has no place for them.
 
     They used to count as verified, so that a target drafting for itself reported less than 1.0.
     """

@@ -1,6 +1,6 @@
-"""What strangers may do to a target that others use meanwhile: every recipe beside a client that must get its tokens.
+"""Attacks of strangers on a target that others use meanwhile: each recipe beside a client that must get its tokens.
 
-The target is a scripted one in this process, behind real sockets; tests/unit has the same limits one by one.
+The target is a scripted one in this process, at real sockets; tests/unit has the same limits one by one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.access import Access
-from inference.workers.admitting import admission
+from inference.workers.calls.access import Access
+from inference.workers.calls.admitting import admission
+from inference.workers.calls.status import to_status
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.status import to_status
-from inference.workers.target import assist
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting import service
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.raw_worker import after, end_of, raw_worker
@@ -52,7 +52,7 @@ PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos":
 
 @dataclass
 class Target:
-    """A server, and what is behind it."""
+    """A server with its engine and pool."""
 
     server: Server
     engine: TargetEngine
@@ -70,13 +70,14 @@ async def serving(
     idle_timeout_s: float = 60.0,
     stall_timeout_s: float = 60.0,
     auth_file: Path | None = None,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncGenerator[Target, None]:
     engine = TargetEngine(ScriptedDecoder(num_slots=num_slots), EngineLimits(max_waiting=0))
     engine.start()
     pool = DraftPool(engine, idle_timeout_s=idle_timeout_s)
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
-    gate = Gate(admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
+    gate = Gate(credentials, admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
     server = Server("127.0.0.1:0", [VerificationServicer(pool, WORDS), generation], status_of=to_status, gate=gate)
     await server.open()
     try:
@@ -230,7 +231,7 @@ async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Balancers that count no PINGs end a silent one after 30 s or a minute, and the pool was empty again and again."""
-    monkeypatch.setattr(assist, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)

@@ -18,9 +18,9 @@ from grpc_comm.channel import open_channel
 from inference.commit import Delta, Finished
 from inference.errors import CapacityError, SpecDecError
 from inference.request import SamplingParams
+from inference.workers.calls.status import code_name
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.remote import RemoteCompleter
-from inference.workers.status import code_name
 
 TEMPERATURE = 0.8
 SILENT = "ended without a word"

@@ -13,9 +13,9 @@ from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
 from inference.request import UNKNOWN, Provenance
 from inference.text.chat import Chat
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
-from inference.workers.observer import Observer
-from inference.workers.scope import SupervisedCompleter
 
 REJECTED = "other "
 """Text of the draft token that every pass rejects."""

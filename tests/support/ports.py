@@ -21,10 +21,10 @@ from inference.serving.fronts import Ports
 from inference.serving.host import opened
 from inference.serving.observers import Observers
 from inference.serving.processes import free_port
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
+from inference.workers.completing.generation import GenerationServicer
 from inference.workers.completion import Completer
-from inference.workers.generation import GenerationServicer
-from inference.workers.observer import Observer
-from inference.workers.scope import SupervisedCompleter
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
 

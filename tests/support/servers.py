@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -22,9 +23,9 @@ from inference.commit import Delta, Finished, FinishReason, Started
 from inference.config import ROOT
 from inference.serving.processes import ServerProcess, free_port, server_process
 from inference.text.vocabulary import Vocabulary
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.remote import RemoteCompleter
+from inference.workers.drafting.private import PrivateWorker
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -60,6 +61,15 @@ async def until_healthy(port: int) -> None:
                 if (await client.get(f"http://127.0.0.1:{port}/health")).is_success:
                     return
             await asyncio.sleep(0.1)
+
+
+async def vocabulary_share(metrics_port: int) -> float:
+    """Return the share of the target's ids that a server's draft can propose, as its metrics have it."""
+    async with httpx.AsyncClient() as client:
+        figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
+    found = re.search(r"^specdec_draft_vocabulary_share{.*} (.*)$", figures, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 @dataclass

@@ -24,7 +24,7 @@ from inference.request import (
     SamplingParams,
     Schedule,
 )
-from inference.workers.convert import sampling_from_message, sampling_to_message
+from inference.workers.calls.convert import sampling_from_message, sampling_to_message
 
 NAMES = {field.name for field in fields(SamplingParams)}
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")

@@ -14,9 +14,9 @@ from inference.speculation.tree import MAX_TREE_TOKENS
 from inference.text import chat, stop_strings
 from inference.text.tokenizer import MAX_PACKED_BYTES
 from inference.text.vocabulary import MAX_VOCAB_SIZE
-from inference.workers import convert
+from inference.workers.calls import convert
 from inference.workers.completion import DRAFT_SESSION_BYTES
-from inference.workers.target.assist import MAX_WORKER_SLOTS
+from inference.workers.drafting.service import MAX_WORKER_SLOTS
 
 PROTO = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text()
 ELEMENT = re.compile(r"(?:message|enum|service|rpc|oneof) (\w+)|(\w+) = ")

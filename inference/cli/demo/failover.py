@@ -13,9 +13,9 @@ from inference.cli.prompts.results import Result
 from inference.commit import Delta
 from inference.config import ConnectionConfig
 from inference.serving.processes import ServerProcess, free_port, server_process
+from inference.workers.calls.fleet import Fleet, connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import Fleet, connected
 
 PROMPT = "The captain stood upon the deck and looked"
 MAX_NEW_TOKENS = 400

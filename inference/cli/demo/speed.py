@@ -26,9 +26,9 @@ from inference.commit import Delta
 from inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
 from inference.request import SamplingParams
 from inference.serving.processes import free_port, server_process
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
 
 MAX_NEW_TOKENS = 96
 NUM_REPEATS = 3

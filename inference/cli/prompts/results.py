@@ -11,7 +11,7 @@ from typing import Any
 from inference.commit import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 from inference.errors import SpecDecError
 from inference.observe.stats import RequestStats
-from inference.workers.status import code_name
+from inference.workers.calls.status import code_name
 
 DRAFTED = "background: rgba(46, 160, 67, 0.25)"
 """Style of accepted draft tokens."""

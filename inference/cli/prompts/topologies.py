@@ -19,12 +19,12 @@ from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
 from inference.serving.assembly import load_proposer, private_worker, target_engine
 from inference.serving.observers import report_profile, timeline
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.remote import card_of_target
+from inference.workers.completing.writing import TextCompleter
 from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
-from inference.workers.remote import card_of_target
-from inference.workers.writing import TextCompleter
 
 logger = logging.getLogger(__name__)
 

@@ -119,8 +119,8 @@ async def _complete(settings: DraftSettings, proposer: ProposerConfig) -> int:
 async def _require_fit(connection: ConnectionConfig, draft: Path) -> None:
     """Raise IncompatibleDraftError if the target has another tokenizer than the draft, before a model is loaded."""
     from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-    from inference.workers.fleet import connected
-    from inference.workers.remote import card_of_target
+    from inference.workers.calls.fleet import connected
+    from inference.workers.completing.remote import card_of_target
 
     async with connected(connection) as fleet:
         card = await card_of_target(fleet)

@@ -61,7 +61,7 @@ def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_ot
 def _add(file: Path, entry: str) -> None:
     """Append to the file in one step, so that no server reads half of an entry."""
     from grpc_comm.watched import UnusableError
-    from inference.workers.auth_file import read_auth_file
+    from inference.workers.calls.auth_file import read_auth_file
 
     part = file.with_name(f"{file.name}.part")
     try:

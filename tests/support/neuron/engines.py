@@ -127,7 +127,6 @@ async def _distribute(
     target: TargetEngine, drafts: DraftEngine, request: GenerationRequest
 ) -> tuple[Answer, list[Commit]]:
     draft = drafts.open(request.prompt_token_ids, request.sampling)
-    await draft.admitted()
     session = target.open(request)
     target.begin_help(session, Schedule.SYNC)
     commits: list[Commit] = []

@@ -19,7 +19,7 @@ from inference.cli.roles.registry import settings_of
 from inference.cli.roles.target import TargetSettings
 from inference.config import ServerConfig
 from inference.errors import ConfigError
-from inference.workers.access import Access
+from inference.workers.calls.access import Access
 
 
 def token(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

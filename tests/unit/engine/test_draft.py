@@ -40,13 +40,11 @@ async def at_gate(proposer: ScriptedProposer) -> None:
 
 async def test_a_round_gives_as_many_as_asked(engine: DraftEngine) -> None:
     session = engine.open([1, 2, 3], GREEDY)
-    await session.admitted()
     assert list(await engine.propose(session, 4)) == tokens_at(3, 4)
 
 
 async def test_no_tokens_are_no_work(engine: DraftEngine, proposer: ScriptedProposer) -> None:
     session = engine.open([1, 2, 3], GREEDY)
-    await session.admitted()
     assert await engine.propose(session, 0) == ()
     assert proposer.steps == []
 
@@ -54,7 +52,6 @@ async def test_no_tokens_are_no_work(engine: DraftEngine, proposer: ScriptedProp
 async def test_commit_that_agrees_keeps_the_rest(engine: DraftEngine) -> None:
     """What was drafted past the committed tokens is still good: the next round begins with it."""
     session = engine.open([1, 2, 3], GREEDY)
-    await session.admitted()
     await engine.propose(session, 5)
     session.commit(tokens_at(3, 2))
     assert session.chain == tokens_at(5, 3)
@@ -63,7 +60,6 @@ async def test_commit_that_agrees_keeps_the_rest(engine: DraftEngine) -> None:
 
 async def test_commit_that_disagrees_drops_the_chain(engine: DraftEngine) -> None:
     session = engine.open([1, 2, 3], GREEDY)
-    await session.admitted()
     await engine.propose(session, 5)
     session.commit([token_at(3), 7])
     assert session.chain == []
@@ -81,7 +77,6 @@ async def test_a_running_step_counts_if_its_chain_lives(
 ) -> None:
     """The step extends a chain that a commit may cut off meanwhile: its token must not end up behind the new one."""
     session = engine.open([1, 2, 3], GREEDY)
-    await session.admitted()
     await engine.propose(session, 2)
     proposer.gate.close()
     engine.pace(session, Pacing(window=4))
@@ -95,7 +90,6 @@ async def test_a_running_step_counts_if_its_chain_lives(
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
     """A chain of 40 can be extended once; a longer one cannot, and the target goes on alone."""
     session = engine.open(list(range(39)), GREEDY)
-    await session.admitted()
     assert list(await engine.propose(session, 8)) == tokens_at(39, 2)
     session.commit([*tokens_at(39, 2), 5])
     assert await engine.propose(session, 8) == ()
@@ -103,38 +97,35 @@ async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> Non
 
 async def test_prompt_beyond_the_drafts_context(engine: DraftEngine) -> None:
     session = engine.open(list(range(100)), GREEDY)
-    await session.admitted()
     assert await engine.propose(session, 8) == ()
 
 
 async def test_queue_and_slots(engine: DraftEngine) -> None:
     first, second, third = (engine.open([1], GREEDY) for _ in range(3))
-    await second.admitted()
+    await engine.propose(second, 1)
     with pytest.raises(CapacityError, match="2 slots"):
         engine.open([1], GREEDY)
     engine.close(first)
     async with asyncio.timeout(10):
-        await third.admitted()
+        await engine.propose(third, 1)
 
 
 async def test_failed_step_fails_the_round(
     engine: DraftEngine, proposer: ScriptedProposer, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = engine.open([1], GREEDY)
-    await session.admitted()
     proposer.gate.fail(RuntimeError("broken"), times=2)  # the first failure is forgiven: the step is taken again
     with pytest.raises(InternalError):
         await engine.propose(session, 2)
     assert caplog.text.count("RuntimeError: broken") == 2
     following = engine.open([1], GREEDY)
-    await following.admitted()
     assert list(await engine.propose(following, 1)) == tokens_at(1, 1)
 
 
 async def test_stop_fails_who_waits(engine: DraftEngine) -> None:
     sessions = [engine.open([1], GREEDY) for _ in range(3)]
-    waiting = asyncio.create_task(sessions[2].admitted())
-    await sessions[0].admitted()
+    waiting = asyncio.create_task(engine.propose(sessions[2], 1))
+    await engine.propose(sessions[0], 1)
     await engine.stop()
     with pytest.raises(UnavailableError):
         await waiting
@@ -150,7 +141,6 @@ async def test_drafts_are_equal_alone_and_batched(monkeypatch: pytest.MonkeyPatc
         engine = DraftEngine(ModelProposer(backend))
         engine.start()
         sessions = [engine.open(prompts[number], sampling) for number in numbers]
-        await asyncio.gather(*(session.admitted() for session in sessions))
         chains = await asyncio.gather(*(engine.propose(session, 6) for session in sessions))
         await engine.stop()
         return [list(chain) for chain in chains]

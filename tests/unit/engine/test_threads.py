@@ -16,7 +16,7 @@ from inference.errors import CapacityError
 from inference.request import Grammar, GrammarKind
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
-from inference.workers.prompt import MAX_INLINE_CHARACTERS, MAX_INLINE_IDS, LocalCodec
+from inference.workers.completing.prompt import MAX_INLINE_CHARACTERS, MAX_INLINE_IDS, LocalCodec
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.scripted import TIMEOUT_S, until
 

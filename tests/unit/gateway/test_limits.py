@@ -29,7 +29,7 @@ from inference.request import Provenance
 from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.text import structured
-from inference.workers.access import Access
+from inference.workers.calls.access import Access
 from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
 from tests.support.ports import entry, token_of

@@ -1,4 +1,4 @@
-"""What a client is told of an address where no gRPC server is."""
+"""Errors of a client at an address without a gRPC server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_an_unknown_host_is_told_at_once() -> None:
 
 
 async def test_a_port_of_http_is_told_at_once() -> None:
-    """The story: a client pointed at the gateway's port, or at the metrics, waited and was told nothing."""
+    """The story: a client pointed at the gateway's port, or at the metrics, waited and got no error."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(64)

@@ -1,4 +1,4 @@
-"""Exceptions of handlers become statuses in one place; what nobody expected is logged once and not told."""
+"""Exceptions of handlers become statuses in one place; an unexpected one is logged once, and its text stays here."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def failed(call: Any) -> None:
 
 async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
     """The story: refusals of 250,000 hostile messages kept some 57 objects each, in circles; the collector ended 84,000
-    of them at a time, and nobody was served for 170 ms.
+    of them at a time, and no request was served for 170 ms.
     """
     async with serving() as (_, stub):
         gc.collect()

@@ -1,4 +1,4 @@
-"""Lists of servers in files: what is written there while somebody follows it, well or badly."""
+"""Lists of servers in files, which are written well or badly while a client follows them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_list_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [[], ["# none"], ["a"], ["a:b"], ["a:0"], ["a:65536"], ["dns:///a:1"], [":1"]])
 async def test_an_invalid_list_is_an_error_at_first(tmp_path: Path, lines: Sequence[str]) -> None:
-    """An empty file is one that somebody is writing: nobody leaves all servers for that."""
+    """An empty file is one that is being written: a client does not leave all servers for that."""
     path = tmp_path / "targets"
     put(path, "a:1")
     async with aclosing(addresses_of([f"file://{path}"])) as found:
@@ -79,7 +79,7 @@ def test_a_file_list_names_servers() -> None:
 
 
 def test_a_token_needs_encryption_or_an_insecure_flag(tmp_path: Path) -> None:
-    """Nobody knows what hosts it will have."""
+    """Its later hosts are unknown."""
     security = DialSecurity(token_file=tmp_path / "token")
     with pytest.raises(ConfigError, match="would go to file:///etc/targets in plain text"):
         ConnectionConfig("file:///etc/targets", 1, security=security)

@@ -1,4 +1,4 @@
-"""What a peer may send, and what happens to one that does not read."""
+"""Limits of what a peer may send, and the end of one that does not read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
-"""A receive window of five bytes: whoever opens a channel so never reads."""
+"""A receive window of five bytes: a channel with it never reads."""
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 STALL_S = 0.3
 LIMIT = 1000
@@ -82,7 +82,7 @@ def status_of(error: Exception) -> Status | None:
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Of our servers: gRPC's poller may still wake the closed loop of an earlier test, which asyncio logs."""
+    """Our servers' records: gRPC's poller may still wake the closed loop of an earlier test, which asyncio logs."""
     return [record.getMessage() for record in caplog.records if record.exc_info and record.name != "asyncio"]
 
 
@@ -137,7 +137,7 @@ async def test_a_bomb_is_refused_before_it_goes_off() -> None:
 
 
 async def test_a_peer_that_reads_nothing_is_dropped() -> None:
-    """The story: a stream that nobody reads kept its slot for as long as the peer answered pings. Another is served."""
+    """The story: a stream that is not read kept its slot for as long as the peer answered pings. Another is served."""
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -158,7 +158,7 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
     """The story: streams were, but an answer in one piece waited for as long as its reader answered pings: 1 kB of gzip
-    asked for 4 MB of text, 256 times a connection. Who reads gets it as ever."""
+    asked for 4 MB of text, 256 times a connection. A client that reads gets it as ever."""
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -209,7 +209,7 @@ async def test_watchers_hear_of_changes() -> None:
 
 
 async def test_watchers_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes all the places hides a server's health from nobody: the next one asks for it."""
+    """A client that takes all the places does not hide a server's health: the next one asks for it."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

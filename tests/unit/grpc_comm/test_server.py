@@ -1,4 +1,4 @@
-"""What a server says of its own health."""
+"""A server's reports of its own health."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def started(port: int = 0, upstream: grpc.aio.Channel | None = None) -> Se
 
 
 async def until(stub: Any, status: int) -> None:
-    """Wait until it is what the server says."""
+    """Wait until the server reports this health."""
     async with asyncio.timeout(20):
         async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
             if answer.status == status:
@@ -38,7 +38,7 @@ async def until(stub: Any, status: int) -> None:
 
 
 async def test_health_follows_the_server_behind() -> None:
-    """A draft worker without its target said SERVING, and a gateway in front of it 200, while nothing was served."""
+    """A draft worker without its target reported SERVING, and its gateway 200, while nothing was served."""
     target = await started()
     async with open_channel(f"127.0.0.1:{target.port}") as upstream:
         worker = await started(upstream=upstream)
@@ -69,9 +69,9 @@ class Cut(HealthServicer):
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: proxies end streams in which nothing happens, after 5 minutes as Envoy does, and keep the connection.
-    Health was not watched again until that was lost: a server that drained behind one was ready for ever. One that
+    Health was not watched again until that was lost: a server that drained there was ready for ever. One that
     takes our token no more is not ready either. One that has as many watchers as may be, strangers perhaps, was never
-    ready to anybody else: now it is asked."""
+    ready to other clients: now it is asked."""
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     server = await started()

@@ -1,4 +1,4 @@
-"""TLS over real sockets: who is trusted, what is said of who is not, and certificates that are replaced at work."""
+"""TLS over real sockets: trust, errors that name its faults, and certificates that are replaced at work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[
 
 
 async def dial(address: str, tls: ClientTls | None) -> bool:
-    """Whether it says that it serves."""
+    """Return whether the server reports that it serves."""
     async with open_channel(address, None if tls is None else Credentials(tls)) as channel:
         await wait_until_ready(channel, address, timeout_s=2.0, tls=tls)
         return await is_serving(channel)
@@ -75,7 +75,7 @@ async def test_an_expired_certificate_is_named_on_both_sides(trust: Pki) -> None
 
 
 async def test_client_certificates_where_they_are_wanted(trust: Pki, tmp_path: Path) -> None:
-    """Of TLS 1.3, a client hears of it only after the handshake, as a lost connection."""
+    """With TLS 1.3 a client notices a refusal only after the handshake, as a lost connection."""
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         assert await dial(address, trust.client("spiffe://here/draft"))

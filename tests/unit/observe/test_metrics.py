@@ -14,9 +14,9 @@ from inference.errors import CapacityError
 from inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
 from inference.observe.profile import Profile
 from inference.request import MAX_GAMMA
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.observer import Observer
-from inference.workers.scope import SupervisedCompleter
 
 TIMINGS = Timings(queue_us=1_000, compute_us=2_000, draft_us=500, network_us=100)
 COUNTS = Counts(bytes_up=30, bytes_down=20)

@@ -1,4 +1,4 @@
-"""Who may do what, over real sockets: tokens, certificates, and everything about them that can be wrong."""
+"""Rights of callers over real sockets: tokens, certificates, and every fault that they can have."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
 from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
 from inference.text.vocabulary import Vocabulary
-from inference.workers import access, admitting
-from inference.workers.access import Access, rights_of_call
+from inference.workers.calls import access, admitting
+from inference.workers.calls.access import Access, rights_of_call
+from inference.workers.calls.convert import PROTOCOL_VERSION
+from inference.workers.calls.dialling import credentials_of
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.remote import card_of_target
 from inference.workers.completion import CompletionRequest
-from inference.workers.convert import PROTOCOL_VERSION
-from inference.workers.dialling import credentials_of
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.remote import card_of_target
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, YesMan, entry, https, served, token_of
@@ -91,10 +91,10 @@ REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
-    """Of a call of each kind, those that are not let in, and what is said of them.
+    """Return the refusals of calls of each kind, by method.
 
-    A refusal that comes before the call's first write is at times lost behind the failed write (grpc issue 36066), so
-    what was not heard is asked again.
+    A refusal that comes before the call's first write is at times lost in the failed write (grpc issue 36066), so
+    such a call is made again.
     """
     found: dict[str, str] = {}
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
@@ -116,7 +116,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """What a call that sends an empty message is told, if it is not let in."""
+    """Return the refusal of a call that sends an empty message; None if it is let in."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""
@@ -215,7 +215,7 @@ async def test_a_certificate_is_a_role_on_its_own_port(at: Served, trust: Pki, t
     both = await refusals(at.mtls, dialling(trust, certificate=EDGE, token=token_of("client")))
     words = "UNAUTHENTICATED: a token came to the port of client certificates: send it to the other one"
     assert both == dict.fromkeys(METHODS, words)
-    unasked = await refusals(at.grpc, dialling(trust, certificate=EDGE))  # there, a certificate says nothing
+    unasked = await refusals(at.grpc, dialling(trust, certificate=EDGE))  # there, a certificate counts for nothing
     assert all(words.startswith("UNAUTHENTICATED: no token came") for words in unasked.values())
 
 
@@ -256,8 +256,8 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The story: its one call lasts for ever, so that its owner went on reading everybody's prompts for as long as the
-    connection held, whatever the file said."""
+    """The story: its one call lasts for ever, so that its owner went on reading all prompts for as long as the
+    connection held, whatever stood in the file."""
 
     async def attached(_: object, message: object, call: Call) -> None:
         await call.write(pb.AssistResponse())
@@ -312,7 +312,7 @@ def verification() -> VerificationServicer:
 
 @pytest.mark.parametrize("insecure", [True, False])
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
-    """A stranger's Attach was sent the prompts of everybody, and their answers. A private worker sees its own alone."""
+    """A stranger's Attach was sent the prompts and answers of all clients. A private worker sees its own alone."""
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, verification=verification(), host="0.0.0.0") as at:
         dial = DialSecurity() if insecure else dialling(trust)
@@ -399,7 +399,7 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 
 
 async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
-    """The story: its name was cut, so that two users whose names begin alike became one account."""
+    """The story: its name was cut, so that two users with names that begin alike became one account."""
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
         link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of("gateway")))
@@ -444,8 +444,8 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
 async def test_what_is_refused_leaves_a_line_and_its_id(
     at: Served, trust: Pki, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: who was refused, sent nonsense, or attached to read everybody's prompts, was in no audit; and gRPC's
-    errors that say more than a status came back without the id of their request."""
+    """The story: a caller that was refused, sent nonsense, or attached to read all prompts, was in no audit; and gRPC's
+    errors with more than a status came back without the id of their request."""
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
     for name, path in (("nobody", "model"), ("client", "drain"), ("client", "client"), ("worker", "worker")):
@@ -475,8 +475,8 @@ async def test_what_is_refused_leaves_a_line_and_its_id(
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """The story: a completion that says nothing of its length asks for 16 tokens, and a key that may have 8 was told
-    that this is too much."""
+    """The story: a completion without a length asks for 16 tokens, and a key that may have 8 got
+    the error that this is too much."""
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     scripted = ScriptedCompleter([["a"]])

@@ -1,4 +1,4 @@
-"""A draft worker that serves, and the targets that come and go behind it: scripted ones, and a draft that looks up."""
+"""A draft worker that serves, at targets that come and go: scripted ones, and a draft that looks up."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from inference.serving.draft import serve_draft
 from inference.serving.processes import free_port
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers import fleet
+from inference.workers.calls import fleet
+from inference.workers.calls.status import to_status
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.generation import GenerationServicer
-from inference.workers.local import LocalCompleter
-from inference.workers.status import to_status
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
@@ -56,7 +56,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Does not say what it serves while it has an error for whoever asks."""
+    """Server that answers GetModel with its errors first, one a call."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -165,7 +165,7 @@ async def test_a_target_without_model_card_is_asked_again(
     await until(channel, NOT_SERVING)
     async with target(directory, replace(card, name="second", model_id="m2"), port, kind("not now"), kind("not now")):
         async with asyncio.timeout(30):
-            while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - nobody tells
+            while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.02)
         await until(channel, SERVING)
     await serves.__aexit__(None, None, None)

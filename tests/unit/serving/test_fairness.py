@@ -27,8 +27,9 @@ from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.service import VerificationServicer
+from inference.workers.drafting.stream import Offer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.ports import served
 from tests.support.scripted import until
@@ -61,7 +62,7 @@ def engine(decoder: Decoder) -> TargetEngine:
 
 
 class Scheduled:
-    """A target's pool whose requests have a schedule."""
+    """A target's pool that gives each request a schedule."""
 
     def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
         self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant

@@ -1,4 +1,4 @@
-"""A gateway and the server behind it."""
+"""A gateway and its server."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from inference.observe.metrics import Metrics
 from inference.serving import gateway as gateway_module
 from inference.serving.gateway import _dialled, _follow_model, serve_gateway
 from inference.serving.processes import free_port
-from inference.workers import fleet as fleet_module
+from inference.workers.calls import fleet as fleet_module
+from inference.workers.calls.convert import card_to_message
+from inference.workers.calls.fleet import connected
+from inference.workers.calls.observer import Observer
+from inference.workers.calls.scope import SupervisedCompleter
+from inference.workers.calls.status import to_status
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.remote import RemoteCompleter
 from inference.workers.completion import ModelCard
-from inference.workers.convert import card_to_message
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.generation import GenerationServicer
-from inference.workers.observer import Observer
-from inference.workers.remote import RemoteCompleter
-from inference.workers.scope import SupervisedCompleter
-from inference.workers.status import to_status
 from tests.support.completers import CARD, ScriptedCompleter, gateway
-from tests.unit.workers.test_fleet import NAME, Resolver
+from tests.unit.workers.calls.test_fleet import NAME, Resolver
 
 OTHER = replace(CARD, name="other", max_length=64)
 BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """The story: the gateway and the server behind it counted CANCELLED, as if the client had left."""
+    """The story: the gateway and its server counted CANCELLED, as if the client had left."""
     metrics = Metrics("tiny")
     hanging = SupervisedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
     server = Server("127.0.0.1:0", [GenerationServicer(hanging, CARD)], status_of=to_status)
@@ -99,7 +99,7 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: its HTTP port said 503 without a server behind it. The port of probes, which the kubelet asks, said
+    """The story: its HTTP port answered 503 without a server. The port of probes, which the kubelet asks, answered
     200, and the balancer went on sending requests."""
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
@@ -111,7 +111,7 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
             return (await client.get(f"http://127.0.0.1:{on}/readyz")).status_code
 
         async with asyncio.timeout(30):
-            while not await _listens(port):  # noqa: ASYNC110 - nobody tells
+            while not await _listens(port):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.02)
         assert (await ready(port), await ready(config.probe_port)) == (200, 200)
         server.report(ready=False)
@@ -128,12 +128,12 @@ async def test_a_gateway_without_servers_is_alive() -> None:
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
     serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{probe_port}") as client, asyncio.timeout(60):
-        while not await _listens(probe_port):  # noqa: ASYNC110 - nobody tells
+        while not await _listens(probe_port):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
         asked = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
         assert (asked, await _listens(port)) == ([200, 503], False)
         server = await started(CARD, connection.port)
-        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - nobody tells
+        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)

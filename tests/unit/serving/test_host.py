@@ -50,7 +50,7 @@ def test_free_ports_stay_free() -> None:
 
 
 class Recorder:
-    """A front and a work that note what they are told."""
+    """A front and a work that record the calls of their methods."""
 
     fault = broken = None
     hangs = False
@@ -140,7 +140,7 @@ async def test_failed_work_ends_the_host() -> None:
 
 
 async def test_nobody_stops_watching_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: whatever went wrong in looking at the work ended the server as if somebody had wished it, with 0."""
+    """The story: whatever went wrong in looking at the work ended the server as if that were wanted, with 0."""
 
     async def fail(self: Host) -> None:
         raise RuntimeError("no such figure")
@@ -174,7 +174,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
-    """And the log says beforehand that it will: who presses Ctrl-C twice must not wonder what became of the grace."""
+    """The log announces that a second signal ends the grace."""
     script = tmp_path / "stuck.py"
     script.write_text(STUCK)
     process = await asyncio.create_subprocess_exec(

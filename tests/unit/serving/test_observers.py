@@ -41,7 +41,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
 
 
 def test_a_silent_collector_does_not_delay_the_end() -> None:
-    """The story: batch after batch had two seconds to get through, behind a drain that was over."""
+    """The story: batch after batch had two seconds to get through, after a drain that was over."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with observed(config(f"http://127.0.0.1:{silent.getsockname()[1]}")) as observers:
             assert observers.spans is not None

@@ -20,10 +20,10 @@ from inference.engine.target_session import CommitQueue
 from inference.serving.assembly import running
 from inference.speculation.slot_decoder import SlotDecoder
 from inference.text.tokenizer import Tokenizer
-from inference.workers.convert import event_from_message
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
+from inference.workers.calls.convert import event_from_message
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.local import LocalCompleter
 from tests.support.models import tiny_model, tiny_tokenizer
 from tests.support.ports import served
 
@@ -82,7 +82,7 @@ async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.M
         at_target.append([*our_frames(), "target_session.py:get"])
         return event
 
-    monkeypatch.setattr("inference.workers.remote.event_from_message", converted)
+    monkeypatch.setattr("inference.workers.completing.remote.event_from_message", converted)
     monkeypatch.setattr(CommitQueue, "get", gotten)
     body = {"prompt": "the wind", "max_tokens": 8, "stream": True}
     async with httpx.AsyncClient(base_url=gateway, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""Pool, services and host of a target over an engine that is not ours, whose passes run on a thread of its own."""
+"""Pool, services and host of a target over an engine that is not ours, with passes on a thread of its own."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from inference.speculation.tree import Branch, DraftTree
 from inference.speculation.verify import verify
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.stream import Offer, PoolWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.stream import Offer
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, tokens_at, until
 
@@ -212,7 +213,7 @@ async def test_a_worker_of_the_pool_helps_an_engine_with_its_own_thread() -> Non
 
 
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
-    """The story: inside vLLM, whose FastAPI is older, a target with --metrics_port ended after its model had loaded."""
+    """The story: beside vLLM's older FastAPI, a target with --metrics_port ended after its model had loaded."""
     code = (
         "import sys; sys.modules['fastapi'] = None; from inference.gateway.middleware import HttpGate; "
         "from inference.gateway.port import Probes, SidePort; import inference.serving.target"

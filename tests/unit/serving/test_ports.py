@@ -19,8 +19,8 @@ from inference.config import (
 )
 from inference.errors import ConfigError
 from inference.serving.fronts import GrpcFront, Ports
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD
 from tests.support.ports import https, served
@@ -144,7 +144,7 @@ def test_a_token_is_not_sent_in_plain_text() -> None:
 async def test_a_server_that_others_cannot_reach_says_so(
     host: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: a target on loopback said "serving", and the draft on another machine found no server there."""
+    """The story: a target on loopback logged "serving", and the draft on another machine found no server there."""
     caplog.set_level("INFO")
     front = GrpcFront(ServerConfig(host, 0, security=PortSecurity(insecure=True)), [], OPEN)
     await front.open()

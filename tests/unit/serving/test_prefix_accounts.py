@@ -30,13 +30,13 @@ from inference.speculation.slot_decoder import SlotDecoder
 from inference.speculation.speculative_decoder import SpeculativeDecoder
 from inference.text.tokenizer import Tokenizer
 from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.fleet import connected
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.reading import Reader
 from inference.workers.completion import CompletionRequest
-from inference.workers.draft.private import PrivateWorker
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
-from inference.workers.local import LocalCompleter
-from inference.workers.reading import Reader
-from inference.workers.target.service import VerificationServicer
+from inference.workers.drafting.private import PrivateWorker
+from inference.workers.drafting.service import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
 from tests.support.scripted import until
@@ -233,7 +233,7 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """They report no cached tokens, but how soon their first proposal comes would tell."""
+    """They report no cached tokens, but the time of their first proposal would reveal them."""
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:

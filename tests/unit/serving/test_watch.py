@@ -1,4 +1,4 @@
-"""The one life of a server: what it says while it breaks or drains, and that it ends whatever hangs."""
+"""The one life of a server: its reports while it breaks or drains, and its end whatever hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = ServerConfig(grace_s=0.1)
 
 
 class Diary:
-    """A `Front` that writes down what it is told, and when."""
+    """A `Front` that records the calls of its methods, with their times."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -60,7 +60,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_draining_says_so_before_it_refuses(forced: list[float]) -> None:
-    """The story: NOT_SERVING and refusal came in one instant, and a balancer that had not heard yet lost requests."""
+    """The story: NOT_SERVING and refusal came in one instant, and a balancer that had not noticed yet lost requests."""
     engine, diary = TargetEngine(ScriptedDecoder()), Diary()
     engine.start()
     running = asyncio.create_task(Host(engine, [diary], config=replace(QUICK, drain_delay_s=0.5)).run())
@@ -76,7 +76,7 @@ async def test_draining_says_so_before_it_refuses(forced: list[float]) -> None:
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
-    """The story: it was SERVING for ever, and nobody restarted it."""
+    """The story: it was SERVING for ever, and was not restarted."""
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()

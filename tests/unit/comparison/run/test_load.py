@@ -17,7 +17,7 @@ from comparison.run.record import RequestRecord, Round
 from inference.commit import Delta, Event, Started, Timings
 from inference.errors import ConfigError
 from inference.request import Provenance
-from inference.workers.convert import event_to_message
+from inference.workers.calls.convert import event_to_message
 
 
 def test_locust_processes_import_neither_torch_nor_asyncio() -> None:

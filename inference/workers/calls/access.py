@@ -1,0 +1,120 @@
+"""Access rights of callers: the one decision for gRPC calls and HTTP requests alike.
+
+Without an auth file, every client of a port may do everything, except draft for others' prompts over a network. With
+one, a client may do only what the file allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from grpc_comm.watched import Watched
+from inference.caller import ALL_RIGHTS, Caller, Right
+from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.workers.calls.auth_file import read_auth_file
+
+_GENERATION, _VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
+_HEALTH = "/grpc.health.v1.Health/"
+ASSIST, DRAIN = f"{_VERIFICATION}Assist", f"{_GENERATION}Drain"
+_METHODS = {
+    f"{_GENERATION}Generate": {Right.CLIENT},
+    f"{_GENERATION}Tokenize": {Right.CLIENT},
+    f"{_GENERATION}Detokenize": {Right.CLIENT},
+    f"{_GENERATION}GetModel": {Right.CLIENT},
+    f"{_GENERATION}GetLoad": {Right.CLIENT, Right.OPS, Right.ADMIN},
+    DRAIN: {Right.ADMIN},  # without an auth file, on loopback alone: `Operation`
+    ASSIST: {Right.CLIENT, Right.WORKER},  # a client may draft for its own requests, see VerificationServicer
+    f"{_HEALTH}Check": ALL_RIGHTS,  # every known caller: it reports health only
+    f"{_HEALTH}Watch": ALL_RIGHTS,
+}
+_PATHS = {
+    "/v1/": {Right.CLIENT},
+    "/tokenize": {Right.CLIENT},
+    "/detokenize": {Right.CLIENT},
+    "/version": ALL_RIGHTS,
+    "/health": ALL_RIGHTS,
+    "/ping": ALL_RIGHTS,
+}
+PAGE = "/"
+"""Path of a form, which asks its user for a token and shows nothing of the server."""
+
+
+def rights_of_call(method: str) -> frozenset[Right]:
+    """Return the rights, any of which allows calls of a method; unlisted methods need OPS."""
+    return frozenset(_METHODS.get(method, {Right.OPS}))
+
+
+def rights_of_path(path: str) -> frozenset[Right] | None:
+    """Return the rights, any of which allows a path; None allows all. Unlisted paths, such as /metrics, need OPS."""
+    if path == PAGE:
+        return None
+    return frozenset(next((rights for name, rights in _PATHS.items() if path.startswith(name)), {Right.OPS}))
+
+
+class Access:
+    """Access control of one server.
+
+    Args:
+        auth_file: file that names the callers; None admits all.
+        on_loopback: whether only this machine reaches the server.
+
+    Raises:
+        UnusableError: the file is invalid at start; later, its last good version stays in use.
+    """
+
+    def __init__(self, auth_file: Path | None = None, *, on_loopback: bool = True) -> None:
+        self._file = None if auth_file is None else Watched([auth_file], lambda: read_auth_file(auth_file))
+        self._anybody = Caller(rights=ALL_RIGHTS if on_loopback else ALL_RIGHTS - {Right.WORKER})
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the file has changed and cannot be used."""
+        if self._file is None:
+            return False
+        self._file.get()
+        return self._file.is_stale
+
+    def by_token(self, authorization: str, rights: frozenset[Right]) -> Caller:
+        """Return the caller that sends a header `Bearer TOKEN`.
+
+        Raises:
+            UnauthenticatedError: the token is unknown, or there is none.
+            ForbiddenError: the caller has none of the rights.
+        """
+        if self._file is None:
+            return require_any(rights, self._anybody)
+        kind, _, token = authorization.strip().partition(" ")
+        if kind.lower() != "bearer" or not token.strip():
+            raise UnauthenticatedError("no token came: a header Authorization: Bearer TOKEN is expected")
+        who = self._file.get().of_token(token.strip())
+        if who is None:
+            raise UnauthenticatedError("the token is not known here")
+        return require_any(rights, who)
+
+    def by_certificate(self, names: Sequence[str], authorization: str, rights: frozenset[Right]) -> Caller:
+        """Return the caller that has a certificate for these names, which the handshake has verified.
+
+        Raises:
+            UnauthenticatedError: a token came with it.
+            ForbiddenError: the caller is not in the file, or has none of the rights.
+        """
+        if authorization:
+            raise UnauthenticatedError("a token came to the port of client certificates: send it to the other one")
+        who = None if self._file is None else self._file.get().of_certificate(names)
+        if who is None:
+            raise ForbiddenError(f"the certificate of {', '.join(names) or 'nobody'} has no role here")
+        return require_any(rights, who)
+
+
+def require_any(rights: Set[Right], who: Caller) -> Caller:
+    """Return the caller; raise ForbiddenError if it has none of the rights."""
+    if who.rights & rights:
+        return who
+    wanted = " or ".join(sorted(rights))
+    if not who.name:
+        raise ForbiddenError(f"without an auth file all may do everything but help: {wanted} needs an --auth_file")
+    has = ", ".join(sorted(who.rights))
+    error = ForbiddenError(f"{who.name} has role {has}, and this needs {wanted}")
+    error.caller_name = who.name
+    raise error

@@ -1,0 +1,137 @@
+"""Admission of gRPC calls: their callers and request ids, read from metadata here and passed on with calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from grpc_comm.guard import Admit, Trailers
+from grpc_comm.secured import AUTHORIZATION
+from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
+from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
+from inference.workers.calls.access import ASSIST, DRAIN, Access, rights_of_call
+from inference.workers.calls.status import code_name
+
+REQUEST_ID = "x-request-id"
+USER = "x-specdec-user"
+MAX_USER_CHARACTERS = 64
+ASK_AGAIN_S = 5.0
+"""Interval of the checks that the caller of an `Assist` may still make it."""
+_NOTED = (ASSIST, DRAIN)
+"""Methods of which each call leaves an audit line: one reads the prompts of all clients, one ends the server."""
+
+
+def admission(access: Access) -> Admit:
+    """Return the function that admits calls by `access`, and makes their callers known while they are served."""
+
+    def admit(
+        method: str, headers: Mapping[str, str], names: Sequence[str] | None
+    ) -> tuple[Trailers, AbstractContextManager[None]]:
+        id_ = harmless_id(headers.get(REQUEST_ID, ""))
+        identify = partial(_caller, access, method, headers.get(AUTHORIZATION, ""), names)
+        return ((REQUEST_ID, id_),), _admitted(identify, headers.get(USER, ""), id_, method)
+
+    return admit
+
+
+def _for_user(who: Caller, user: str) -> Caller:
+    """Return the caller with the user it speaks for. A longer name is not cut: two users would be one account.
+
+    Raises:
+        InvalidRequestError: the name is too long.
+    """
+    if not who.speaks_for_others:
+        return who
+    if len(user) > MAX_USER_CHARACTERS:
+        raise InvalidRequestError(f"{USER} has {len(user)} characters, the limit is {MAX_USER_CHARACTERS}")
+    return replace(who, user=user)
+
+
+@contextmanager
+def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) -> Generator[None, None, None]:
+    """Serve a call during the block.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: the caller may not make it.
+        InvalidRequestError: the name of the user is too long.
+    """
+    try:
+        who = _for_user(identify(), user)
+    except (UnauthenticatedError, ForbiddenError, InvalidRequestError) as exc:
+        with request_context(Caller(exc.caller_name), id_):
+            audit(f"{code_name(exc)} at {method}: {exc}")
+        raise
+    with _audited(who, id_, method), _while_welcome(identify, who) if method == ASSIST else nullcontext():
+        yield
+
+
+@contextmanager
+def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
+    """End a call that may last for ever when its caller would not be admitted any more, or has lost a right."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    refusal: Exception | None = None
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal refusal, timer
+        try:
+            if lost := who.rights - identify().rights:
+                raise ForbiddenError(f"{who.name} has lost role {', '.join(sorted(lost))}")
+        except (UnauthenticatedError, ForbiddenError) as exc:
+            refusal = exc
+            if task is not None:
+                task.cancel()
+        else:
+            timer = loop.call_later(ASK_AGAIN_S, look)
+
+    timer = loop.call_later(ASK_AGAIN_S, look)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if refusal is None or (task is not None and task.uncancel() > 0):
+            raise
+        raise refusal from None
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
+    """Serve a call, and write its audit line if it failed without one."""
+    with request_context(who, id_):
+        began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
+        try:
+            yield
+            status = "OK"
+        except Exception as exc:
+            status = code_name(exc)
+            raise
+        finally:
+            is_news = status != "OK" or method in _NOTED
+            if who.name and is_news and method.startswith("/specdec.") and not is_audited():
+                audit(f"{status} at {method}", seconds=time.monotonic() - began)
+
+
+def _caller(access: Access, method: str, authorization: str, names: Sequence[str] | None) -> Caller:
+    rights = rights_of_call(method)
+    if names is None:
+        return access.by_token(authorization, rights)
+    return access.by_certificate(names, authorization, rights)
+
+
+def private_scope(peer: str) -> str:
+    """Return the beginning of the names of a private worker's sessions: those of its token and connection.
+
+    The user that a request is for plays no part: the worker of an edge drafts for the requests of all of its users.
+    """
+    return f"{caller().name} {peer}/"
+
+
+def passed_on() -> dict[str, str]:
+    """Return the headers of a call that serves a request: its id and its caller's account."""
+    headers = {REQUEST_ID: request_id(), USER: caller().account}
+    return {name: value for name, value in headers.items() if value}

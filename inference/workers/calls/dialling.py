@@ -1,0 +1,56 @@
+"""Credentials of a process for the servers that it dials, and its trust in them: from configuration to channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpc_comm.channel import check_handshake
+from grpc_comm.secured import Credentials, watched_keys, watched_token
+from grpc_comm.tls import ClientTls
+from grpc_comm.watched import UnusableError
+from inference.config import DialSecurity
+from inference.errors import ConfigError
+from inference.workers.calls.status import calls_to
+
+
+def credentials_of(security: DialSecurity) -> Credentials | None:
+    """Return the credentials of a channel; None for one without TLS and token.
+
+    Raises:
+        ConfigError: a certificate or token file cannot be used.
+    """
+    if security.ca is None and security.token_file is None:
+        return None
+    try:
+        token = None if security.token_file is None else watched_token(security.token_file)
+        tls = _tls_of(security)
+        if tls is not None:
+            watched_keys(tls)
+    except (UnusableError, OSError) as exc:
+        raise ConfigError(str(exc)) from exc
+    return Credentials(tls, token)
+
+
+def named(security: DialSecurity, name: str | None) -> DialSecurity:
+    """Return the security for a server found by a name: its certificate has that name, not the address."""
+    if security.ca is None or name is None:
+        return security
+    return replace(security, server_name=security.server_name or name)
+
+
+def _tls_of(security: DialSecurity) -> ClientTls | None:
+    if security.ca is None:
+        return None
+    return ClientTls(security.ca, security.cert, security.key, security.server_name)
+
+
+async def check_link(address: str, security: DialSecurity) -> None:
+    """Raise after a lost link if the server can be reached but not trusted; return if it is gone.
+
+    Raises:
+        HandshakeError: the TLS handshake fails; the message names the reason.
+    """
+    tls = _tls_of(security)
+    if tls is not None:
+        with calls_to(address):
+            await check_handshake(address, tls)

@@ -1,0 +1,294 @@
+"""Fleet of the servers of one model that a process dials; it owns their channels.
+
+Each server has its own channel and health watch, so that a request can use one server and avoid another. The choice is
+made in `inference/scheduling/replicas.py`. The fleet knows no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from grpc_comm.health import is_serving, served
+from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
+from grpc_comm.secured import Headers
+from inference.config import PLAIN, ConnectionConfig, DialSecurity
+from inference.errors import ForbiddenError, InternalError, OtherServerError, UnauthenticatedError, UnavailableError
+from inference.scheduling.replicas import Replicas
+from inference.scheduling.retry_budget import RetryBudget
+from inference.workers.calls.admitting import passed_on
+from inference.workers.calls.dialling import credentials_of, named
+from inference.workers.calls.status import calls_to
+
+logger = logging.getLogger(__name__)
+
+LATELY_S = 8.0
+"""Seconds in which a lost server may have recovered unnoticed: a channel redials after 5 s and some jitter."""
+LOOK_AGAIN_S = 5.0
+REFUSES_US = (UnauthenticatedError, ForbiddenError, OtherServerError)
+"""Errors of a server that refuses all requests of this process; it does so at once, and would seem least loaded."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server of a fleet.
+
+    Attributes:
+        channel: channel to the server; the fleet closes it.
+        security: credentials for the server, and the name that its certificate must have.
+        following: task that reads its health.
+        num_leases: requests that it serves.
+        released: set when one of them ends.
+        num_ended, num_failed: requests that have ended, and those of them that the server failed.
+        busy_s: sum of the times of these requests at the server, in seconds.
+        num_tokens: output tokens that came from it.
+    """
+
+    address: str
+    channel: grpc.aio.Channel
+    security: DialSecurity
+    following: asyncio.Task[None] | None = None
+    num_leases: int = 0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    num_ended: int = 0
+    num_failed: int = 0
+    busy_s: float = 0.0
+    num_tokens: int = 0
+
+
+class Fleet:
+    """Servers by address. Enter it inside a running event loop.
+
+    Args:
+        targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for the servers of a list.
+        security: credentials of this process, and authorities that it trusts.
+        headers: further headers of each call, beside those of the request that it serves.
+    """
+
+    def __init__(self, targets: Sequence[str], security: DialSecurity = PLAIN, headers: Headers = dict) -> None:
+        self._targets = targets
+        self._security = security
+        self._headers = headers
+        self.budget = RetryBudget()
+        """Budget of resumes that all requests share."""
+        self._policy = Replicas()
+        self._replicas: dict[str, Replica] = {}
+        self._served_at = -math.inf
+        self._changed = asyncio.Event()
+        self._looking: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Fleet:
+        """Open the channels.
+
+        Raises:
+            ConfigError: a certificate or token file cannot be used.
+            UnreachableError: a name cannot be resolved.
+        """
+        names = addresses_of(self._targets)
+        self._take(await anext(names))
+        self._background(self._resolve(names))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for replica in self._replicas.values():
+            await _close(replica)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Keep a task until it ends or the block is left; the event loop itself keeps no task alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def label(self) -> str:
+        """Addresses as configured, for messages."""
+        return ", ".join(self._targets)
+
+    @property
+    def replicas(self) -> Collection[Replica]:
+        return self._replicas.values()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(self._replicas)
+
+    async def until_one_answers(self, timeout_s: float) -> None:
+        """Wait until one server is connected; for start-up only.
+
+        Raises:
+            UnreachableError: no server is connected in time, or every address has failed for good.
+        """
+        waiting = {asyncio.create_task(self._until_ready(each, timeout_s)) for each in self._replicas.values()}
+        try:
+            failures: list[BaseException] = []
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                failures += [failure for task in done if (failure := task.exception()) is not None]
+                if len(failures) + len(waiting) < len(self._replicas):
+                    return
+            raise failures[0] if len(failures) == 1 else UnreachableError("; ".join(map(str, failures)))
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _until_ready(self, replica: Replica, timeout_s: float) -> None:
+        keys = credentials_of(replica.security)
+        tls = None if keys is None else keys.tls
+        await wait_until_ready(replica.channel, replica.address, timeout_s=timeout_s, tls=tls)
+        self._report(replica, True)  # until its health watch reports otherwise
+
+    @contextmanager
+    def lease(
+        self, *, prefix: str = "", failed: Collection[str] = (), unfit: Collection[str] = ()
+    ) -> Generator[Replica, None, None]:
+        """Lease a server for a request during the block; see `Replicas.choose`.
+
+        Raises:
+            UnavailableError: no fit server is left.
+        """
+        address = self._policy.choose(time.monotonic(), prefix=prefix, failed=failed, unfit=unfit)
+        if address is None:
+            raise UnavailableError("none of the servers can take the request", address=self.label)
+        replica = self._replicas[address]
+        replica.num_leases += 1
+        has_failed, began = None, time.monotonic()
+        try:
+            yield replica
+            has_failed = False
+        except (UnavailableError, InternalError, *REFUSES_US):
+            has_failed = True
+            raise
+        finally:
+            now = time.monotonic()
+            replica.num_leases -= 1
+            replica.num_ended += 1
+            replica.num_failed += has_failed is True
+            replica.busy_s += now - began
+            replica.released.set()
+            self._policy.ended(address, now, failed=has_failed)
+
+    def has_other(self, *than: str) -> bool:
+        """Return whether another server could take a request at once."""
+        return self._policy.has_other(time.monotonic(), than=than)
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Return whether a server reports that it takes requests."""
+        record = self._policy.records.get(replica.address)
+        return record is not None and record.ready
+
+    @property
+    def _serves(self) -> bool:
+        return any(record.ready for record in self._policy.records.values())
+
+    @property
+    def has_served_lately(self) -> bool:
+        """Return whether a server is ready, or was ready in the last `LATELY_S`, and may have recovered by now."""
+        return self._serves or time.monotonic() - self._served_at < LATELY_S
+
+    async def serves(self) -> AsyncGenerator[bool, None]:
+        """Yield whether any server is ready, now and whenever a server reports a change, without end."""
+        while True:
+            changed = self._changed
+            yield self._serves
+            await changed.wait()
+
+    def look_again(self) -> None:
+        """Make `serves` yield again after `LOOK_AGAIN_S`, for a caller that could not reach a server."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._notify_watchers)
+
+    async def is_serving(self) -> bool:
+        """Ask all servers for their health at once; return True at the first that serves."""
+        asking = [asyncio.create_task(self._is_serving(replica)) for replica in self._replicas.values()]
+        try:
+            for answer in asyncio.as_completed(asking):
+                if await answer:
+                    return True
+            return False
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _is_serving(self, replica: Replica) -> bool:
+        """Ask a server for its health; if its streams may be used up, its latest report counts instead."""
+        if replica.num_leases >= MAX_STREAMS_PER_CONNECTION // 2:
+            return self.is_ready(replica)
+        return await is_serving(replica.channel)
+
+    async def _resolve(self, names: AsyncGenerator[Addresses, None]) -> None:
+        async for addresses in names:
+            self._take(addresses)
+
+    def _take(self, addresses: Addresses) -> None:
+        """Replace the set of servers. Removed ones close after their running requests."""
+        for address in set(self._replicas) - set(addresses):
+            self._background(_leave(self._replicas.pop(address)))
+        for address, name in addresses.items():
+            if address not in self._replicas:
+                self._replicas[address] = self._opened(address, name)
+        self._policy.keep(list(addresses))
+        self._notify_watchers()
+
+    def _opened(self, address: str, name: str | None) -> Replica:
+        security = named(self._security, name)
+        channel = open_channel(address, credentials_of(security), passed_on, self._headers)
+        replica = Replica(address, channel, security)
+        replica.following = asyncio.create_task(self._follow(replica))
+        return replica
+
+    async def _follow(self, replica: Replica) -> None:
+        async with aclosing(served(replica.channel)) as answers:
+            async for serves in answers:
+                self._report(replica, serves)
+
+    def _report(self, replica: Replica, serves: bool) -> None:
+        if self._serves:
+            self._served_at = time.monotonic()
+        if self._policy.set_ready(replica.address, ready=serves):
+            self._notify_watchers()
+
+    def _notify_watchers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _leave(replica: Replica) -> None:
+    while replica.num_leases:
+        replica.released.clear()
+        await replica.released.wait()
+    await _close(replica)
+
+
+async def _close(replica: Replica) -> None:
+    if replica.following is not None:
+        replica.following.cancel()
+    await replica.channel.close()
+
+
+@asynccontextmanager
+async def connected(connection: ConnectionConfig, headers: Headers = dict) -> AsyncGenerator[Fleet, None]:
+    """Open the fleet of a connection, and wait until one of its servers answers.
+
+    Raises:
+        ConfigError: a certificate or token file cannot be used.
+        UnavailableError: no server answers in time.
+    """
+    async with AsyncExitStack() as stack:
+        with calls_to(connection.host):
+            fleet = await stack.enter_async_context(Fleet(connection.targets, connection.security, headers))
+            await fleet.until_one_answers(connection.connect_timeout_s)
+        yield fleet

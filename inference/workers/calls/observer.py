@@ -1,0 +1,82 @@
+"""Observer of requests: metrics and the audit line of each, a profile and span attributes where they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from inference.caller import audit, caller, request_id
+from inference.commit import Answer, Event
+from inference.observe.metrics import Metrics, RequestMetrics
+from inference.observe.profile import Profile
+from inference.observe.stats import RequestStats
+from inference.workers.calls.status import code_name
+
+CLOCK_MARGIN_S = 0.01
+"""Seconds by which gRPC's clock, which ends a call, may be ahead of the event loop's."""
+Annotate: TypeAlias = Callable[[RequestStats], None]
+"""Writes the cost of a request into its span, in the request's task, when the request ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Observed request; `stats` is None where neither a profile nor a span needs it."""
+
+    stats: RequestStats | None
+    metrics: RequestMetrics
+
+    def take(self, event: Event | Answer) -> None:
+        """Count an event that has just arrived."""
+        if self.stats is not None:
+            self.stats.take(event)
+        self.metrics.take(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Observer of clients' requests.
+
+    Attributes:
+        metrics: counts every request.
+        profile: keeps a record of each; None keeps none.
+    """
+
+    metrics: Metrics
+    profile: Profile | None = None
+
+    @contextmanager
+    def request(
+        self, deadline: float | None = None, annotate: Annotate | None = None
+    ) -> Generator[Observation, None, None]:
+        """Observe the current request; the profile names it by its id.
+
+        A request that leaves before it finished or failed was cancelled by its client, or reached its `deadline`.
+        """
+        stats = None if self.profile is None and annotate is None else RequestStats()
+        observation = Observation(stats, self.metrics.request())
+        if self.profile is not None and stats is not None:
+            self.profile.add(request_id(), stats)
+        try:
+            yield observation
+        except Exception as exc:
+            observation.metrics.failed(code_name(exc))
+            raise
+        finally:
+            observation.metrics.left(late=deadline is not None and _now() >= deadline - CLOCK_MARGIN_S)
+            if caller().name:
+                self._account(observation.metrics)
+            if annotate is not None and stats is not None:
+                annotate(stats)
+
+    def _account(self, request: RequestMetrics) -> None:
+        """Write the audit line of a request, and count it for its account."""
+        model, num_tokens, seconds = request.cost
+        audit(request.status, model=model, num_tokens=num_tokens, seconds=seconds)
+        self.metrics.count_account(caller().account, request.status, request.num_prompt_tokens + num_tokens)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,242 @@
+"""Request scope: everything that a process does around a request, entered once per request and process.
+
+The parts nest in this order, outermost first: the request's span; metrics, profile and audit line; the limits of its
+caller; its deadline and the drain of the process. Only `SupervisedCompleter` fixes this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from inference.caller import Caller, Limits, caller
+from inference.commit import Event, Finished, Started
+from inference.errors import CapacityError, DeadlineError, InvalidRequestError, SpecDecError, UnavailableError
+from inference.workers.calls.observer import Observation, Observer
+from inference.workers.completion import Completer, CompletionRequest
+
+if TYPE_CHECKING:
+    from inference.observe.spans import GenerationSpan, Spans
+
+SHUTTING_DOWN = "the server is shutting down"
+
+
+class RequestScope:
+    """One request in this process, and context manager of each wait for its next event.
+
+    `end` interrupts these waits only, never what the consumer of the events awaits between them. One timer serves all
+    waits of a request: `asyncio.timeout` around each event would cost 3 us per token.
+
+    Args:
+        deadline: event-loop time at which the request ends with DeadlineError; None sets none.
+        observation: counts the request's events; None counts none.
+        span: span that is current during each wait; None traces nothing.
+    """
+
+    def __init__(
+        self,
+        deadline: float | None = None,
+        observation: Observation | None = None,
+        span: GenerationSpan | None = None,
+    ) -> None:
+        self.has_started = False
+        self._observation = observation
+        self._span = span
+        self._current: AbstractContextManager[object] = nullcontext()
+        self._waiting: asyncio.Task[object] | None = None
+        self._num_cancels = 0
+        self._error: SpecDecError | None = None
+        loop = asyncio.get_running_loop()
+        late = DeadlineError("the request is not finished at its deadline")
+        self._timer = None if deadline is None else loop.call_at(deadline, self.end, late)
+
+    def take(self, event: Event) -> None:
+        """Record an event before it is passed on."""
+        self.has_started = self.has_started or isinstance(event, Started)
+        if self._observation is not None:
+            self._observation.take(event)
+        if self._span is not None and isinstance(event, Finished):
+            self._span.finished(event.reason.value)
+
+    def end(self, error: SpecDecError) -> None:
+        """Raise `error` from the current wait and all later ones; only the first error counts."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def close(self) -> None:
+        """Stop the deadline's timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __enter__(self) -> None:
+        if self._error is not None:
+            raise self._error
+        task = self._waiting = asyncio.current_task()
+        self._num_cancels = 0 if task is None else task.cancelling()
+        if self._span is not None:
+            self._current = self._span.current()
+            self._current.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._span is not None:
+            self._current.__exit__(None, None, None)
+        task, self._waiting = self._waiting, None
+        if self._error is None or task is None:
+            return
+        is_ours = task.cancelling() <= self._num_cancels + 1  # else the task was cancelled from outside as well
+        task.uncancel()
+        if kind is asyncio.CancelledError and is_ours:
+            raise self._error from None
+
+
+class SupervisedCompleter:
+    """Completer of a process, which passes every request through one `RequestScope`.
+
+    A gateway drains it as its `Work` (inference/serving/host.py), since its requests run in other servers.
+
+    Args:
+        observer: observes every request.
+        spans: makes a span for every request; None makes none.
+        model: name of the model, for spans.
+    """
+
+    fault = broken = None
+    hangs = False
+
+    def __init__(
+        self, completer: Completer, observer: Observer, spans: Spans | None = None, *, model: str = ""
+    ) -> None:
+        self._completer = completer
+        self._observer = observer
+        self._spans = spans
+        self._model = model
+        self._in_flight = InFlight()
+        self._scopes: set[RequestScope] = set()
+        self._left = asyncio.Event()
+        self._end: SpecDecError | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that have started."""
+        return sum(scope.has_started for scope in self._scopes)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that have not started yet."""
+        return len(self._scopes) - self.num_running
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`.
+
+        Raises:
+            CapacityError: the caller has as many requests in flight as it may.
+            InvalidRequestError: a value is above the caller's limit.
+            DeadlineError: the request is not finished at its deadline.
+            UnavailableError: the process has drained.
+        """
+        with self._scope(request) as scope:
+            async with aclosing(self._completer.complete(request)) as events:
+                while True:
+                    with scope:
+                        event = await anext(events, None)
+                    if event is None:
+                        return
+                    scope.take(event)
+                    yield event
+
+    @contextmanager
+    def _scope(self, request: CompletionRequest) -> Generator[RequestScope, None, None]:
+        with self._span(request) as span:
+            annotate = None if span is None else span.annotate
+            with self._observer.request(request.deadline, annotate) as observation:
+                scope = RequestScope(request.deadline, observation, span)
+                self._scopes.add(scope)
+                try:
+                    with self._in_flight.held(caller(), request):
+                        if self._end is not None:
+                            scope.end(self._end)
+                        yield scope
+                finally:
+                    scope.close()
+                    self._scopes.discard(scope)
+                    self._left.set()
+
+    def _span(self, request: CompletionRequest) -> AbstractContextManager[GenerationSpan | None]:
+        if self._spans is None:
+            return nullcontext()
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.request.model": self._model,
+            "gen_ai.request.max_tokens": request.max_new_tokens or 0,  # 0: left to the server
+            "gen_ai.request.temperature": request.sampling.temperature,
+            "gen_ai.request.top_p": request.sampling.top_p,
+        }
+        return self._spans.generation(attributes)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Let requests finish for `grace_s` seconds, then fail the rest and all later ones."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._scopes:
+                    self._left.clear()
+                    await self._left.wait()
+                return
+        self._end = UnavailableError(SHUTTING_DOWN)
+        for scope in self._scopes:
+            scope.end(self._end)
+
+
+class InFlight:
+    """Requests in flight per caller, within the limits of the auth file; each choice of an HTTP request counts."""
+
+    def __init__(self) -> None:
+        self._num: Counter[str] = Counter()
+        self._mean_s: dict[str, float] = {}
+
+    @contextmanager
+    def held(self, who: Caller, request: CompletionRequest) -> Generator[None, None, None]:
+        """Hold one of the caller's places during the block.
+
+        Raises:
+            CapacityError: the caller has as many requests in flight as it may.
+            InvalidRequestError: a value is above the caller's limit.
+        """
+        if who.limits == Limits():
+            yield
+            return
+        _check(request, who)
+        limit, num = who.limits.in_flight, self._num[who.name]
+        if limit is not None and num >= limit:
+            retry_after_s = max(0.1, self._mean_s.get(who.name, 1.0) / limit)
+            message = f"{who.name} has {num} requests in flight, its limit is {limit}"
+            raise CapacityError(message, retry_after_s=retry_after_s)
+        self._num[who.name] += 1
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._num[who.name] -= 1
+            took_s, mean_s = time.monotonic() - began, self._mean_s.get(who.name)
+            self._mean_s[who.name] = took_s if mean_s is None else mean_s + 0.2 * (took_s - mean_s)
+
+
+def _check(request: CompletionRequest, who: Caller) -> None:
+    """Refuse a value above the caller's limit; `CompletionRequest.resolved` caps what a request leaves open."""
+    limits = who.limits
+    asked = {
+        "max_new_tokens": (request.max_new_tokens, limits.max_tokens),
+        "logprobs": (request.logprobs, limits.logprobs),
+        "prompt_logprobs": (request.prompt_logprobs, limits.logprobs),
+    }
+    for name, (value, limit) in asked.items():
+        if value is not None and limit is not None and value > limit:
+            raise InvalidRequestError(f"{name} {value} is above the limit of {who.name}: {limit}", field=name)

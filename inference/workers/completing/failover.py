@@ -1,0 +1,100 @@
+"""Completions from a fleet: what one server began, another can end with the same tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from inference.commit import Event
+from inference.config import ConnectionConfig
+from inference.text.chat import Chat
+from inference.workers.calls.fleet import Fleet, Replica
+from inference.workers.completing.remote import RemoteCompleter
+from inference.workers.completing.resuming import Progress, Resuming
+from inference.workers.completion import CompletionRequest, ModelCard
+
+PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
+"""Length of a prompt's beginning, which finds the server that may have read it already."""
+
+
+class Drafter(Protocol):
+    """Draft worker in the process of a client."""
+
+    def complete(
+        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of a request at one server, and draft for it meanwhile; see `Completer.complete`."""
+
+
+class FailoverCompleter:
+    """`Completer` and `Codec` over the servers of a fleet.
+
+    Args:
+        fleet: servers of one model.
+        connection: limits of a request's time, and of its time without a server.
+        drafter: drafts for the requests in this process; None leaves drafts to the servers.
+    """
+
+    def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafter: Drafter | None = None) -> None:
+        self._drafter = drafter
+        self._fleet = fleet
+        self._connection = connection
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`. A request that has begun waits for a server; a new one is refused if there is none."""
+        answer = Progress(request)
+        resuming = Resuming(
+            answer,
+            self._fleet,
+            self._connection,
+            waits_to_begin=self._drafter is not None,
+            deadline=request.deadline,
+        )
+
+        def attempt(replica: Replica) -> AsyncGenerator[Event, None]:
+            answer.answered = self._fleet.is_ready(replica)
+            at, rest = self._at(replica, deadline_s=resuming.left_s), answer.rest()
+            return at.complete(rest) if self._drafter is None else self._drafter.complete(at, replica, rest)
+
+        return resuming.events(attempt, prefix_of(request.prompt))
+
+    def _at(self, replica: Replica, *, deadline_s: float | None = None) -> RemoteCompleter:
+        deadline_s = self._connection.deadline_s if deadline_s is None else deadline_s
+        can_move = self._fleet.has_other(replica.address)
+        return RemoteCompleter(replica.channel, replica.address, deadline_s=deadline_s, can_move=can_move)
+
+    async def model(self, *, timeout_s: float | None = None) -> ModelCard:
+        """Return the card of the served model.
+
+        Raises:
+            SpecDecError: the call failed.
+        """
+        with self._fleet.lease() as replica:
+            return await self._at(replica).model(timeout_s=timeout_s)
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """See `Codec`."""
+        with self._fleet.lease() as replica:
+            return await self._at(replica).encode(prompt, special=special)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Codec`."""
+        with self._fleet.lease() as replica:
+            return await self._at(replica).decode(token_ids)
+
+
+def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
+    """Return a hash of the prompt's beginning, by which the fleet sends the turns of a conversation to one server.
+
+    The beginning of a chat ends with the user's first message, which all later turns repeat.
+    """
+    if isinstance(prompt, Chat):
+        roles = [message.role for message in prompt.messages]
+        end = roles.index("user") + 1 if "user" in roles else 1
+        return _hash(repr(prompt.messages[:end]))
+    return _hash(prompt[:PREFIX_CHARACTERS] if isinstance(prompt, str) else repr(prompt[:PREFIX_TOKENS]))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

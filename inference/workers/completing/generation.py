@@ -1,0 +1,171 @@
+"""GenerationService over any completer, the public face of every topology, with the load and drain of its server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+
+from grpc_comm.call import Call
+from grpc_comm.options import max_request_bytes
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import TokenLogprobs
+from inference.errors import CapacityError, ForbiddenError, NotFoundError
+from inference.observe.metrics import SlotLoad
+from inference.workers.calls.admitting import private_scope
+from inference.workers.calls.convert import (
+    card_to_message,
+    completion_from_message,
+    converted,
+    event_to_message,
+    tokenize_from_message,
+)
+from inference.workers.completion import Codec, Completer, ModelCard
+
+
+class Operation:
+    """Load and drain of one server.
+
+    Args:
+        load: load of the server.
+        may_drain: whether a call may end it.
+    """
+
+    def __init__(self, load: SlotLoad, *, may_drain: bool) -> None:
+        self.load = load
+        self.is_draining = False
+        self._may_drain = may_drain
+        self._asked = asyncio.Event()
+
+    def drain(self) -> None:
+        """Begin to drain, as on SIGTERM.
+
+        Raises:
+            ForbiddenError: without an auth file, every client could end the server.
+        """
+        if not self._may_drain:
+            raise ForbiddenError("without an auth file all may do everything but end it: drain needs an --auth_file")
+        self._asked.set()
+
+    async def until_drain(self) -> None:
+        """Wait for a call of `drain`."""
+        await self._asked.wait()
+
+
+MAX_UNREAD_SCORES = 1_000_000
+"""Limit of unread scores of all calls together. One takes about 250 bytes, as object, message and bytes."""
+RETRY_AFTER_S = 5.0
+
+_In = TypeVar("_In")
+
+
+class ScoreWriter:
+    """Writer of a service's messages, which refuses new scores while peers have too many others unread.
+
+    A prompt of 2000 tokens, with the 20 best of each, takes 10 MB until the peer has read them. A call that asked for
+    one token holds no slot meanwhile, so slots do not limit the number of such calls.
+    """
+
+    def __init__(self) -> None:
+        self._num_unread = 0
+
+    async def write(
+        self, call: Call, convert: Callable[[_In], Any], item: _In, scores: Sequence[TokenLogprobs]
+    ) -> None:
+        """Convert an item and write it; return when the peer has taken it, as far as gRPC knows.
+
+        Args:
+            scores: the prompt's scores in the item.
+
+        Raises:
+            CapacityError: the budget has no room for the scores. A call that is alone always has room.
+        """
+        if not scores:
+            return await call.write(convert(item))
+        num_scores = sum(len(each.token_ids) for each in scores)
+        if self._num_unread and self._num_unread + num_scores > MAX_UNREAD_SCORES:
+            message = f"prompt_logprobs: {self._num_unread} of this server wait to be read (limit {MAX_UNREAD_SCORES})"
+            raise CapacityError(message, retry_after_s=RETRY_AFTER_S)
+        self._num_unread += num_scores
+        try:
+            await call.write(await converted(convert, item, scores))
+        finally:
+            self._num_unread -= num_scores
+
+
+class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
+    """Translator between GenerationService and a completer; owns no algorithm.
+
+    Args:
+        codec: codec of the model's tokenizer; without it the server does not tokenize for clients.
+        operation: load and drain of the server; without it, no call reports its load or ends it.
+    """
+
+    service_name = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+    def __init__(
+        self, completer: Completer, card: ModelCard, codec: Codec | None = None, operation: Operation | None = None
+    ) -> None:
+        self.completer = completer
+        self.card = card
+        self.codec = codec
+        self._operation = operation
+        self._writer = ScoreWriter()
+
+    @property
+    def max_request_bytes(self) -> int:
+        """See `Servicer`."""
+        return max_request_bytes(self.card.max_length)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """See `Servicer`."""
+        rpc.add_GenerationServiceServicer_to_server(self, server)
+
+    async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
+        """Stream one request's events."""
+        completion = replace(completion_from_message(request), deadline=call.deadline)
+        if completion.draft_session:
+            completion = replace(completion, draft_session=private_scope(call.peer) + completion.draft_session)
+        async with aclosing(self.completer.complete(completion)) as events:
+            async for event in events:
+                await self._writer.write(call, event_to_message, event, getattr(event, "prompt_logprobs", ()))
+
+    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
+        """Return the card of the served model."""
+        return card_to_message(self.card)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
+        """Return the token ids of a prompt."""
+        prompt, special = tokenize_from_message(request), not request.without_special_tokens
+        return pb.TokenizeResponse(token_ids=await self._codec().encode(prompt, special=special))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
+        """Return the text of token ids."""
+        return pb.DetokenizeResponse(text=await self._codec().decode(request.token_ids))
+
+    async def GetLoad(self, request: pb.GetLoadRequest, call: Call) -> pb.GetLoadResponse:
+        """Return the load of the server."""
+        operation = self._operated()
+        load = operation.load
+        counts = {name: getattr(load, name) for name in ("num_slots", "num_running", "num_waiting")}
+        return pb.GetLoadResponse(**counts, draining=operation.is_draining)
+
+    async def Drain(self, request: pb.DrainRequest, call: Call) -> pb.DrainResponse:
+        """Make the server drain and end."""
+        self._operated().drain()
+        return pb.DrainResponse()
+
+    def _operated(self) -> Operation:
+        if self._operation is None:
+            raise NotFoundError("this server has no load to report, and no end to begin")
+        return self._operation
+
+    def _codec(self) -> Codec:
+        if self.codec is None:
+            raise NotFoundError("this server has no tokenizer for others")
+        return self.codec

@@ -1,0 +1,106 @@
+"""Output of one server, checked message by message for gaps and surplus.
+
+TCP loses nothing, but proxies have dropped whole HTTP/2 frames. A faulty or hostile server may also send without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import TypeVar
+
+from inference.commit import Commit, Delta, Event, Finished, Started
+from inference.errors import InvalidRequestError, UnavailableError
+from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS
+from inference.workers.calls.convert import converted
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+class Output:
+    """The part of an answer that comes from one server.
+
+    Args:
+        address: HOST:PORT of the server.
+        limit: most tokens of the output; None takes the limit of the server's defaults, from Started.
+        position: position of the next token; None takes it from Started.
+        num_committed: output tokens that other servers committed before.
+    """
+
+    def __init__(self, address: str, *, limit: int | None, position: int | None = None, num_committed: int = 0) -> None:
+        self._address = address
+        self._limit = limit
+        self._position = position
+        self._num_committed = self._num_taken = num_committed
+        self._is_open = limit != 0  # some tokens must come before the end
+        self._ended = False
+
+    async def converted(self, convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
+        """Convert a message; see `convert.converted`.
+
+        Raises:
+            UnavailableError: the message is malformed or oversized, which is the server's fault, not the request's.
+        """
+        try:
+            return await converted(convert, item, scores)
+        except InvalidRequestError as exc:
+            raise self._broken(exc.message) from exc
+
+    def check(self, event: Event) -> None:
+        """Take the next event.
+
+        Raises:
+            UnavailableError: an event before it is missing, or it exceeds the request.
+        """
+        if self._ended:
+            raise self._broken("the answer goes on after its end")
+        if isinstance(event, Started):
+            self._begin(event)
+        elif self._position is None:
+            raise self._lost("the answer has no beginning")
+        elif isinstance(event, Delta):
+            self.take(event)
+            self._is_open = event.finish_reason is None
+        elif self._is_open:
+            raise self._lost("the last tokens are missing")
+        self._ended = isinstance(event, Finished)
+
+    def _begin(self, started: Started) -> None:
+        if self._position is not None:
+            raise self._broken("the answer begins twice")
+        self._position = started.num_prompt_tokens + self._num_committed
+        if self._limit is None:
+            self._limit = (started.defaults or NO_DEFAULTS).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+
+    def take(self, piece: Commit) -> None:
+        """Take the next tokens. An empty piece counts as one token, and a full output may end with one such piece.
+
+        Raises:
+            UnavailableError: tokens before them are missing, or these exceed the limit or reach it without an end.
+        """
+        if piece.position != self._position:
+            raise self._lost(f"tokens of position {piece.position} came where {self._position} is next")
+        num_tokens, limit = len(piece.token_ids), self._limit or 0
+        is_last = piece.finish_reason is not None
+        count = self._num_taken + max(1, num_tokens)
+        if count > (limit + (num_tokens == 0) if is_last else limit - 1):
+            raise self._broken(f"{count} tokens came{'' if is_last else ' without an end'}, the limit is {limit}")
+        self._num_taken = count
+        self._position = (self._position or 0) + num_tokens
+        if is_last:
+            self._limit = min(limit, count)  # nothing may follow
+
+    def check_end(self) -> None:
+        """Check the answer of a stream that has ended without an error.
+
+        Raises:
+            UnavailableError: the answer has not ended.
+        """
+        if not self._ended:
+            raise self._lost("the answer has no end")
+
+    def _lost(self, message: str) -> UnavailableError:
+        return self._broken(f"{message}: something was lost on the way")
+
+    def _broken(self, message: str) -> UnavailableError:
+        return UnavailableError(message, address=self._address)

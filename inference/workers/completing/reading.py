@@ -1,0 +1,94 @@
+"""Reading of completion requests: prompt to token ids, defaults, seed, grammar. Knows no model that computes."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from inference.caller import caller
+from inference.errors import InvalidRequestError
+from inference.request import (
+    NO_DEFAULTS,
+    GenerationRequest,
+    Grammar,
+    Preamble,
+    RequestDefaults,
+    check_logit_bias,
+)
+from inference.text.reasoning import is_begun, is_over
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completing.prompt import LocalCodec
+from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
+
+_END_TOKENS = 16
+"""Number of last tokens of a prompt that are searched for the mark of a reasoning."""
+
+
+class Reader:
+    """Reader of requests for one model, at the server that answers them, or at a draft worker beside their client.
+
+    Args:
+        tokenizer: tokenizer of the model, with its chat template.
+        max_length: most tokens of prompt and output together.
+        vocab_size: number of token ids.
+        defaults: values for what requests leave open.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_length: int, vocab_size: int, defaults: RequestDefaults = NO_DEFAULTS
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.defaults = defaults
+        self.codec = LocalCodec(tokenizer, vocab_size=vocab_size, max_length=max_length)
+
+    async def read(self, request: CompletionRequest) -> GenerationRequest:
+        """Return a request as the model computes it, from its beginning; without a seed it gets a random one.
+
+        Args:
+            request: request with nothing left open; see `CompletionRequest.resolved`.
+
+        Raises:
+            InvalidRequestError: the prompt is empty or too long, or a token id is outside the vocabulary.
+            CapacityError: too many long prompts are being read.
+        """
+        prompt = request.prompt
+        token_ids = self.codec.checked(prompt) if isinstance(prompt, tuple) else await self.codec.encode(prompt)
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
+        check_logit_bias(request.sampling, vocab_size=self.vocab_size)
+        seed = _seed_of(request) if request.seed is None else request.seed
+        generation = GenerationRequest(
+            prompt_token_ids=token_ids,
+            sampling=replace(request.sampling, seed=seed),
+            max_new_tokens=max(1, request.max_new_tokens or 0),  # 0 reads the prompt, which a pass of one token does
+            stop_token_ids=request.stop_token_ids,
+            stop_at_eos=not request.ignore_eos,
+            gamma=request.gamma,
+            schedule=request.schedule,
+            logprobs=request.logprobs,
+            min_new_tokens=request.min_new_tokens,
+            prompt_logprobs=request.prompt_logprobs,
+            grammar=self._after_prompt(token_ids, request.grammar),
+            cache_salt=caller().cache_salt(request.cache_salt),
+            draft_session=request.draft_session,
+            include_rejected=request.include_rejected,
+        )
+        # A draft must follow the same sampling, and only the tokenizer knows the end tokens.
+        return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))
+
+    def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
+        """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""
+        if grammar is None or grammar.preamble is Preamble.NONE:
+            return grammar
+        end = self.tokenizer.decode(prompt[-_END_TOKENS:], special=True)
+        if is_over(end):
+            return replace(grammar, preamble=Preamble.NONE)
+        return replace(grammar, preamble=Preamble.REST_OF_REASONING) if is_begun(end) else grammar
+
+
+def _seed_of(request: CompletionRequest) -> int:
+    """Return a random seed. The name of a draft session gives its own, so that target and private worker have one."""
+    if not request.draft_session:
+        return secrets.randbits(64)
+    return int(request.draft_session[-2 * DRAFT_SESSION_BYTES :][:16], 16)

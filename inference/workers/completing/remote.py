@@ -1,0 +1,136 @@
+"""The thin client: completions from any GenerationService. Needs no model and no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import grpc
+
+from grpc_comm.call import CAN_MOVE
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Event, Started
+from inference.errors import (
+    ForbiddenError,
+    HandshakeError,
+    IncompatibleDraftError,
+    InvalidRequestError,
+    SpecDecError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from inference.text.chat import Chat
+from inference.workers.calls.convert import (
+    card_from_message,
+    completion_to_message,
+    event_from_message,
+    tokenize_to_message,
+)
+from inference.workers.calls.fleet import Fleet
+from inference.workers.calls.status import calls_to
+from inference.workers.completing.output import Output
+from inference.workers.completion import CompletionRequest, ModelCard
+
+CARD_TIMEOUT_S = 5.0
+TARGET, DISTRIBUTED = "target", "distributed"
+"""Topologies of a server that draft workers can help, and of a draft worker's server."""
+MAX_DEADLINE_S = 1e8
+"""Longest deadline in seconds; gRPC takes much longer ones for times in the past."""
+
+
+class RemoteCompleter:
+    """`Completer` and `Codec` at one server.
+
+    Args:
+        channel: channel to the server; stays open.
+        address: HOST:PORT, for messages.
+        deadline_s: seconds that a request may take.
+        can_move: whether its caller could continue at another server.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float, can_move: bool = False) -> None:
+        self._stub = rpc.GenerationServiceStub(channel)
+        self._address = address
+        self._deadline_s = min(deadline_s, MAX_DEADLINE_S)
+        self._metadata = CAN_MOVE if can_move else None
+        self._num_bytes = 0
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        """See `Completer`."""
+        message, timeout_s = completion_to_message(request), self._timeout_s(request)
+        call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
+        num_committed = 0 if request.resume is None else len(request.resume.token_ids)
+        answer = Output(self._address, limit=request.max_new_tokens, num_committed=num_committed)
+        try:
+            with calls_to(self._address):
+                async for message in call:
+                    self._num_bytes += message.ByteSize()
+                    scores = message.started.prompt_logprobs
+                    if scores and request.prompt_logprobs is None:
+                        fault = f"prompt_logprobs has {len(scores)} elements, and none were asked for"
+                        raise UnavailableError(fault, address=self._address)
+                    event = await answer.converted(event_from_message, message, scores)
+                    if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
+                        fault = "grammar: this server knows none, and would have answered without"
+                        raise InvalidRequestError(fault, field="grammar", address=self._address)
+                    if isinstance(event, Started) and request.resume is not None:
+                        request.resume.provenance.require_same(event.provenance)
+                    answer.check(event)
+                    yield event
+            answer.check_end()
+        finally:
+            call.cancel()
+
+    def take_bytes(self) -> int:
+        """Return the size of the messages since the last call, without HTTP/2 framing."""
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return num_bytes
+
+    def _timeout_s(self, request: CompletionRequest) -> float:
+        if request.deadline is None:
+            return self._deadline_s
+        return min(self._deadline_s, max(0.0, request.deadline - asyncio.get_running_loop().time()))
+
+    async def model(self, *, timeout_s: float | None = None) -> ModelCard:
+        """Return the card of the served model.
+
+        Raises:
+            SpecDecError: the call failed.
+        """
+        with calls_to(self._address):
+            message = await self._stub.GetModel(pb.GetModelRequest(), timeout=timeout_s or self._deadline_s)
+        return card_from_message(message)
+
+    async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
+        """See `Codec`."""
+        message = tokenize_to_message(prompt, special=special)
+        with calls_to(self._address):
+            return tuple((await self._stub.Tokenize(message, timeout=self._deadline_s)).token_ids)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Codec`."""
+        message = pb.DetokenizeRequest(token_ids=token_ids)
+        with calls_to(self._address):
+            return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)
+
+
+async def card_of_target(fleet: Fleet) -> ModelCard | None:
+    """Return the card of a fleet's target; None if it only verifies, or gives none at the moment.
+
+    Raises:
+        IncompatibleDraftError: another kind of server answers, which has its draft already.
+    """
+    with fleet.lease() as replica:
+        try:
+            card = await RemoteCompleter(replica.channel, replica.address, deadline_s=CARD_TIMEOUT_S).model()
+        except (HandshakeError, UnauthenticatedError, ForbiddenError):
+            raise
+        except SpecDecError:
+            return None
+    if card.topology != TARGET:
+        raise IncompatibleDraftError(
+            f"a {card.topology} server answers there, which no draft worker can help: it wants a --role target",
+            address=replica.address,
+        )
+    return card

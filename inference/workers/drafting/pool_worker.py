@@ -1,0 +1,114 @@
+"""Draft worker of a pool, which drafts for the sessions that its targets assign to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from grpc_comm.channel import open_channel
+from grpc_comm.names import Addresses, addresses_of
+from grpc_comm.options import WORKER_OPTIONS
+from inference.config import DialSecurity
+from inference.engine.draft import DraftEngine
+from inference.observe.metrics import Metrics
+from inference.workers.calls.dialling import credentials_of, named
+from inference.workers.calls.status import calls_to
+from inference.workers.drafting.stream import AssistStream, Offer
+
+logger = logging.getLogger(__name__)
+
+
+class DraftWork:
+    """State of a process that drafts, which a host watches: it is the draft engine's."""
+
+    def __init__(self, engine: DraftEngine) -> None:
+        self._engine = engine
+
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        return self._engine.fault
+
+    @property
+    def hangs(self) -> bool:
+        """See `Work`."""
+        return self._engine.hangs
+
+    @property
+    def broken(self) -> str | None:
+        """See `Work`."""
+        return self._engine.broken
+
+
+class PoolWorker(DraftWork):
+    """Draft worker of several targets, each with an equal share of the slots. Start it inside a running event loop.
+
+    Args:
+        engine: draft engine.
+        targets: HOST:PORT, dns:///NAME:PORT for all targets of a name, or file:///PATH for the targets of a list.
+        offer: offer to all targets together; each gets a share of its slots.
+        metrics: metrics in which the sessions are counted.
+    """
+
+    def __init__(self, engine: DraftEngine, targets: Sequence[str], offer: Offer, metrics: Metrics) -> None:
+        super().__init__(engine)
+        self._offer = offer
+        self._metrics = metrics
+        self._streams: dict[str, tuple[AssistStream, asyncio.Task[None]]] = {}
+        self._task = asyncio.create_task(self._serve(targets))
+
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        is_attached = any(stream.is_attached for stream, _ in self._streams.values())
+        return super().fault or (None if is_attached else "no target has this worker in its pool")
+
+    @property
+    def vocabulary_share(self) -> float:
+        """Return the share of a target's ids that the draft can propose, the least of its targets'."""
+        return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
+
+    async def refused(self) -> None:
+        """Wait until all targets refuse this worker; return only by an error.
+
+        Raises:
+            RequestError: refusal of the last target.
+            HandshakeError: the last target is not trusted.
+        """
+        await asyncio.shield(self._task)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Leave at once, without a grace period: the sessions continue at their targets."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _serve(self, targets: Sequence[str]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                with calls_to(", ".join(targets)):
+                    async for addresses in addresses_of(targets):
+                        self._take(addresses, group)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the first failure cancels the other streams
+
+    def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
+        """Replace the set of targets, and share the slots among them."""
+        for address in self._streams.keys() - addresses.keys():
+            self._streams.pop(address)[1].cancel()
+        share = max(1, self._offer.num_slots // max(1, len(addresses)))
+        for stream, _ in self._streams.values():
+            stream.resize(share)
+        for address in addresses.keys() - self._streams.keys():
+            security = named(self._offer.security, addresses[address])
+            offer = replace(self._offer, num_slots=share, security=security)
+            stream = AssistStream(self._engine, address, offer, self._metrics)
+            self._streams[address] = stream, group.create_task(self._run(stream, security))
+
+    async def _run(self, stream: AssistStream, security: DialSecurity) -> None:
+        """Serve one target until all targets refuse the worker."""
+        await stream.serve(
+            lambda: open_channel(stream.address, credentials_of(security), options=WORKER_OPTIONS),
+            lambda: not all(each.is_refused for each, _ in self._streams.values()),
+        )

@@ -1,0 +1,149 @@
+"""Private draft worker: it drafts for the requests that its own process sends, on the same connections.
+
+It begins before the target knows the request, under a name that the request carries (`draft_session`), so that the
+first draft tokens arrive with it or soon after. The commits are those of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
+from dataclasses import replace
+
+from inference.caller import caller
+from inference.commit import Delta, Event
+from inference.config import DraftConfig
+from inference.engine.draft import DraftEngine
+from inference.errors import CapacityError, InvalidRequestError, RequestError, UnavailableError
+from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.fleet import Fleet, Replica
+from inference.workers.completing.reading import Reader
+from inference.workers.completing.remote import RemoteCompleter
+from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
+from inference.workers.drafting.session import DraftingSession
+from inference.workers.drafting.stream import AssistStream, Offer
+
+logger = logging.getLogger(__name__)
+
+ATTACH_S = 2.0
+"""Longest wait at start for a target that takes the worker."""
+
+
+class PrivateWorker:
+    """Draft worker of a `FailoverCompleter`, with a stream to each server of its fleet. Start it in a running loop.
+
+    Args:
+        engine: draft engine.
+        fleet: targets, on the channels of which the requests are sent too.
+        config: schedule and gamma of requests that set none.
+        vocabulary: vocabulary of the draft.
+
+    Attributes:
+        reader: reads requests as the targets do; the owner replaces it with the model that they serve.
+        num_undrafted: requests that were to have drafts, none of which reached a target.
+    """
+
+    def __init__(
+        self, engine: DraftEngine, fleet: Fleet, config: DraftConfig, vocabulary: Vocabulary, reader: Reader
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._vocabulary = vocabulary
+        self.reader = reader
+        self.num_undrafted = 0
+        self._streams: dict[Replica, tuple[AssistStream, asyncio.Task[None]]] = {}
+        for replica in fleet.replicas:
+            self._stream(replica)
+        self._following = asyncio.create_task(self._follow(fleet))
+
+    async def until_attached(self) -> None:
+        """Wait until a target has this worker, so that the first request gets drafts too, for at most `ATTACH_S`."""
+        waiting = [asyncio.create_task(stream.attached.wait()) for stream, _ in self._streams.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    @property
+    def vocabulary_share(self) -> float:
+        """Return the share of the target's ids that the draft can propose."""
+        return self._vocabulary.share_of(self.reader.vocab_size)
+
+    async def stop(self) -> None:
+        """Leave the targets; running requests go on without drafts."""
+        tasks = [self._following, *(task for _, task in self._streams.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, fleet: Fleet) -> None:
+        """Keep a stream to each server of the fleet; dial again at once when one serves again."""
+        async with aclosing(fleet.serves()) as changes:
+            async for _ in changes:
+                for replica in self._streams.keys() - set(fleet.replicas):
+                    self._streams.pop(replica)[1].cancel()
+                for replica in fleet.replicas:
+                    self._stream(replica).dial_now()
+
+    def _stream(self, replica: Replica) -> AssistStream:
+        if replica not in self._streams:
+            offer = Offer(self._vocabulary, self._config.gamma, self._engine.num_slots, replica.security)
+            stream = AssistStream(self._engine, replica.address, offer)
+            self._streams[replica] = stream, asyncio.create_task(stream.serve(lambda: nullcontext(replica.channel)))
+        return self._streams[replica][0]
+
+    async def complete(
+        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of one attempt of a request at a server, and draft for it meanwhile; see `Drafter`."""
+        stream, name = self._stream(replica), secrets.token_hex(DRAFT_SESSION_BYTES)
+        request = replace(
+            request,
+            gamma=self._config.gamma if request.gamma is None else request.gamma,
+            schedule=request.schedule or self._config.schedule,
+            cache_salt=caller().cache_salt(request.cache_salt),  # the target may know this process alone
+        )
+        if stream.is_attached and request.gamma:
+            request = replace(request, draft_session=name)
+        elif request.gamma:
+            self.num_undrafted += 1
+        async with aclosing(remote.complete(request)) as events:
+            first = asyncio.ensure_future(anext(events))
+            try:
+                await asyncio.sleep(0)  # the request leaves, and its prompt is read here meanwhile
+                session = await self._begun(stream, request) if request.draft_session else None
+                yield await first
+                async for event in events:
+                    if session is not None and isinstance(event, Delta):
+                        event = self._committed(stream, name, session, event)
+                        event = replace(event, counts=replace(event.counts, bytes_down=remote.take_bytes()))
+                    yield event
+            finally:
+                stream.close(name)  # before anything that another cancellation could interrupt
+                first.cancel()
+                await asyncio.wait([first])
+
+    async def _begun(self, stream: AssistStream, request: CompletionRequest) -> DraftingSession | None:
+        """Begin to draft for a request; return None if it gets no drafts."""
+        try:
+            generation = await self.reader.read(request.resolved(self.reader.defaults))
+            if request.resume is not None:
+                generation = generation.resumed(request.resume.token_ids)
+            return stream.begin(request.draft_session, generation, vocab_size=self.reader.vocab_size)
+        except (CapacityError, RequestError, UnavailableError) as exc:
+            stream.decline(request.draft_session, exc)
+            return None
+
+    def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
+        """Apply tokens of the answer to the session; return them with the draft's share of their cost."""
+        try:
+            delta = session.commit(delta)
+        except InvalidRequestError as exc:  # the target reads the prompt as other tokens
+            stream.decline(name, exc)
+        if delta.finish_reason is not None:
+            self.num_undrafted += session.is_heard is False
+            stream.judge(session)
+        return delta

@@ -1,0 +1,231 @@
+"""VerificationService of a target: draft workers attach, each with one stream for all of its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import grpc
+
+from grpc_comm.call import Call
+from grpc_comm.options import max_request_bytes
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.caller import Right, caller
+from inference.commit import Commit
+from inference.engine.contract import VerificationSession
+from inference.engine.pool import MAX_WORKERS, DraftPool
+from inference.errors import CapacityError, IncompatibleDraftError, InvalidRequestError, UnavailableError
+from inference.request import Schedule
+from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.calls.access import require_any
+from inference.workers.calls.admitting import private_scope
+from inference.workers.calls.convert import PROTOCOL_VERSION, branches_from_message, commit_to_message, open_to_message
+
+_numbers = itertools.count(1)
+MAX_OUTBOX = 1000
+MAX_OUTBOX_BYTES = 16 * 1024 * 1024
+"""Limit of messages queued for a worker, some of which hold a prompt. A worker that leaves more unread is detached."""
+MAX_WORKER_SLOTS = 4096
+"""Most sessions that one worker of the pool may offer to draft for."""
+HEARTBEAT_S = 20.0
+"""Seconds between messages on an idle stream. Proxies that count no PINGs end idle streams, some after 30 s."""
+
+
+class StreamWorker:
+    """Attached draft worker; messages to it are queued, so that the engine never waits for the network.
+
+    Args:
+        vocabulary: vocabulary of the target; the worker's may be padded to another size.
+        scope: see `Worker`.
+    """
+
+    def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
+        self.scope = scope
+        self.does_rounds = attach.protocol_version > 1
+        self.id = f"w{next(_numbers)}"
+        self.num_slots = checked_slots(attach.num_slots)
+        self.outbox: asyncio.Queue[pb.AssistResponse] = asyncio.Queue(MAX_OUTBOX)
+        self.overflowed = asyncio.Event()
+        self._num_bytes = 0
+        self._vocabulary = vocabulary
+
+    def open(self, session: VerificationSession) -> None:
+        """See `Worker`; a private worker has begun by itself."""
+        if self.scope:
+            return
+        request = session.request
+        rest = request.resumed(session.token_ids[len(request.prompt_token_ids) :])
+        schedule = Schedule.ASYNC if session.runs_ahead else Schedule.SYNC
+        opening = replace(rest, schedule=schedule)
+        words = self._vocabulary
+        message = open_to_message(opening, fingerprint=words.fingerprint, vocab_size=words.size)
+        opened = pb.AssistOpen(session_id=session.help_id, open=message, request_id=session.request_id)
+        self._put(pb.AssistResponse(open=opened))
+
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
+        """See `Worker`; the process of a private worker reads the commits in the answer."""
+        if self.scope:
+            return
+        message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
+        self._put(pb.AssistResponse(commit=message))
+
+    def close(self, session: VerificationSession) -> None:
+        """See `Worker`."""
+        session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
+        self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
+
+    async def beat(self) -> None:
+        """Queue an empty message at each interval if no other waits, until cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self.outbox.empty():
+                self._put(pb.AssistResponse())
+
+    def _put(self, message: pb.AssistResponse) -> None:
+        if self.outbox.full() or self._num_bytes > MAX_OUTBOX_BYTES:
+            self.overflowed.set()
+            return
+        self._num_bytes += message.ByteSize()
+        self.outbox.put_nowait(message)
+
+    async def write(self, call: Call) -> None:
+        """Write queued messages until cancelled."""
+        while True:
+            message = await self.outbox.get()
+            self._num_bytes -= message.ByteSize()
+            await call.write(message)
+
+
+def checked_slots(num_slots: int) -> int:
+    """Return a worker's number of slots; raise InvalidRequestError if it is out of range."""
+    if not 1 <= num_slots <= MAX_WORKER_SLOTS:
+        raise InvalidRequestError(f"num_slots {num_slots} is outside 1..{MAX_WORKER_SLOTS}")
+    return num_slots
+
+
+async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
+    """Let the pool use the worker until its stream ends; `attached` is the answer that it gets first.
+
+    Raises:
+        InvalidRequestError: the worker sent a message that no draft may send.
+        UnavailableError: the worker does not read its messages.
+    """
+    attached.worker_id = worker.id
+    pool.attach(worker)  # before its client knows, the next request of which counts on it
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await call.write(pb.AssistResponse(attached=attached))
+        jobs = (_read(worker, pool, call), worker.write(call), _overflow(worker), worker.beat())
+        tasks += map(asyncio.create_task, jobs)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        pool.detach(worker)
+
+
+async def _read(worker: StreamWorker, pool: DraftPool, call: Call) -> None:
+    while (message := await call.read()) != grpc.aio.EOF:
+        kind = message.WhichOneof("message")
+        if kind == "decline":
+            pool.decline(worker, message.decline.session_id)
+        elif kind == "slots":
+            worker.num_slots = checked_slots(message.slots.num_slots)
+            pool.resized(worker)
+        elif kind == "propose":
+            pool.propose(worker, message.propose.session_id, branches_from_message(message.propose.propose))
+        else:
+            raise InvalidRequestError("a worker attaches once; every later message must be propose, decline or slots")
+
+
+async def _overflow(worker: StreamWorker) -> None:
+    await worker.overflowed.wait()
+    raise UnavailableError(f"the worker has left {worker.outbox.qsize()} messages unread")
+
+
+class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Translator between VerificationService and the pool; owns no algorithm.
+
+    Args:
+        pool: pool of the draft workers that attach.
+        vocabulary: vocabulary of the target; draft workers draft in its ids.
+        tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
+    """
+
+    service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
+
+    def __init__(self, pool: DraftPool, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None) -> None:
+        self._pool = pool
+        self._places: Counter[str] = Counter()  # of private workers, by the name of their caller
+        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
+
+    @property
+    def max_request_bytes(self) -> int:
+        """See `Servicer`."""
+        return max_request_bytes(self._pool.max_length)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """See `Servicer`."""
+        rpc.add_VerificationServiceServicer_to_server(self, server)
+
+    async def Assist(self, _: object, call: Call) -> None:
+        """Serve one draft worker until it leaves."""
+        message = await call.read()
+        if message == grpc.aio.EOF or message.WhichOneof("message") != "attach":
+            raise InvalidRequestError("the first message of a draft worker must be Attach")
+        attach = message.attach
+        if not attach.is_private:
+            require_any({Right.WORKER}, caller())
+        attached = await self._attached(attach)
+        worker = StreamWorker(attach, self._vocabulary, private_scope(call.peer) if attach.is_private else "")
+        with self._place() if attach.is_private else nullcontext():
+            await serve_worker(worker, self._pool, call, attached)
+
+    @contextmanager
+    def _place(self) -> Generator[None, None, None]:
+        """Hold a private worker's place, of which an account may have as many as it leaves free, during the block.
+
+        So the first account gets half of them, and there is always room for another account.
+
+        Raises:
+            CapacityError: the account has its share.
+        """
+        name = caller().name
+        num, num_free = self._places[name], MAX_WORKERS - self._places.total()
+        if name and num >= num_free:
+            fault = f"{name} has {num} private draft workers attached, its share while {num_free} places are free"
+            raise CapacityError(fault, retry_after_s=60.0)
+        self._places[name] += 1
+        try:
+            yield
+        finally:
+            self._places[name] -= 1
+
+    async def _attached(self, attach: pb.Attach) -> pb.Attached:
+        """Return the answer to a worker, with the tokenizer if it has another one and takes this one.
+
+        Raises:
+            IncompatibleDraftError: the worker does not fit. One of version 1 is a worker of the pool, as it is today.
+        """
+        if not 1 <= attach.protocol_version <= PROTOCOL_VERSION:
+            fault = f"the draft worker speaks protocol version {attach.protocol_version}"
+            raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
+        attached = pb.Attached(pass_us=self._pool.pass_us)
+        words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
+        if words.fingerprint != self._vocabulary.fingerprint and attach.takes_tokenizer and self._tokenizer is not None:
+            packed = await asyncio.to_thread(self._tokenizer.packed)
+            if len(packed) <= MAX_PACKED_BYTES:
+                attached.tokenizer = packed
+                attached.eos_token_ids.extend(sorted(self._tokenizer.eos_token_ids))
+                return attached
+        require_one_vocabulary(words, self._vocabulary)
+        return attached

@@ -1,0 +1,223 @@
+"""One session of a draft worker: drafts in rounds or running ahead, proposals up, commits in.
+
+A round drafts gamma tokens, sends them and waits for the verdict. A draft that runs ahead never waits: while the target
+verifies, the draft extends its chain, up to a window past the last commit, and sends tokens soon after they are made. A
+commit that agrees with the chain shortens it; any other commit begins a new chain. The target verifies the draft tokens
+that have arrived, and decodes by itself if there are none, so it does not wait for a slow draft. If the round trip is
+long, the draft also sends branches: if the target's token begins a branch, the next tokens are at the target already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from dataclasses import replace
+from typing import TypeVar
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Commit, Counts
+from inference.engine.draft import DraftEngine, TargetWords
+from inference.errors import InvalidRequestError, SpecDecError
+from inference.observe.metrics import Metrics
+from inference.request import GenerationRequest, Grammar
+from inference.scheduling.link import Echoes, Link
+from inference.scheduling.pacing import Measured, choose_pacing
+from inference.speculation.tree import Branch
+from inference.workers.calls.convert import branch_to_message
+
+logger = logging.getLogger(__name__)
+
+CommitT = TypeVar("CommitT", bound=Commit)
+
+PROBE_AFTER = 16
+"""Commits in a row that report no draft tokens received; then the draft sends some, to measure the round trip."""
+
+
+class ProposalSender:
+    """Sender of one session's drafts as branches. Both sides count the tokens to number them.
+
+    Args:
+        send: sends one message to the target.
+        link: times of the session's link to its target, which commits update.
+
+    Attributes:
+        num_bytes: size of the messages since the count was last set to 0.
+    """
+
+    def __init__(self, send: Callable[[pb.Propose], Awaitable[None]], link: Link) -> None:
+        self._send = send
+        self.link = link
+        self.num_bytes = 0
+        self._echoes = Echoes(link)
+        self.num_nodes = 0
+
+    async def propose(self, branches: list[Branch]) -> None:
+        """Send branches; none request the target's own token."""
+        num_tokens = sum(len(branch.token_ids) for branch in branches)
+        self.num_nodes += num_tokens
+        if num_tokens:
+            self._echoes.sent(self.num_nodes, time.monotonic())
+        message = pb.Propose(branches=map(branch_to_message, branches))
+        self.num_bytes += message.ByteSize()
+        await self._send(message)
+
+    def answered(self, commit: Commit) -> None:
+        """Record the arrival of a commit."""
+        self._echoes.received(commit.num_received_tokens, commit.hold_us / 1e6, time.monotonic())
+
+
+class DraftingSession:
+    """Session of a draft worker for one request at a target.
+
+    Args:
+        engine: draft engine.
+        request: request as the target computes it, from its present tokens on, with gamma and a schedule.
+        proposals: sends the draft tokens.
+        vocab_size: number of the target's token ids.
+        words: tokens of the target, if they are not those of the engine's targets.
+        metrics: metrics in which the session's commits are counted; None for a private worker, whose process counts its
+            requests.
+
+    Attributes:
+        context: context variables from which log records take the request's id.
+        drafting: task that drafts until the session is closed; it fails with the draft engine's error.
+
+    Raises:
+        CapacityError, UnavailableError: the engine accepts no session.
+    """
+
+    def __init__(
+        self,
+        engine: DraftEngine,
+        request: GenerationRequest,
+        proposals: ProposalSender,
+        *,
+        vocab_size: int,
+        words: TargetWords | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._engine = engine
+        self._gamma = request.gamma or 0
+        self._proposals = proposals
+        self._draft = engine.open(
+            request.prompt_token_ids,
+            request.effective_sampling(),
+            output_start=request.output_start,
+            cache_salt=request.cache_salt,
+            vocab_size=vocab_size,
+            words=words,
+        )
+        self._words = words
+        self._end = len(request.prompt_token_ids) + request.max_new_tokens
+        self._metrics = None if metrics is None else metrics.request()
+        self._num_unanswered = PROBE_AFTER  # measure at once: the opening took longer than a round trip
+        self._is_heard = False
+        self._committed = asyncio.Event()
+        self._drafting_s = 0.0  # of the latest round
+        self._waits_since = time.monotonic()  # for the next commit
+        self.context = copy_context()
+        self._in_rounds = request.schedule is not None and request.schedule.target_waits
+        self.drafting = asyncio.create_task(self._rounds() if self._in_rounds else self._run_ahead())
+        self._tasks = [self.drafting]
+        if request.grammar is not None:  # in a task, since commits may come meanwhile
+            self._tasks.append(asyncio.create_task(self._add_grammar(request.grammar)))
+
+    @property
+    def is_heard(self) -> bool | None:
+        """Whether a commit has acknowledged a draft token; None while too few have come since the first was sent."""
+        if self._is_heard:
+            return True
+        return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
+
+    async def _add_grammar(self, grammar: Grammar) -> None:
+        """Compile the grammar, and let the draft obey it from then on."""
+        try:
+            self._draft.grammar = await self._engine.compiled(grammar, self._words)
+        except SpecDecError as exc:  # the target accepted it: versions differ, or this worker is busy
+            logger.warning("a session is drafted for without its grammar: %s", exc)
+
+    async def _run_ahead(self) -> None:
+        """Send the draft tokens as they become due, until cancelled."""
+        self._pace()
+        while True:
+            await self._draft.has_unsent()
+            await self._proposals.propose(self._draft.take_unsent(self._proposals.num_nodes))
+
+    def _pace(self) -> None:
+        """Choose how far and how broadly the draft runs ahead, from measured times."""
+        link = self._proposals.link
+        measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s)
+        pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
+        if self._num_unanswered >= PROBE_AFTER:
+            pacing = replace(pacing, num_ahead=0, min_gain=0.0)
+        self._engine.pace(self._draft, pacing)
+
+    async def _rounds(self) -> None:
+        """Draft, send and wait for the verdict, until cancelled."""
+        draft = self._draft
+        while True:
+            began = time.monotonic()
+            # The pass itself adds one token after the accepted ones.
+            chain = await self._engine.propose(draft, min(self._gamma, self._end - len(draft.committed) - 1))
+            self._waits_since = time.monotonic()
+            self._drafting_s = self._waits_since - began
+            self._committed.clear()
+            await self._proposals.propose([Branch(None, len(draft.committed), chain)] if chain else [])
+            await self._committed.wait()
+
+    def commit(self, commit: CommitT) -> CommitT:
+        """Apply a commit; return it with the draft's share of its cost.
+
+        Its first tokens may be known already, from the message that opened the session.
+
+        Raises:
+            InvalidRequestError: tokens before the commit are missing, or it exceeds the session's limit.
+        """
+        draft, link = self._draft, self._proposals.link
+        num_tokens, end = len(draft.committed), commit.position + len(commit.token_ids)
+        if commit.position > num_tokens:
+            raise InvalidRequestError(f"a commit is for position {commit.position}, {num_tokens} is next")
+        if end > self._end:
+            raise InvalidRequestError(f"a commit ends at position {end}, the session's limit is {self._end}")
+        if self._metrics is not None:
+            self._metrics.take(commit)
+        self._proposals.answered(commit)
+        num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
+        self._engine.commit(draft, commit.token_ids[num_tokens - commit.position :])
+        link.record_pass(commit.timings.compute_us / 1e6)
+        self._num_unanswered = 0 if commit.num_received_tokens else self._num_unanswered + 1
+        self._is_heard |= commit.num_received_tokens > 0
+        if not self._in_rounds:
+            self._pace()
+        self._committed.set()
+        return self._with_figures(commit, draft.num_branch_hits - num_hits, draft.num_wasted_tokens - num_wasted)
+
+    def _with_figures(self, commit: CommitT, num_hits: int, num_wasted: int) -> CommitT:
+        proposals, pacing, now = self._proposals, self._draft.pacing, time.monotonic()
+        waited_us = round((now - self._waits_since) * 1e6)
+        timings = replace(
+            commit.timings,
+            network_us=max(0, waited_us - commit.timings.queue_us - commit.timings.compute_us),
+            draft_us=round(self._drafting_s * 1e6),
+            round_trip_us=round(proposals.link.round_trip_s * 1e6),
+        )
+        counts = Counts(
+            bytes_up=proposals.num_bytes,
+            num_branch_hits=num_hits,
+            num_wasted_tokens=num_wasted,
+            window=pacing.window,
+            max_branches=pacing.branching.count,
+        )
+        self._waits_since, self._drafting_s, proposals.num_bytes = now, 0.0, 0
+        return replace(commit, timings=timings, counts=counts)
+
+    def close(self) -> None:
+        """End the session's tasks, and free its slot of the draft engine."""
+        for task in self._tasks:
+            task.cancel()
+        if self._metrics is not None:
+            self._metrics.left()
+        self._engine.close(self._draft)

@@ -1,0 +1,339 @@
+"""Assist stream of a draft worker to one target, opened again whenever it is lost, and the sessions on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import grpc
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.caller import ANYBODY, harmless_id, request_context
+from inference.config import PLAIN, DialSecurity
+from inference.engine.draft import DraftEngine, TargetWords
+from inference.engine.target import check_token_ids
+from inference.errors import (
+    CapacityError,
+    HandshakeError,
+    RequestError,
+    SpecDecError,
+    UnavailableError,
+)
+from inference.observe.metrics import Metrics
+from inference.request import GenerationRequest
+from inference.scheduling.link import Link
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from inference.workers.calls.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from inference.workers.calls.dialling import check_link
+from inference.workers.calls.status import calls_to
+from inference.workers.drafting.session import DraftingSession, ProposalSender
+
+logger = logging.getLogger(__name__)
+
+REDIAL_S = 1.0
+"""Mean wait before a lost target is dialled again."""
+REFUSED_S = 60.0
+"""Mean wait before a target that refused the worker is dialled again."""
+MAX_OUTBOX = 256
+"""Limit of messages queued for a target. When it is reached, proposals wait for room and other messages are dropped."""
+
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[grpc.aio.Channel]]
+AssistCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.AssistRequest, pb.AssistResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Offer of a worker to a target.
+
+    Attributes:
+        vocabulary: vocabulary of the ids in which the engine drafts.
+        gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
+        num_slots: most sessions at a time.
+        security: credentials of the worker, and the authorities that it trusts.
+        learn: makes drafts in the ids of another tokenizer possible, on a thread; None: such targets are refused.
+    """
+
+    vocabulary: Vocabulary
+    gamma: int
+    num_slots: int
+    security: DialSecurity = PLAIN
+    learn: Callable[[Tokenizer], TargetWords] | None = None
+
+
+class AssistStream:
+    """Assist stream to one target, opened again whenever it is lost.
+
+    Args:
+        engine: draft engine, which the streams to other targets share.
+        address: HOST:PORT of the target.
+        offer: offer to this target.
+        metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
+
+    Attributes:
+        attached: set while the target has this worker in its pool.
+        is_refused: True if the target's latest answer was a refusal.
+        vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
+    """
+
+    def __init__(self, engine: DraftEngine, address: str, offer: Offer, metrics: Metrics | None = None) -> None:
+        self._engine = engine
+        self.address = address
+        self._offer = offer
+        self._metrics = metrics
+        self._is_private = metrics is None
+        self.attached = asyncio.Event()
+        self.is_refused = False
+        self._num_unheard = 0  # requests in a row that no draft token reached
+        self.vocab_size = offer.vocabulary.size
+        self._words: TargetWords | None = None  # of a target with another tokenizer
+        self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
+        self._sessions: dict[str, DraftingSession] = {}
+        self._link = Link()
+        self._dial_now = asyncio.Event()
+
+    async def serve(self, connect: Connect, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Draft for the target's sessions; if it refuses this worker, ask again later.
+
+        Args:
+            connect: opens a channel for one attempt.
+            goes_on: returns False if this refusal is the last one.
+
+        Raises:
+            RequestError, HandshakeError: the last refusal; see `run`.
+        """
+        while True:
+            try:
+                async with connect() as channel:
+                    await self.run(channel)
+            except (RequestError, HandshakeError) as refusal:
+                self.is_refused = True
+                if not goes_on():
+                    raise
+                logger.warning("requests at %s go on without drafts: %s", self.address, refusal)
+            await asyncio.sleep(REFUSED_S * random.uniform(0.5, 1.5))
+
+    async def run(self, channel: grpc.aio.Channel) -> None:
+        """Draft for the target's sessions. Dial again, without end, when the target fails or cannot be reached.
+
+        Raises:
+            RequestError: the target refuses this worker.
+            HandshakeError: the target can be reached but not trusted.
+        """
+        lost = False
+        while True:
+            self._dial_now.clear()
+            try:
+                await self._attach(channel)
+                lost = False
+            except RequestError:
+                raise
+            except SpecDecError as exc:
+                await check_link(self.address, self._offer.security)
+                if not lost:
+                    logger.warning("no target, dialling until there is one: %s", exc)
+                lost = True
+            with suppress(TimeoutError):  # many workers must not dial at the same moment
+                async with asyncio.timeout(random.uniform(0.0, 2 * REDIAL_S)):
+                    await self._dial_now.wait()
+
+    def dial_now(self) -> None:
+        """Dial again at once if the stream is lost, since the target serves."""
+        self._dial_now.set()
+
+    @property
+    def is_attached(self) -> bool:
+        return self.attached.is_set()
+
+    def resize(self, num_slots: int) -> None:
+        """Announce the new slot count to the target."""
+        if num_slots != self._offer.num_slots:
+            self._offer = replace(self._offer, num_slots=num_slots)
+            self._notify(pb.AssistRequest(slots=pb.AssistSlots(num_slots=num_slots)))
+
+    def _notify(self, message: pb.AssistRequest | None) -> None:
+        """Queue a message, or drop it if the queue is full."""
+        if not self._outbox.full():
+            self._outbox.put_nowait(message)
+
+    async def _attach(self, channel: grpc.aio.Channel) -> None:
+        """Open one stream to the target, and draft until it ends."""
+        call, words = rpc.VerificationServiceStub(channel).Assist(), self.vocabulary
+        self._outbox = asyncio.Queue(MAX_OUTBOX)
+        attach = pb.Attach(
+            protocol_version=PROTOCOL_VERSION,
+            tokenizer_fingerprint=words.fingerprint,
+            vocab_size=words.size,
+            num_slots=self._offer.num_slots,
+            is_private=self._is_private,
+            takes_tokenizer=self._offer.learn is not None,
+        )
+        dialled = time.monotonic()
+        try:
+            with calls_to(self.address):
+                await call.write(pb.AssistRequest(attach=attach))
+                answer = await call.read()
+                if isinstance(answer, pb.AssistResponse):
+                    round_trip_s = time.monotonic() - dialled
+                    await self._learn(answer.attached)
+                    logger.info("attached as %s", answer.attached.worker_id)
+                    self._link = Link()
+                    self._link.record_round_trip(round_trip_s)
+                    self.is_refused = False
+                    self.attached.set()
+                    await self._draft(call, channel)
+        finally:
+            self.attached.clear()
+            call.cancel()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Return the vocabulary of the ids in which this worker drafts for the target."""
+        return self._offer.vocabulary if self._words is None else self._words.vocabulary
+
+    async def _learn(self, attached: pb.Attached) -> None:
+        """Draft in the ids of the target's tokenizer, if it sent one; the next streams to it need not send it again.
+
+        Raises:
+            IncompatibleDraftError: the draft has too few of its tokens.
+        """
+        if attached.tokenizer and self._offer.learn is not None:
+            eos = frozenset(attached.eos_token_ids)
+            tokenizer = await asyncio.to_thread(Tokenizer.unpacked, attached.tokenizer, eos)
+            self._words = await asyncio.to_thread(self._offer.learn, tokenizer)
+
+    async def _draft(self, call: AssistCall, channel: grpc.aio.Channel) -> None:
+        """Handle the target's messages until the stream ends; then close its sessions."""
+        writer, following = asyncio.create_task(self._write(call)), asyncio.create_task(self._follow(channel))
+        try:
+            while isinstance(message := await call.read(), pb.AssistResponse):
+                self._handle(message)
+        finally:
+            writer.cancel()
+            following.cancel()
+            while self._sessions:
+                self._sessions.popitem()[1].close()
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        """Open a private worker's stream again once the channel's calls take a new connection, as the requests do.
+
+        A server lets an old connection take no more calls, and a channel has another one after a change of its
+        certificates; a stream that runs would stay on the old one.
+        """
+        if self._is_private:
+            with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._notify(None)
+        self.dial_now()
+
+    async def _write(self, call: AssistCall) -> None:
+        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
+        while (message := await self._outbox.get()) is not None:
+            await call.write(message)
+        await call.done_writing()
+
+    def _handle(self, message: pb.AssistResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "open":
+            self.close(message.open.session_id)
+            with request_context(ANYBODY, harmless_id(message.open.request_id)):
+                self._try(message.open.session_id, partial(self._open, message.open))
+        elif kind == "commit" and message.commit.session_id in self._sessions:
+            self._try(message.commit.session_id, partial(self._commit, message.commit))
+        elif kind == "close":
+            self.close(message.close.session_id)
+
+    def _try(self, session_id: str, action: Callable[[], None]) -> None:
+        """Run an action of one session; if it fails, close this session and decline it, and keep the others."""
+        try:
+            action()
+        except (CapacityError, RequestError, UnavailableError) as exc:
+            self.decline(session_id, exc)
+
+    def close(self, session_id: str) -> None:
+        """Stop drafting for a session, if it is still drafted for."""
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            session.close()
+
+    def decline(self, session_id: str, reason: BaseException) -> None:
+        """Stop drafting for a session, log why, and let the target go on without waiting for drafts."""
+        context = self._sessions[session_id].context if session_id in self._sessions else copy_context()
+        context.run(logger.warning, "session %s gets no draft: %s", session_id, reason)
+        self.close(session_id)
+        self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
+
+    def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
+        """Decline a session after its drafting has failed; a session that is closed cancels it."""
+        if not drafting.cancelled() and (error := drafting.exception()) is not None:
+            self.decline(session_id, error)
+
+    def judge(self, session: DraftingSession) -> None:
+        """Open the stream again if no draft token of a request that has ended reached the target.
+
+        If that does not help, a proxy takes the stream and the requests to different places, which is logged.
+        """
+        if session not in self._sessions.values() or session.is_heard is None:
+            return
+        self._num_unheard = 0 if session.is_heard else self._num_unheard + 1
+        if self._num_unheard == 1:
+            self._reopen()
+        elif self._num_unheard == 2:
+            logger.warning("no draft token reached %s: does a proxy part the streams of a connection?", self.address)
+
+    def _commit(self, message: pb.AssistCommit) -> None:
+        commit = commit_from_message(message.commit)
+        check_token_ids(commit.token_ids, vocab_size=self.vocab_size)
+        self._sessions[message.session_id].commit(commit)
+
+    def _open(self, message: pb.AssistOpen) -> None:
+        opened = message.open
+        fingerprint = opened.tokenizer_fingerprint or self.vocabulary.fingerprint
+        require_one_vocabulary(self.vocabulary, Vocabulary(fingerprint, self.vocabulary.size))
+        self.begin(message.session_id, open_from_message(opened), vocab_size=opened.vocab_size)
+
+    def begin(self, session_id: str, request: GenerationRequest, *, vocab_size: int = 0) -> DraftingSession:
+        """Begin to draft for a session.
+
+        Args:
+            request: the session's request, from its present tokens on.
+            vocab_size: number of the target's token ids; 0 if it is not known.
+
+        Raises:
+            InvalidRequestError: a token id of the prompt is outside the target's vocabulary.
+            CapacityError, UnavailableError: the engine accepts no session.
+        """
+        # Sizes are bounded, since the counts of a session with penalties have an entry per id.
+        self.vocab_size = replace(self.vocabulary, size=vocab_size or self.vocab_size).size
+        check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
+        if request.gamma is None:
+            request = replace(request, gamma=self._offer.gamma)
+
+        async def send(propose: pb.Propose) -> None:
+            proposal = pb.AssistPropose(session_id=session_id, propose=propose)
+            await self._outbox.put(pb.AssistRequest(propose=proposal))
+
+        link = self._link = Link(self._link)
+        proposals = ProposalSender(send, link)
+        session = DraftingSession(
+            self._engine,
+            request,
+            proposals,
+            vocab_size=self.vocab_size,
+            words=self._words,
+            metrics=self._metrics,
+        )
+        self._sessions[session_id] = session
+        session.drafting.add_done_callback(partial(self._ended, session_id))
+        return session

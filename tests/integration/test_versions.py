@@ -1,0 +1,164 @@
+"""Version 1 of the protocol beside version 2: the commands of an older wheel and ours, as docs/changes.md promises.
+
+The wheel is built of the last commit before version 2, which a shallow clone does not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from grpc_comm.channel import open_channel
+from grpc_comm.health import is_serving
+from inference.commit import Delta, Started
+from inference.config import ROOT
+from inference.request import SamplingParams
+from inference.serving.processes import free_port
+from inference.workers.completing.remote import RemoteCompleter
+from inference.workers.completion import CompletionRequest, Resume
+from tests.conftest import ModelDirectories
+from tests.support.servers import complete, draft_server, run_command, target_server, until_healthy
+
+pytestmark = pytest.mark.long
+
+COMMIT = "fe5e1e21"
+REQUEST = CompletionRequest("the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=40)
+ASKED = (
+    *("--prompt", "the wind", "--temperature", "0.8", "--seed", "3", "--max_new_tokens", "40"),
+    *("--format", "json"),
+)
+SLOW = ("--emulate", "target:5ms")
+"""Passes that leave a draft of the same size time to propose."""
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel of version 1; return the folder where it is unpacked."""
+    home = tmp_path_factory.mktemp("old")
+    source, packages = home / "source", home / "packages"
+    source.mkdir()
+    sources = subprocess.run(["git", "-C", ROOT, "archive", COMMIT], capture_output=True, check=False)
+    if sources.returncode:
+        pytest.skip(f"the history of this clone ends before {COMMIT}: git fetch --unshallow brings it")
+    subprocess.run(["tar", "-x", "-C", source], input=sources.stdout, check=True)
+    offline = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", home, source], check=True)
+    with zipfile.ZipFile(next(home.glob("*.whl"))) as wheel:
+        wheel.extractall(packages)
+    return packages
+
+
+@asynccontextmanager
+async def started(old: Path, *arguments: str | Path) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """Run a command of version 1 until the block is left."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "specdec", *map(str, arguments)),
+        cwd=old,  # from which Python imports
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def run_old(old: Path, *arguments: str | Path) -> str:
+    """Run a command of version 1 to its end; return its output, errors last."""
+    async with started(old, *arguments) as process, asyncio.timeout(90):
+        return b"".join(await process.communicate()).decode()
+
+
+@asynccontextmanager
+async def old_target(old: Path, model: Path) -> AsyncGenerator[str, None]:
+    """Run a target of version 1; yield its address."""
+    address = f"127.0.0.1:{free_port()}"
+    flags = ("--model", model, "--port", address.split(":")[1], "--threads", "1", *SLOW)
+    async with started(old, "target", *flags) as process, open_channel(address) as channel, asyncio.timeout(90):
+        while not await is_serving(channel):
+            assert process.returncode is None
+            await asyncio.sleep(0.1)
+        yield address
+
+
+def ids_in(output: str) -> list[list[int]]:
+    """Return the token ids of each answer in an output of `--format json`."""
+    return [[int(each) for each in found.split(",")] for found in re.findall(r'"token_ids": \[([^\]]+)\]', output)]
+
+
+async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None:
+    """A client and a gateway of version 1 get the tokens of our target; an edge draft gets an error with a way out."""
+    async with target_server(models.target, *SLOW) as target:
+        expected = await complete(target, REQUEST)
+        port = ("--port", str(target.port))
+        assert ids_in(await run_old(old, "fused_client", *port, *ASKED)) == [expected.token_ids]
+        http_port = free_port()
+        async with started(old, "gateway", "--target_host", target.address, "--http_port", str(http_port)):
+            await until_healthy(http_port)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=60) as client:
+                body = {"prompt": REQUEST.prompt, "temperature": 0.8, "seed": 3, "max_tokens": 40}
+                answer = (await client.post("/v1/completions", json=body)).json()
+            assert answer["choices"][0]["text"] == expected.text
+        output = await run_old(old, "draft", "--model", models.related, *port, *ASKED)
+        assert "Generate" in output
+        assert "Assist" in output
+
+
+async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirectories) -> None:
+    async with target_server(models.target, *SLOW) as target:
+        alone = await complete(target, replace(REQUEST, gamma=0))
+        worker = ("draft", "--model", models.related, "--attach", target.address, "--threads", "1")
+        async with started(old, *worker), asyncio.timeout(90):
+            helped = alone
+            while helped.num_accepted_tokens == 0:
+                helped = await complete(target, REQUEST)
+                assert helped.token_ids == alone.token_ids
+
+
+async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
+    """Our client gets its tokens, and our edge its own without drafts; our pool worker ends with the refusal."""
+    async with old_target(old, models.target) as address, target_server(models.target) as ours:
+        expected = await complete(ours, REQUEST)
+        assert (await complete(address, REQUEST)).token_ids == expected.token_ids
+        theirs = replace(ours, address=address)
+        async with draft_server(models.related, theirs) as edge:
+            at_edge = await complete(edge, REQUEST)
+            assert (at_edge.token_ids, at_edge.num_accepted_tokens) == (expected.token_ids, 0)
+        worker = await run_command("--role", "draft", "--model", models.related, "--attach", address, "--threads", "1")
+        assert worker.code != 0
+        assert "protocol version 2" in worker.last_line
+
+
+async def test_an_answer_goes_on_at_the_other_version(old: Path, models: ModelDirectories) -> None:
+    async with old_target(old, models.target) as theirs, target_server(models.target) as target:
+        ours = target.address
+        expected = await complete(ours, REQUEST)
+        for first, second in ((theirs, ours), (ours, theirs)):
+            token_ids: list[int] = []
+            async with open_channel(first) as channel:
+                completer = RemoteCompleter(channel, first, deadline_s=60.0)
+                async with aclosing(completer.complete(REQUEST)) as events:
+                    async for event in events:
+                        if isinstance(event, Started):
+                            origin = event.provenance
+                        if isinstance(event, Delta):
+                            token_ids += event.token_ids
+                        if len(token_ids) >= 10:
+                            break
+            rest = await complete(second, replace(REQUEST, resume=Resume(tuple(token_ids), origin)))
+            assert [*token_ids, *rest.token_ids] == expected.token_ids

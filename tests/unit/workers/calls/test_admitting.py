@@ -1,0 +1,20 @@
+"""Names of private draft workers' sessions, which count within one account and connection."""
+
+from __future__ import annotations
+
+from inference.caller import Caller, request_context
+from inference.workers.calls.admitting import private_scope
+
+
+def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:
+    with request_context(Caller(name, speaks_for_others=bool(user), user=user), "1"):
+        return private_scope(peer)
+
+
+def test_the_worker_of_an_edge_drafts_for_all_of_its_users() -> None:
+    """The story: an edge sent a request for alice, and the target looked for a worker of alice, not of the edge."""
+    assert scope("edge", user="alice") == scope("edge", user="bob") == scope("edge")
+
+
+def test_no_worker_drafts_for_another_caller_or_connection() -> None:
+    assert len({scope("edge"), scope("alice"), scope("edge", peer="ipv4:127.0.0.1:2")}) == 3

@@ -1,0 +1,130 @@
+"""Exceptions as statuses and back: each keeps its kind, its message and its hint on the way over the wire."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc.aio import Metadata
+
+from grpc_comm.errors import Status
+from inference import errors
+from inference.gateway.errors import from_error
+from inference.workers.calls.status import client_status, code_name, from_rpc_error, to_status
+
+SAME_ON_BOTH_SIDES = [
+    errors.InvalidRequestError("a"),
+    errors.ContextLengthError("a"),
+    errors.IncompatibleDraftError("a"),
+    errors.NotFoundError("a"),
+    errors.UnauthenticatedError("a"),
+    errors.ForbiddenError("a"),
+    errors.CapacityError("a", retry_after_s=2.5),
+    errors.UnavailableError("a"),
+    errors.DeadlineError("a"),
+    errors.InternalError("a"),
+]
+
+
+def failed_call(status: Status) -> grpc.aio.AioRpcError:
+    trailing = Metadata(*status.trailing_metadata())
+    return grpc.aio.AioRpcError(status.code, Metadata(), trailing, details=status.message)
+
+
+@pytest.mark.parametrize("error", SAME_ON_BOTH_SIDES, ids=lambda error: type(error).__name__)
+def test_there_and_back(error: errors.SpecDecError) -> None:
+    status = to_status(error)
+    assert status is not None
+    back = from_rpc_error(failed_call(status), "host:1")
+    assert type(back) is type(error)
+    assert str(back) == "host:1: a"
+    if isinstance(back, errors.CapacityError):
+        assert back.retry_after_s == 2.5
+
+
+def test_what_a_caller_can_act_on_survives_two_hops() -> None:
+    """A gateway needs the field at fault, not the sentence about it, and for its log the server that failed."""
+    told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
+    for address in ("target:1", "draft:2"):
+        status = to_status(told)
+        assert status is not None
+        assert "target" not in status.message
+        back = from_rpc_error(failed_call(status), address)
+        assert isinstance(back, errors.InvalidRequestError)
+        told = back
+    assert (told.message, told.field) == ("top_p 0 is outside (0, 1]", "top_p")
+    assert str(told) == "draft:2: target:1: top_p 0 is outside (0, 1]"
+
+
+def test_a_final_failure_survives_two_hops() -> None:
+    told: errors.SpecDecError = errors.UnavailableError("the target died over it")
+    assert not told.is_final
+    told.is_final = True
+    for address in ("target:1", "draft:2"):
+        status = to_status(told)
+        assert status is not None
+        told = from_rpc_error(failed_call(status), address)
+        assert (type(told), told.is_final) == (errors.UnavailableError, True)
+
+
+def test_every_error_of_a_request_has_a_status() -> None:
+    leaves = {
+        error
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.SpecDecError) and not error.__subclasses__()
+    }
+    hidden = errors.ConfigError | errors.HandshakeError | errors.OtherServerError
+    not_said = {error for error in leaves if issubclass(error, hidden)}
+    assert leaves - not_said <= {type(error) for error in SAME_ON_BOTH_SIDES}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, errors.OtherServerError),
+        (grpc.StatusCode.CANCELLED, errors.UnavailableError),
+        (grpc.StatusCode.DATA_LOSS, errors.InternalError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.CapacityError),
+    ],
+)
+def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
+    """Also without details: a proxy knows nothing of ours."""
+    assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
+
+
+def test_a_write_to_a_broken_connection_is_lost() -> None:
+    """grpcio calls it INTERNAL; taken at its word, the request failed instead of dialling again."""
+    error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
+    assert type(error) is errors.UnavailableError
+    assert "host:1" in str(error)
+
+
+def test_what_is_not_ours_is_internal() -> None:
+    assert to_status(KeyError("x")) is None
+    assert code_name(KeyError("x")) == "INTERNAL"
+    assert code_name(errors.DeadlineError("x")) == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
+def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
+    """It would look for a fault of its own token; the log names the server that holds the wrong one."""
+    behind = client_status(error("the token is not known here", address="target:1"))
+    assert behind is not None
+    assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
+    assert from_error(error("the token is not known here", address="target:1")).status == 503
+    assert from_error(error("the token is not known here")).status in (401, 403)
+    own = client_status(error("the token is not known here"))
+    assert own is not None
+    assert own.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_a_handshake_that_fails_at_work_is_named() -> None:
+    """gRPC's own words, as of 1.85."""
+    words = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
+        "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"
+        "OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: "
+        "certificate has expired: OK"
+    )
+    error = from_rpc_error(failed_call(Status(grpc.StatusCode.UNAVAILABLE, words)), "host:1")
+    assert isinstance(error, errors.HandshakeError)
+    assert str(error) == "host:1: CERTIFICATE_VERIFY_FAILED: certificate has expired: OK"

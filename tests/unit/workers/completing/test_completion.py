@@ -1,0 +1,128 @@
+"""A tokenizer around a generator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from inference.commit import Answer, Commit, Delta, FinishReason, Opened, TokenLogprobs
+from inference.errors import InvalidRequestError
+from inference.gateway.formats import text_logprobs
+from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
+from inference.text.chat import Chat, ChatMessage
+from inference.text.tokenizer import Tokenizer
+from inference.workers.calls.convert import event_from_message, event_to_message
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.prompt import MAX_INLINE_CHARACTERS
+from inference.workers.completion import CompletionRequest
+from tests.support.models import tiny_tokenizer
+
+
+class RefusingGenerator:
+    """Has no room for a prompt."""
+
+    max_length, vocab_size, seed_invariant = 8, 288, True
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+        raise InvalidRequestError(f"the prompt has {len(request.prompt_token_ids)} tokens")
+        yield
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.MonkeyPatch, is_chat: bool) -> None:
+    """The story: a prompt of 7 MB, to be refused, kept every stream of the server waiting for seven seconds."""
+    loop_went_on = threading.Event()
+    encode = Tokenizer.encode
+
+    def slow(self: Tokenizer, text: str, *, special: bool = True) -> tuple[int, ...]:
+        assert loop_went_on.wait(timeout=30), "tokenized on the event loop"
+        return encode(self, text, special=special)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    completer = LocalCompleter(RefusingGenerator(), Tokenizer(tiny_tokenizer(), frozenset()))
+    text = "the wind " * MAX_INLINE_CHARACTERS
+    prompt = Chat.of(("user", text)) if is_chat else text
+    asking = asyncio.create_task(anext(completer.complete(CompletionRequest(prompt))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    loop_went_on.set()
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        await asking
+
+
+class WritingGenerator:
+    """Writes the tokens that it is given, each with its log-probability, in one pass."""
+
+    max_length, vocab_size, seed_invariant = 8, 288, True
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self._token_ids = token_ids
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+        yield Opened()
+        logprobs = tuple(TokenLogprobs((token_id,), (-0.5,)) for token_id in self._token_ids)
+        yield Commit(1, self._token_ids, finish_reason=FinishReason.LENGTH, logprobs=logprobs)
+
+
+E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
+
+
+@pytest.mark.parametrize("stop", [(), ("é!",)], ids=["", "held back"])
+@pytest.mark.parametrize(
+    ("token_ids", "offsets"),
+    [((*E_ACUTE, *E_ACUTE), [0, 0, 1, 1]), ((1, 1, 1, 1), [0, 0, 0, 0]), ((1, *E_ACUTE, 1), [0, 0, 0, 1])],
+    ids=["characters of two tokens", "special tokens", "both"],
+)
+async def test_offsets_count_the_text_that_tokens_have(
+    token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
+) -> None:
+    """The story: the gateway counted each token's bytes by themselves.
+
+    A half of a character counted nothing, even with its other half, and a special token as much as its name, although
+    it has no text: text_offset drifted away from the text.
+    """
+    completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
+    events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
+    (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]
+    assert text_logprobs(delta.logprobs, 0)["text_offset"] == offsets
+
+
+@pytest.mark.parametrize("tools", ["", '[{"type": "function"}]'])
+async def test_call_markers_are_text_without_tools(tools: str) -> None:
+    fast = tiny_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
+    tokenizer = Tokenizer(fast, frozenset())
+    token_ids = (*tokenizer.call_markers, *tokenizer.encode("the"))
+    request = CompletionRequest(Chat((ChatMessage("user", "x"),), tools))
+    completer = LocalCompleter(WritingGenerator(token_ids), tokenizer)
+    events = [event async for event in completer.complete(request)]
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    assert text == ("<|python_tag|>the" if tools else "the")
+
+
+PREAMBLES = {
+    "x": Preamble.REASONING,
+    "x<think>\n": Preamble.REST_OF_REASONING,
+    "x<think>\n\n</think>\n\n": Preamble.NONE,
+}
+
+
+@pytest.mark.parametrize(("prompt", "preamble"), PREAMBLES.items())
+async def test_a_grammars_preamble_follows_from_the_prompt(prompt: str, preamble: Preamble) -> None:
+    asked = []
+
+    class Asked(RefusingGenerator):
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+            asked.append(request.grammar)
+            async for commit in super().generate(request):
+                yield commit
+
+    completer = LocalCompleter(Asked(), Tokenizer(tiny_tokenizer(), frozenset()))
+    grammar = Grammar(GrammarKind.REGEX, "a", Preamble.REASONING)
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        await anext(completer.complete(CompletionRequest(prompt, grammar=grammar)))
+    assert asked == [replace(grammar, preamble=preamble)]

@@ -1,0 +1,314 @@
+"""A request at several servers: where it goes, and what its client sees when one of them goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from grpc_comm.server import Server
+from inference.commit import Delta, Event, Finished, FinishReason, Started
+from inference.config import ConnectionConfig
+from inference.errors import (
+    CapacityError,
+    IncompatibleDraftError,
+    InternalError,
+    OtherServerError,
+    SpecDecError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from inference.observe.metrics import Metrics
+from inference.request import UNKNOWN, Provenance
+from inference.scheduling import retry_budget
+from inference.scheduling.retry_budget import SIZE
+from inference.workers.calls.fleet import Fleet
+from inference.workers.calls.status import to_status
+from inference.workers.completing import resuming
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.resuming import MAX_BARREN_RESUMES
+from inference.workers.completion import CompletionRequest
+from tests.support.completers import CARD
+
+NUM_TOKENS = 6
+REQUEST = CompletionRequest("x", max_new_tokens=NUM_TOKENS)
+ORIGIN = Provenance("m", "", "d")
+PATIENCE_S = 20.0
+
+
+class Counting:
+    """A completer with the tokens 0, 1, 2, ..., which waits after each until `go`."""
+
+    def __init__(
+        self,
+        *,
+        origin: Provenance = ORIGIN,
+        resumes: bool = True,
+        refusal: SpecDecError | None = None,
+        serves: bool = True,
+    ) -> None:
+        self.origin = origin
+        self.resumes = resumes
+        self.refusal = refusal
+        self.refuses_late = False
+        self.serves = serves  # or its server is of another kind, which has no such method
+        self.asked: list[CompletionRequest] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        self.asked.append(request)
+        if self.refusal is not None:
+            if self.refuses_late:
+                yield Started(3, 7, provenance=self.origin)
+                yield Delta(3, ())
+            raise self.refusal
+        first = len(request.resume.token_ids) if request.resume is not None and self.resumes else 0
+        yield Started(3, 7, provenance=self.origin)
+        for token_id in range(first, NUM_TOKENS):
+            is_last = token_id == NUM_TOKENS - 1
+            reason = FinishReason.LENGTH if is_last else None
+            yield Delta(3 + token_id, (token_id,), text=str(token_id), piece_lengths=(1,), finish_reason=reason)
+            await self.go.wait()
+        yield Finished(FinishReason.LENGTH)
+
+
+class Place:
+    """A completer at a port of this process."""
+
+    def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.completer = completer
+        self._host = host
+        self.server = self._made(f"{host}:{port}")
+
+    def _made(self, address: str) -> Server:
+        servicers = [GenerationServicer(self.completer, CARD)] if getattr(self.completer, "serves", True) else []
+        return Server(address, servicers, status_of=to_status)
+
+    @property
+    def address(self) -> str:
+        return f"{self._host}:{self.server.port}"
+
+    async def die(self) -> None:
+        await self.server._server.stop(0)
+
+    async def rise(self) -> None:
+        self.server = self._made(self.address)
+        await self.server.open()
+
+
+@asynccontextmanager
+async def places(
+    *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
+) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
+    """Servers, and what asks them; the first of them is asked first."""
+    found = [Place(completer) for completer in completers]
+    async with AsyncExitStack() as stack:
+        for place in found:
+            await place.server.open()
+            stack.push_async_callback(place.die)
+        fleet = await stack.enter_async_context(Fleet([place.address for place in found]))
+        async with asyncio.timeout(20):
+            async for _ in fleet.serves():
+                if all(record.ready for record in fleet._policy.records.values()):
+                    break
+        fleet._policy._nearest = lambda addresses, prefix: addresses[0]  # type: ignore[method-assign]
+        connection = ConnectionConfig(found[0].address, 1, reconnect_timeout_s=patience_s)
+        yield FailoverCompleter(fleet, connection), found
+
+
+async def answer(completer: FailoverCompleter, request: CompletionRequest = REQUEST) -> str:
+    return "".join([event.text async for event in completer.complete(request) if isinstance(event, Delta)])
+
+
+async def interrupted(
+    completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[Event] | None = None
+) -> list[Event]:
+    """An answer that loses its server after the first token."""
+    place.completer.go.clear()
+    events = [] if events is None else events
+    async for event in completer.complete(REQUEST):
+        events.append(event)
+        if len(events) == 2:
+            if move:
+                place.server.move()
+            else:
+                await place.die()
+    return events
+
+
+WHOLE = "012345"
+
+
+async def test_a_server_dies_and_another_goes_on() -> None:
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        events = await interrupted(completer, first)
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+    assert [type(event) for event in (events[0], events[-1])] == [Started, Finished]
+    assert sum(isinstance(event, Started) for event in events) == 1
+    (asked,) = second.completer.asked
+    assert asked.resume is not None
+    assert (asked.resume.token_ids, asked.resume.provenance, asked.seed) == ((0,), ORIGIN, 7)
+
+
+async def test_a_lost_server_is_told_with_how_long_it_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
+    caplog.set_level(logging.INFO, "inference.workers.completing.resuming")
+    async with places(Counting(), patience_s=0.3) as (completer, (only,)):
+        with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
+            await interrupted(completer, only)
+    (line,) = [record.getMessage() for record in caplog.records if "lost the server" in record.getMessage()]
+    assert line.endswith("tried again for up to 0.3 s")
+    async with places(Counting(), Counting()) as (completer, (first, _)):
+        await interrupted(completer, first)
+    assert "goes on at another one" in caplog.text
+
+
+async def test_a_drain_moves_a_request_that_can_move() -> None:
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        events = await interrupted(completer, first, move=True)
+        assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+        assert len(second.completer.asked) == 1
+
+
+async def test_a_drain_keeps_requests_without_another_server() -> None:
+    async with places(Counting()) as (completer, (only,)):
+        only.server.move()
+        assert await answer(completer) == WHOLE
+        assert len(only.completer.asked) == 1
+
+
+async def test_a_server_of_before_is_never_resumed_at() -> None:
+    """It would begin anew: its client would read the answer's first half twice, with code OK."""
+    old = Counting(origin=UNKNOWN, resumes=False)
+    events: list[Event] = []
+    async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
+        with pytest.raises(UnavailableError):
+            await interrupted(completer, first, events=events)
+    assert [event.text for event in events if isinstance(event, Delta)] == ["0"]
+    assert old.asked
+
+
+async def test_another_model_does_not_go_on() -> None:
+    stranger = Counting(refusal=IncompatibleDraftError("the output began with model_id m"))
+    async with places(Counting(), stranger, Counting()) as (completer, (first, *_)):
+        events = await interrupted(completer, first)
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+
+
+async def test_device_noise_forbids_resumes() -> None:
+    async with places(Counting(origin=UNKNOWN), Counting()) as (completer, (first, second)):
+        with pytest.raises(UnavailableError, match="no other server can go on"):
+            await interrupted(completer, first)
+        assert second.completer.asked == []
+
+
+async def test_a_full_server_passes_a_request_on() -> None:
+    full = CapacityError("all 1 slots are busy", retry_after_s=1.0)
+    async with places(Counting(refusal=full), Counting()) as (completer, _):
+        assert await answer(completer) == WHOLE
+    async with places(Counting(refusal=full), Counting(refusal=full)) as (completer, found):
+        with pytest.raises(CapacityError, match="slots are busy"):
+            await answer(completer)
+        assert [len(place.completer.asked) for place in found] == [1, 1]
+
+
+async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: each request that one full server passed on to the next took from the budget of resumes. Where more
+    than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams that had lost their server had nothing left
+    to go on with."""
+    for module, name, value in (
+        (retry_budget, "PER_S", 0.0),
+        (resuming, "MAX_REDIAL_S", 0.01),
+        (resuming, "REDIAL_S", 0.005),
+    ):
+        monkeypatch.setattr(module, name, value)
+    full = CapacityError("all 1 slots are busy", retry_after_s=1.0)
+    async with places(Counting(refusal=full), Counting(refusal=full), patience_s=0.1) as (completer, _):
+        for _ in range(2 * SIZE):
+            with pytest.raises(CapacityError, match="slots are busy"):
+                await answer(completer)
+        assert completer._fleet.budget.take(0.0), "something is left for those that have begun"
+
+
+async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
+    """It waits for those before it to get a token, which gives back what their way took."""
+    full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
+    async with places(full, room) as (completer, _):
+        assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
+    """The story: a gateway asks a draft, which asks targets. Three of these broke, the draft gave up, and the gateway
+    asked it again, as it would ask another: nine broke. An empty message before it breaks is no progress."""
+    poison = Counting(refusal=InternalError("the model failed"))
+    poison.refuses_late = late
+    async with places(poison) as (between, _), places(between) as (completer, _):
+        with pytest.raises(InternalError, match="the model failed"):
+            await answer(completer)
+    assert len(poison.asked) == MAX_BARREN_RESUMES
+
+
+async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: the token of a gateway was revoked at one of two targets. That one refused at once, so it was always
+    the least loaded and never at fault: 38 of 40 requests were refused."""
+    monkeypatch.setattr("inference.scheduling.replicas.FIRST_PAUSE_S", 60.0)  # on a busy machine one second was over
+    stranger = UnauthenticatedError("the token is not known here")
+    async with places(Counting(refusal=stranger), Counting()) as (completer, (refusing, _)):
+        assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
+        assert len(refusing.completer.asked) == 3, "ejected, like one that fails"
+    async with places(Counting(refusal=stranger)) as (completer, _):
+        with pytest.raises(UnauthenticatedError, match="the token is not known here"):
+            await answer(completer)
+
+
+async def test_a_server_of_another_kind_is_left_out() -> None:
+    """The story: a list named a port that serves something else. It answered UNIMPLEMENTED at once, so it was always
+    the least loaded, and its clients read 404."""
+    async with places(Counting(serves=False), Counting()) as (completer, _):
+        assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
+    async with places(Counting(serves=False)) as (completer, _):
+        with pytest.raises(OtherServerError, match="another kind of server"):
+            await answer(completer)
+
+
+async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.workers.calls.fleet.LATELY_S", 0.1)
+    async with places(Counting()) as (completer, (only,)):
+        await only.die()
+        async with asyncio.timeout(PATIENCE_S / 2):
+            with pytest.raises(UnavailableError):
+                await answer(completer)
+
+
+async def test_a_new_request_waits_for_a_recent_server() -> None:
+    """The story: two servers were killed one after the other. The first was back, and its channel had not dialled yet,
+    or the second was ready, and ejected for the streams that had broken: a gateway refused whatever came meanwhile."""
+    async with places(Counting()) as (completer, (only,)):
+        await only.die()
+        asking = asyncio.create_task(answer(completer))
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        await only.rise()
+        assert await asking == WHOLE
+
+
+async def test_each_server_has_its_own_sums() -> None:
+    """The story: a gateway's figures were those of all replicas together, so that a slow or failing one had no name."""
+    metrics = Metrics("tiny", role="gateway")
+    async with places(Counting(), Counting()) as (completer, (first, second)):
+        metrics.watch_upstream(lambda: completer._fleet.replicas)
+        first.completer.refusal = InternalError("broken")
+        assert await answer(completer) == WHOLE
+        found = metrics.exposition().decode()
+    for name, values in {"requests": (1, 1), "failures": (1, 0), "tokens": (0, NUM_TOKENS)}.items():
+        for place, value in zip((first, second), values, strict=True):
+            series = f'specdec_upstream_{name}_total{{model_name="tiny",server="{place.address}"}} {float(value)}'
+            assert series in found
+    assert f'specdec_upstream_seconds_total{{model_name="tiny",server="{second.address}"}}' in found

@@ -1,0 +1,294 @@
+"""A target that gives more than was asked for, at a real socket: its clients get what they asked for, or an error.
+
+The story: nothing compared what came with what was asked for. A target that never ended made a draft pass on 185,500
+tokens for a request of 150, and 900,000 out of one commit; to convert them stopped the draft's event loop for seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any, TypeAlias
+
+import grpc
+import httpx
+import pytest
+
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from inference.commit import Delta, OwnDrafts
+from inference.config import ConnectionConfig, DraftConfig
+from inference.engine.draft import DraftEngine
+from inference.errors import InvalidRequestError, UnavailableError
+from inference.gateway.app import create_app
+from inference.speculation.tree import MAX_TREE_TOKENS
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.convert import card_to_message
+from inference.workers.calls.fleet import Fleet
+from inference.workers.calls.status import to_status
+from inference.workers.completing import resuming
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.reading import Reader
+from inference.workers.completing.resuming import MAX_BARREN_RESUMES
+from inference.workers.completion import Completer, CompletionRequest
+from inference.workers.drafting.private import PrivateWorker
+from tests.support.completers import CARD, gateway
+from tests.support.models import tiny_tokenizer
+from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
+
+PROMPT = (1, 2, 3)
+NUM_TOKENS = 6
+WHOLE = tokens_at(len(PROMPT), NUM_TOKENS)
+SCORE = pb.TokenLogprobs(chosen=pb.TokenLogprob(token_id=60))
+Recipe: TypeAlias = Callable[[int, int], Iterator[pb.Delta]]
+"""Deltas from a position on, where so many tokens are left of what was asked for."""
+
+
+def one_by_one(position: int, numbers: Iterator[int] | range) -> Iterator[pb.Delta]:
+    for number in numbers:
+        yield pb.Delta(position=position + number, token_ids=[token_at(min(position + number, 900))])
+
+
+def honest(position: int, left: int) -> Iterator[pb.Delta]:
+    *others, last = one_by_one(position, range(left))
+    last.finish_reason = pb.FINISH_REASON_LENGTH
+    yield from (*others, last)
+
+
+def endless(position: int, left: int) -> Iterator[pb.Delta]:
+    return one_by_one(position, itertools.count())
+
+
+def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
+    """Never names an end: each resume would have asked for one more token."""
+    return one_by_one(position, range(left))
+
+
+def one_too_many(position: int, left: int) -> Iterator[pb.Delta]:
+    yield pb.Delta(position=position, token_ids=[60] * (left + 1), finish_reason=pb.FINISH_REASON_LENGTH)
+
+
+def empty(position: int, left: int) -> Iterator[pb.Delta]:
+    return (pb.Delta(position=position) for _ in itertools.count())
+
+
+def huge(position: int, left: int) -> Iterator[pb.Delta]:
+    yield pb.Delta(position=position, token_ids=[60] * 900_000)
+
+
+def scored(position: int, left: int) -> Iterator[pb.Delta]:
+    yield pb.Delta(position=position, token_ids=[60], logprobs=[SCORE] * 200_000)
+
+
+def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
+    score = pb.TokenLogprobs(chosen=SCORE.chosen, top=[SCORE.chosen] * 200_000)
+    yield pb.Delta(position=position, token_ids=[60], logprobs=[score])
+
+
+def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
+    """Begins with the scores of a prompt that is far longer; see `Target`."""
+    yield from ()
+
+
+def boasting(position: int, left: int) -> Iterator[pb.Delta]:
+    """Claims that a pass verified 80 million draft tokens."""
+    for commit in honest(position, left):
+        for name in BOASTS:
+            setattr(commit, name, 80_000_000)
+        yield commit
+
+
+BOASTS = ("num_draft_tokens", "num_accepted_tokens", "num_lookup_tokens", "num_lookup_accepted")
+HOSTILE: dict[Recipe, tuple[int, str]] = {
+    endless: (NUM_TOKENS - 1, "tokens came without an end, the limit is"),
+    unfinished: (NUM_TOKENS - 1, "tokens came without an end, the limit is"),
+    one_too_many: (0, "7 tokens came, the limit is 6"),
+    empty: (0, "without an end, the limit is 6"),
+    huge: (0, "token_ids has 900000 elements, the limit is 257"),
+    scored: (0, "logprobs has 200000 elements, the limit is 257"),
+    alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
+    prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
+}
+"""Each recipe with the tokens that are good, and the words of the error."""
+
+
+class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """Answers each request by the next recipe, and by the last one from then on; draft workers are welcome."""
+
+    service_name = "specdec.v1.GenerationService"
+    max_request_bytes = 10_000
+
+    def __init__(self, *recipes: Recipe, text: str = "") -> None:
+        self._recipes = list(recipes)
+        self._text = text
+        self.num_asked = 0
+
+    def add_to(self, server: Any) -> None:
+        rpc.add_VerificationServiceServicer_to_server(self, server)
+        rpc.add_GenerationServiceServicer_to_server(self, server)
+
+    async def Assist(self, _: object, context: Any) -> None:
+        await context.read()
+        await context.write(pb.AssistResponse(attached=pb.Attached(worker_id="w")))
+        while await context.read() is not grpc.aio.EOF:
+            pass
+
+    async def Generate(self, asked: pb.GenerateRequest, context: Any) -> None:
+        self.num_asked += 1
+        recipe = self._recipes.pop(0) if len(self._recipes) > 1 else self._recipes[0]
+        done = len(asked.committed_token_ids.ids)
+        limit = asked.max_new_tokens if asked.HasField("max_new_tokens") else NUM_TOKENS
+        scores = [SCORE] * 200_000 if recipe is prompt_scores else []
+        defaults = pb.RequestDefaults(max_new_tokens=NUM_TOKENS)
+        started = pb.Started(
+            num_prompt_tokens=len(scores) or len(PROMPT), model_id="m", prompt_logprobs=scores, defaults=defaults
+        )
+        await context.write(pb.GenerateResponse(started=started))
+        for delta in recipe(len(PROMPT) + done, limit - done):
+            delta.text = self._text
+            await context.write(pb.GenerateResponse(delta=delta))
+        await context.write(pb.GenerateResponse(finished=pb.GenerationFinished(reason=pb.FINISH_REASON_LENGTH)))
+
+    async def GetModel(self, _: object, context: Any) -> pb.GetModelResponse:
+        return card_to_message(CARD)
+
+
+@asynccontextmanager
+async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
+    """Yield the completer that a gateway and a fused client call a server with."""
+    server = Server("127.0.0.1:0", [target], status_of=to_status)
+    await server.open()
+    try:
+        async with client_of(server.port) as completer:
+            yield completer
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
+    """A server that is known to be there: otherwise a request that has not begun is not asked again."""
+    async with Fleet([f"127.0.0.1:{port}"]) as fleet:
+        async with asyncio.timeout(20), aclosing(fleet.serves()) as changes:
+            async for serves in changes:
+                if serves:
+                    break
+        yield fleet
+
+
+@asynccontextmanager
+async def client_of(port: int) -> AsyncGenerator[Completer, None]:
+    async with fleet_of(port) as fleet:
+        yield FailoverCompleter(fleet, ConnectionConfig("127.0.0.1", port))
+
+
+@asynccontextmanager
+async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
+    """An edge draft."""
+    async with AsyncExitStack() as stack:
+        server = Server("127.0.0.1:0", [target], status_of=to_status)
+        await server.open()
+        stack.push_async_callback(server.close)
+        fleet = await stack.enter_async_context(fleet_of(server.port))
+        engine = DraftEngine(ScriptedProposer(), max_waiting=1)
+        engine.start()
+        stack.push_async_callback(engine.stop)
+        link = ConnectionConfig("127.0.0.1", server.port)
+        tokenizer = Tokenizer(tiny_tokenizer(), frozenset())
+        reader = Reader(tokenizer, max_length=1000, vocab_size=VOCAB_SIZE)
+        worker = PrivateWorker(engine, fleet, DraftConfig(link), Vocabulary("f", VOCAB_SIZE), reader)
+        stack.push_async_callback(worker.stop)
+        await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
+        yield FailoverCompleter(fleet, link, worker)
+
+
+@asynccontextmanager
+async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
+    """A draft that serves, and its client."""
+    async with asked_by_draft(target) as draft:
+        server = Server("127.0.0.1:0", [GenerationServicer(draft, CARD)], status_of=to_status)
+        await server.open()
+        async with client_of(server.port) as completer:
+            yield completer
+        await server.close()
+
+
+ASKED_BY = (asked_by_client, asked_by_draft, asked_by_serving_draft)
+REQUEST = CompletionRequest(PROMPT, seed=1, max_new_tokens=NUM_TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "REDIAL_S", 0.001)
+
+
+async def read(completer: Completer, seen: list[int], request: CompletionRequest = REQUEST) -> None:
+    async with asyncio.timeout(60):
+        async for event in completer.complete(request):
+            if isinstance(event, Delta):
+                seen.extend(event.token_ids)
+
+
+@pytest.mark.parametrize("asked_by", ASKED_BY)
+@pytest.mark.parametrize("recipe", HOSTILE)
+async def test_a_surplus_is_an_error_without_retry(recipe: Recipe, asked_by: Any) -> None:
+    num_good, words = HOSTILE[recipe]
+    target, seen = Target(recipe), list[int]()
+    async with asked_by(target) as completer:
+        with pytest.raises(UnavailableError, match=words):
+            await read(completer, seen)
+    assert seen == WHOLE[:num_good]
+    assert target.num_asked <= NUM_TOKENS + MAX_BARREN_RESUMES  # each stream gives a token, or is one of the barren
+
+
+@pytest.mark.parametrize("asked_by", ASKED_BY)
+@pytest.mark.parametrize("recipe", HOSTILE)
+async def test_an_honest_target_goes_on_behind_a_surplus(recipe: Recipe, asked_by: Any) -> None:
+    target, seen = Target(recipe, honest), list[int]()
+    async with asked_by(target) as completer:
+        await read(completer, seen)
+    assert seen == WHOLE
+    assert target.num_asked > 1
+
+
+async def test_an_open_length_takes_the_servers_default() -> None:
+    seen: list[int] = []
+    async with asked_by_client(Target(endless)) as completer:
+        with pytest.raises(UnavailableError, match="the limit is 6"):
+            await read(completer, seen, CompletionRequest(PROMPT, seed=1, max_new_tokens=None))
+    assert seen == WHOLE[:-1]
+
+
+async def test_a_text_that_no_pass_could_make_is_refused() -> None:
+    async with asked_by_client(Target(honest, text="x" * 1_000_000)) as completer:
+        with pytest.raises(UnavailableError, match="text has 1000000 elements, the limit is 263168"):
+            await read(completer, [])
+
+
+async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> None:
+    """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
+    async with asked_by_client(Target(honest, text="x" * 5_000_000)) as completer:
+        with pytest.raises(InvalidRequestError, match="a message of the answer is too long"):
+            await read(completer, [])
+
+
+@pytest.mark.parametrize("asked_by", ASKED_BY)
+async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
+    """The story: 30 bytes of a target became a list of 80 million numbers: 7 s of a gateway's loop, and 160 MB for its
+    client."""
+    async with asked_by(Target(boasting)) as completer:
+        deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]
+        counts = [(each.num_draft_tokens, each.num_accepted_tokens, each.own) for each in deltas]
+        assert counts == [(MAX_TREE_TOKENS, 1, OwnDrafts(MAX_TREE_TOKENS, 1))] * NUM_TOKENS
+        transport = httpx.ASGITransport(create_app(gateway(completer)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            body = {"prompt": list(PROMPT), "max_tokens": NUM_TOKENS}
+            for streaming in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+                answer = await client.post("/v1/completions", json={**body, **streaming})
+                assert answer.status_code == 200
+                assert len(answer.content) < 10_000

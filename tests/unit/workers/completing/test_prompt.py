@@ -1,0 +1,113 @@
+"""Limits of the time and memory that one prompt may cost all other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.errors import ContextLengthError, InvalidRequestError
+from inference.text.chat import Chat, ChatMessage
+from inference.text.tokenizer import Tokenizer
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.prompt import (
+    MAX_INLINE_CHARACTERS,
+    MAX_INLINE_IDS,
+    MIN_CHARACTERS,
+    MIN_IDS,
+    LocalCodec,
+)
+from inference.workers.completion import CompletionRequest
+from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_tokenizer
+
+SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
+
+
+async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
+    """The story: a draft ran its target's template, whatever that was, on the event loop that serves all requests."""
+    save_tiny_model(tmp_path, "llama")
+    tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)
+    codec = LocalCodec(tokenizer, vocab_size=1000, max_length=128)
+    reading = asyncio.create_task(codec.encode(Chat.of(("user", "on"))))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    assert await reading == tokenizer.encode("on", special=False)
+
+
+@pytest.mark.parametrize("field", ["content", "tool_call_id", "name", "reasoning"])
+async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
+    """The story: the id of a call counted for nothing, so megabytes of it were tokenized, and on the event loop."""
+    save_tiny_model(tmp_path, "llama")
+    codec = LocalCodec(Tokenizer.load(tmp_path), vocab_size=1000, max_length=128)
+    message = ChatMessage("tool", **{field: "x" * MIN_CHARACTERS})
+    with pytest.raises(InvalidRequestError, match=f"the limit is {MIN_CHARACTERS}"):
+        await codec.encode(Chat((message,)))
+
+
+def codec() -> LocalCodec:
+    return LocalCodec(Tokenizer(tiny_tokenizer(), frozenset()), vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)
+
+
+async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
+    """The story: a body asked for 32 answers at once to 20,000 characters. Each of them was read on the loop, one after
+    the other: no other request was served for 0.15 to 1.3 s."""
+    reader, num_turns = codec(), 0
+
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    bystander = asyncio.create_task(other())
+    text = "x" * (MAX_INLINE_CHARACTERS // 2)
+    token_ids = await asyncio.gather(*(reader.encode(text) for _ in range(32)))
+    assert num_turns >= 16
+    num_turns = 0
+    assert len(set(await asyncio.gather(*(reader.decode([40] * 1000) for _ in range(32))))) == 1
+    assert num_turns >= 32
+    bystander.cancel()
+    assert set(token_ids) == {await reader.encode(text)}
+
+
+async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: as many as are taken, 260,000 in 1 kB of gzip, kept all others waiting for 50 to 80 ms."""
+    reader, of_the_loop, decode = codec(), threading.current_thread(), Tokenizer.decode
+
+    def watched(tokenizer: Tokenizer, token_ids: Sequence[int], *, special: bool = False) -> str:
+        assert (threading.current_thread() is of_the_loop) is (len(token_ids) <= MAX_INLINE_IDS)
+        return decode(tokenizer, token_ids, special=special)
+
+    monkeypatch.setattr(Tokenizer, "decode", watched)
+    few, many = [40] * MAX_INLINE_IDS, [40] * (MAX_INLINE_IDS + 1)
+    assert await reader.decode(many) == await reader.decode(few) + await reader.decode(few[:1])
+    with pytest.raises(InvalidRequestError, match="token id 999 is outside"):
+        await reader.decode([*many, 999])
+
+
+async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: Detokenize made text of whatever a message held, and so did the echo of a prompt that was to be
+    refused: 1 kB of gzip froze a server for 0.1 s. At /tokenize, 2.6 MB of characters that take four tokens each froze
+    it for 0.4 s."""
+    reader = codec()
+    with pytest.raises(InvalidRequestError, match="token id 999 is outside"):
+        await reader.decode([5, 999])
+    monkeypatch.setattr(Tokenizer, "decode", None)
+    with pytest.raises(ContextLengthError, match=f"{MIN_IDS + 1} token ids"):
+        await reader.decode(range(3, MIN_IDS + 4))
+    with pytest.raises(ContextLengthError, match=f"{4 * MIN_IDS // 2} token ids"):
+        await reader.encode("\U00012345" * (MIN_IDS // 2), special=False)
+    completer = LocalCompleter(NoGenerator(), Tokenizer(tiny_tokenizer(), frozenset()))
+    with pytest.raises(ContextLengthError):
+        await anext(completer.complete(CompletionRequest((5,) * (MIN_IDS + 1), echo=True)))
+
+
+class NoGenerator:
+    """Is never asked."""
+
+    max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
+    generate: Any = None

@@ -1,0 +1,252 @@
+"""An answer that is cut anywhere goes on at another server as if nothing had happened: text, figures and end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inference.backends.registry import load_backend
+from inference.commit import Delta, Event, Finished, Started, TokenLogprobs
+from inference.config import ModelConfig
+from inference.engine.grammars import Grammars
+from inference.engine.target import EngineLimits, TargetEngine
+from inference.errors import IncompatibleDraftError, InvalidRequestError
+from inference.request import Grammar, GrammarKind, RequestDefaults, SamplingParams
+from inference.speculation.slot_decoder import SlotDecoder
+from inference.text.chat import Chat, ChatMessage
+from inference.text.grammar import GrammarCompiler
+from inference.text.tokenizer import TextStream, Tokenizer
+from inference.workers.calls.convert import (
+    completion_from_message,
+    completion_to_message,
+    converted,
+    event_from_message,
+    event_to_message,
+)
+from inference.workers.completing import local
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.resuming import Progress
+from inference.workers.completing.writing import with_text
+from inference.workers.completion import CompletionRequest, Resume
+from tests.conftest import ModelDirectories
+
+HOT = SamplingParams(temperature=0.8)
+PENALIZED = SamplingParams(
+    temperature=1.2, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7, logit_bias=((40, 2.0),)
+)
+DEFAULTS = RequestDefaults(temperature=0.9, top_k=50, max_new_tokens=6)
+
+
+@asynccontextmanager
+async def server(
+    model: ModelConfig, defaults: RequestDefaults = DEFAULTS, model_id: str = "m"
+) -> AsyncGenerator[LocalCompleter, None]:
+    tokenizer, backend = Tokenizer.load(model.path), load_backend(model)
+    grammars = Grammars(GrammarCompiler(tokenizer, backend.vocab_size))
+    engine = TargetEngine(SlotDecoder(backend), EngineLimits(eos_token_ids=tokenizer.eos_token_ids), grammars)
+    engine.start()
+    try:
+        yield LocalCompleter(engine, tokenizer, defaults, model_id=model_id)
+    finally:
+        await engine.stop()
+
+
+@pytest.fixture
+def model(models: ModelDirectories) -> ModelConfig:
+    return ModelConfig(models.chat_target, num_slots=2, num_threads=1)
+
+
+async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[Event]:
+    """All events, over the wire's messages both ways."""
+    asked = completion_from_message(completion_to_message(request))
+    return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
+
+
+async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[Progress, list[Event]]:
+    """Return the first events of an answer that loses its server then, as the caller's side keeps them."""
+    answer, seen = Progress(request), []
+    asked = completion_from_message(completion_to_message(request))
+    async with aclosing(completer.complete(asked)) as events:
+        async for event in events:
+            if isinstance(event, Delta) and num_deltas == 0:
+                break
+            num_deltas -= isinstance(event, Delta)
+            if answer.take(event_from_message(event_to_message(event))):
+                seen.append(event)
+    return answer, seen
+
+
+def rounded(score: TokenLogprobs) -> TokenLogprobs:
+    """A pass over many tokens differs from one over one in the last bits."""
+    return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
+
+
+def shown(events: Sequence[Event]) -> tuple[object, ...]:
+    """Return an answer as a client sees it: tokens, pieces of text, log-probabilities, and the reason of the end."""
+    deltas = [event for event in events if isinstance(event, Delta)]
+    started = [
+        replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)
+    ]
+    return (
+        started,
+        [token_id for each in deltas for token_id in each.token_ids],
+        [piece for each in deltas for piece in each.pieces()],
+        "".join(each.text for each in deltas),
+        [rounded(score) for each in deltas for score in each.logprobs],
+        [each.finish_reason for each in deltas][-1:],
+    )
+
+
+REQUESTS = {
+    "nobody chose a seed": CompletionRequest("the wind", HOT, max_new_tokens=5),
+    "what is left open": CompletionRequest("the wind", max_new_tokens=None, unsaid=frozenset({"temperature", "top_k"})),
+    "token ids": CompletionRequest((5, 6, 7), HOT, seed=4, max_new_tokens=5, ignore_eos=True),
+    "chat": CompletionRequest(Chat((ChatMessage("user", "hello"),)), HOT, seed=5, max_new_tokens=5),
+    "penalties": CompletionRequest("the wind", PENALIZED, seed=6, max_new_tokens=10, ignore_eos=True),
+    "logprobs": CompletionRequest("the wind", HOT, seed=7, max_new_tokens=6, logprobs=2, prompt_logprobs=1, echo=True),
+    "least length": CompletionRequest(
+        "x", HOT, seed=8, max_new_tokens=12, min_new_tokens=6, stop_token_ids=frozenset(range(3, 200))
+    ),
+    "characters of several tokens": CompletionRequest(
+        "x", HOT, seed=9, max_new_tokens=12, grammar=Grammar(GrammarKind.REGEX, "(é|ü|日|🙂){6,8}")
+    ),
+    "a grammar": CompletionRequest(
+        "x", HOT, seed=10, max_new_tokens=24, grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"enum":["abcdef","xyz"]}')
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
+    """The second server has other defaults: what the first one resolved is what counts."""
+    request = REQUESTS[name]
+    async with server(model) as first, server(model, RequestDefaults(temperature=2.0, max_new_tokens=3)) as second:
+        whole = await events_of(first, request)
+        if request.seed is None:
+            started = whole[0]
+            assert isinstance(started, Started)
+            request = replace(request, seed=started.seed)
+        num_deltas = sum(isinstance(event, Delta) for event in whole)
+        for place in range(num_deltas):
+            answer, seen = await cut(first, request, place)
+            if not seen:
+                continue
+            if answer.reason is None:  # a pass may take more tokens than the last time: then nothing is left to cut
+                seen += [event for event in await events_of(second, answer.rest()) if answer.take(event)]
+            assert shown(seen) == shown(whole)
+            assert answer.reason is not None
+            assert Finished(answer.reason) == whole[-1]
+
+
+async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
+    """Text that may become a stop string is held back by the next server as well."""
+    async with server(model) as first, server(model) as second:
+        plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
+        text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
+        middle = len(text) // 2
+        stops = (text[middle : middle + 4], text[1:3] + "never", text[-3:] + "never")
+        request = replace(plain, stop=stops)
+        whole = await events_of(first, request)
+        assert "".join(each.text for each in whole if isinstance(each, Delta)) == text[: text.index(stops[0])]
+        for place in range(1, sum(isinstance(event, Delta) for event in whole)):
+            answer, seen = await cut(first, request, place)
+            if answer.reason is None:
+                rest = [event for event in await events_of(second, answer.rest()) if answer.take(event)]
+                assert shown([*seen, *rest]) == shown(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_id": "other"}, "model_id other, here it is m"),
+        ({"model_id": ""}, "model_id unknown"),
+        ({"grammar_version": "older"}, "grammar_version older"),
+        ({"prompt_digest": "0123"}, "prompt_digest 0123"),
+    ],
+)
+async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
+    async with server(model) as completer:
+        begun = REQUESTS["a grammar"]
+        started = (await events_of(completer, begun))[0]
+        assert isinstance(started, Started)
+        resume = Resume((5,), replace(started.provenance, **change))
+        with pytest.raises(IncompatibleDraftError, match=words):
+            await events_of(completer, replace(begun, resume=resume))
+
+
+async def test_a_server_without_model_id_refuses_resumes(model: ModelConfig) -> None:
+    async with server(model, model_id="") as completer:
+        started = (await events_of(completer, REQUESTS["token ids"]))[0]
+        assert isinstance(started, Started)
+        with pytest.raises(IncompatibleDraftError, match="model_id unknown"):
+            await events_of(completer, replace(REQUESTS["token ids"], resume=Resume((), started.provenance)))
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "words"), [((5,) * 5, "max_new_tokens is 5"), ((1000,), "token id 1000 is outside")]
+)
+async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tuple[int, ...], words: str) -> None:
+    async with server(model) as completer:
+        started = (await events_of(completer, REQUESTS["token ids"]))[0]
+        assert isinstance(started, Started)
+        with pytest.raises(InvalidRequestError, match=words):
+            await events_of(completer, replace(REQUESTS["token ids"], resume=Resume(token_ids, started.provenance)))
+
+
+async def test_tokens_that_the_engine_refuses_are_not_made_text(
+    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: half a megabyte of committed tokens became text, in 2 s, before a check found that no context
+    has room for them; a thousand such at once kept the event loop for 1 s at a time."""
+    async with server(model) as completer:
+        started = (await events_of(completer, REQUESTS["token ids"]))[0]
+        assert isinstance(started, Started)
+        monkeypatch.setattr(TextStream, "push", None)
+        for max_new_tokens, words in ((10**6, "maximum context length"), (5000, "nothing more")):
+            resume = Resume((5,) * 5000, started.provenance)
+            request = replace(REQUESTS["token ids"], resume=resume, max_new_tokens=max_new_tokens)
+            with pytest.raises(InvalidRequestError, match=words):
+                await events_of(completer, request)
+
+
+async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: those of 2000 tokens, with the 20 best of each, were named in one go: 0.13 s of frozen loop, and at
+    each server that an answer passes 0.1 s more to convert them; 16 times as much in a context of 32,000."""
+    monkeypatch.setattr(local, "SCORED_TOKENS", 1)
+    threads: set[threading.Thread] = set()
+    turns: set[int] = set()
+    convert, name, num_turns = event_to_message, with_text, 0
+
+    def named(*args: Any) -> TokenLogprobs:
+        turns.add(num_turns)
+        return name(*args)
+
+    def watched(event: Event) -> Any:
+        threads.add(threading.current_thread())
+        return convert(event)
+
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(local, "with_text", named)
+    async with server(model) as completer:
+        request = CompletionRequest(tuple(range(5, 55)), max_new_tokens=1, prompt_logprobs=2)
+        async with aclosing(completer.complete(request)) as events:
+            bystander = asyncio.create_task(other())
+            started = await anext(events)
+            bystander.cancel()
+    assert isinstance(started, Started)
+    assert len(turns) == len(started.prompt_logprobs) == 50
+    assert event_from_message(await converted(watched, started, started.prompt_logprobs)) == started
+    assert threading.current_thread() not in threads
+    await converted(watched, started, ())
+    assert threading.current_thread() in threads

@@ -1,0 +1,136 @@
+"""A request that loses its server: when it goes on at the next one, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
+from grpc_comm.tls import ServerTls
+from inference.commit import Delta, Event, FinishReason, Started
+from inference.config import ConnectionConfig, DialSecurity
+from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
+from inference.request import Provenance
+from inference.scheduling.retry_budget import RetryBudget
+from inference.workers.calls.fleet import Fleet, Replica
+from inference.workers.completing import resuming as module
+from inference.workers.completing.failover import Drafter, FailoverCompleter
+from inference.workers.completing.remote import RemoteCompleter
+from inference.workers.completion import CompletionRequest
+from tests.support.certificates import pki
+
+REQUEST = CompletionRequest((5, 6), seed=1, max_new_tokens=4)
+FULL = CapacityError("all 1 slots are busy", retry_after_s=1.0)
+LOST = UnavailableError("the link is gone")
+FAILED = InternalError("the model failed")
+NOBODY = ConnectionConfig("127.0.0.1", 1)
+
+
+async def generated(
+    monkeypatch: pytest.MonkeyPatch,
+    *streams: Exception | Delta,
+    timeout_s: float = 30.0,
+    link: ConnectionConfig = NOBODY,
+    drafter: Drafter | None = None,
+) -> list[int]:
+    """Return a client's tokens from servers that give one delta each and are lost then, or fail at once."""
+    left = list(streams)
+
+    async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        step = left.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        yield Started(2, 1, provenance=Provenance("m", "", "d"))
+        yield step
+        if step.finish_reason is None:
+            raise LOST if step.token_ids else left.pop(0)  # type: ignore[misc]
+
+    monkeypatch.setattr(RemoteCompleter, "complete", stream)
+    monkeypatch.setattr(module, "REDIAL_S", 0.001)
+    link = replace(link, reconnect_timeout_s=timeout_s)
+    async with Fleet(link.targets, link.security) as fleet:
+        events = FailoverCompleter(fleet, link, drafter).complete(REQUEST)
+        return [token_id async for event in events if isinstance(event, Delta) for token_id in event.token_ids]
+
+
+async def test_a_resume_waits_for_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: the request's own lost session still held the only slot, and the resume failed as any new request."""
+    last = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
+    assert await generated(monkeypatch, Delta(2, (7,)), LOST, FULL, FULL, last) == [7, 8]
+
+
+async def test_a_new_request_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CapacityError):
+        await generated(monkeypatch, FULL)
+
+
+async def test_a_slot_that_never_comes_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableError, match="slots are busy"):
+        await generated(monkeypatch, Delta(2, (7,)), *[FULL] * 500, timeout_s=0.05)
+
+
+LAST = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
+
+
+async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are a function of what is committed: INTERNAL of one replica is no reason to give up."""
+    assert await generated(monkeypatch, Delta(2, (7,)), FAILED, LAST) == [7, 8]
+
+
+async def test_a_request_that_breaks_targets_is_not_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a prompt that ran a target out of memory was carried to each replica that came back, for ever."""
+    with pytest.raises(InternalError, match="model failed"):
+        await generated(monkeypatch, FAILED, FAILED, FAILED, LAST)
+
+
+async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """gRPC calls both UNAVAILABLE; dialling for 30 s would only hide why."""
+    ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
+    gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
+    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
+    await target.open()
+    link = ConnectionConfig("127.0.0.1", target.port, security=DialSecurity(ours.ca))
+    with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
+        await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link)
+    await target.close()
+    assert await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link) == [7, 8]  # no server is there: lost
+
+
+class Waiting:
+    """A draft worker in the client's process, which drafts nothing."""
+
+    def complete(
+        self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
+    ) -> AsyncGenerator[Event, None]:
+        return remote.complete(request)
+
+
+async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Exception | Delta] = [*[LOST] * 5, Delta(2, (7,)), LAST]
+    assert await generated(monkeypatch, *steps, drafter=Waiting()) == [7, 8]
+    with pytest.raises(UnavailableError, match="link is gone"):
+        await generated(monkeypatch, *steps)
+
+
+async def test_commits_without_a_token_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InternalError, match="model failed"):
+        await generated(monkeypatch, *(Delta(2, ()), FAILED) * 50)
+
+
+async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the 5 s that it waits for a first message; the request's own deadline is another matter."""
+    assert await generated(monkeypatch, Delta(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
+
+
+async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests of a process share one budget, so that a target that fails is not asked again by all at once."""
+    turns = iter([False, False, True])
+    monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
+    assert await generated(monkeypatch, Delta(2, (7,)), LAST) == [7, 8]
+    monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: False)
+    with pytest.raises(UnavailableError, match="link is gone"):
+        await generated(monkeypatch, Delta(2, (7,)), LAST, timeout_s=0.05)

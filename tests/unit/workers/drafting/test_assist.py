@@ -1,0 +1,20 @@
+"""Messages of a target to its pool workers."""
+
+from __future__ import annotations
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.caller import ANYBODY, request_context
+from inference.engine.target_session import TargetSession
+from inference.request import GenerationRequest
+from inference.text.vocabulary import Vocabulary
+from inference.workers.drafting.service import StreamWorker
+
+
+def test_a_worker_knows_the_request_that_it_helps() -> None:
+    """The session is lent when a slot is free, which is not while its request is being taken in."""
+    with request_context(ANYBODY, "abc"):
+        session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
+    worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))
+    worker.open(session)
+    opened = worker.outbox.get_nowait().open
+    assert (opened.session_id, opened.request_id) == (session.help_id, "abc")

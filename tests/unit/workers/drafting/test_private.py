@@ -1,0 +1,139 @@
+"""A draft worker beside its client, which a target knows by its connection: with drafts or without, tokens stay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from grpc_comm.server import Server, Servicer
+from inference.commit import Delta
+from inference.config import ConnectionConfig, DraftConfig
+from inference.engine.draft import DraftEngine
+from inference.engine.pool import DraftPool
+from inference.engine.target import TargetEngine
+from inference.model.decoder import Turn, Verdict
+from inference.request import Schedule
+from inference.serving.assembly import running
+from inference.text.tokenizer import Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.calls.fleet import Fleet, connected
+from inference.workers.calls.status import to_status
+from inference.workers.completing.failover import FailoverCompleter
+from inference.workers.completing.generation import GenerationServicer
+from inference.workers.completing.local import LocalCompleter
+from inference.workers.completing.reading import Reader
+from inference.workers.completion import CompletionRequest
+from inference.workers.drafting.private import PrivateWorker
+from inference.workers.drafting.service import VerificationServicer
+from tests.support.completers import CARD
+from tests.support.models import tiny_tokenizer
+from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until
+
+WORDS = Vocabulary("f", VOCAB_SIZE)
+TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset())
+REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=34, ignore_eos=True)
+WHOLE = tokens_at(3, 34)
+
+
+class SlowDecoder(ScriptedDecoder):
+    """Takes a few milliseconds for a pass, in which draft tokens can arrive."""
+
+    def step(self, turns: Sequence[Turn]) -> list[Verdict]:
+        time.sleep(0.005)
+        return super().step(turns)
+
+
+@dataclass
+class Edge:
+    """A client with a draft worker, both attached to a target."""
+
+    fleet: Fleet
+    worker: PrivateWorker
+    completer: FailoverCompleter
+    proposer: ScriptedProposer
+
+    @property
+    def is_attached(self) -> bool:
+        return all(stream.is_attached for stream, _ in self.worker._streams.values())
+
+    async def deltas(self, request: CompletionRequest = REQUEST) -> list[Delta]:
+        """Return the answer's deltas, which must have the target's tokens."""
+        async with asyncio.timeout(30):
+            deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
+        return deltas
+
+
+@asynccontextmanager
+async def edge(
+    schedule: Schedule = Schedule.ASYNC, *, words: Vocabulary = WORDS, max_waiting: int = 4
+) -> AsyncGenerator[Edge, None]:
+    async with AsyncExitStack() as stack:
+        pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
+        services: list[Servicer] = [
+            GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD),
+            VerificationServicer(pool, words),
+        ]
+        server = Server("127.0.0.1:0", services, status_of=to_status)
+        await server.open()
+        stack.push_async_callback(server.close)
+        link = ConnectionConfig("127.0.0.1", server.port, 20.0)
+        fleet = await stack.enter_async_context(connected(link))
+        proposer = ScriptedProposer()
+        drafts = await stack.enter_async_context(running(DraftEngine(proposer, max_waiting=max_waiting)))
+        config = DraftConfig(link, gamma=4, schedule=schedule)
+        reader = Reader(TOKENIZER, max_length=1000, vocab_size=VOCAB_SIZE)
+        worker = PrivateWorker(drafts, fleet, config, WORDS, reader)
+        stack.push_async_callback(worker.stop)
+        held = Edge(fleet, worker, FailoverCompleter(fleet, link, worker), proposer)
+        if words is WORDS:
+            await until(lambda: bool(worker._streams) and held.is_attached)
+        yield held
+
+
+def num_accepted(deltas: list[Delta]) -> int:
+    return sum(delta.num_accepted_tokens for delta in deltas)
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+async def test_a_request_is_drafted_for_and_its_cost_is_known(schedule: Schedule) -> None:
+    async with edge(schedule) as each:
+        deltas = await each.deltas()
+        assert num_accepted(deltas) > 0
+        assert sum(delta.counts.bytes_up for delta in deltas) > 0
+        assert sum(delta.counts.bytes_down for delta in deltas) > 0
+        assert (sum(delta.timings.draft_us for delta in deltas) > 0) == (schedule is Schedule.SYNC)
+        assert num_accepted(await each.deltas(replace(REQUEST, seed=None, gamma=2))) > 0
+        assert num_accepted(await each.deltas(replace(REQUEST, gamma=0))) == 0
+        assert each.worker.num_undrafted == 0
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
+    """The story: the target waited a minute for the proposals of each, since it did not know that none would come.
+
+    The draft engine has two slots, and no queue.
+    """
+    async with edge(schedule, max_waiting=0) as each:
+        answers = await asyncio.gather(*(each.deltas() for _ in range(4)))
+        assert sum(num_accepted(deltas) > 0 for deltas in answers) >= 2
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
+    """The story: in rounds, the target waited a minute for a draft after its model had failed."""
+    async with edge(schedule) as each:
+        each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
+        await each.deltas()
+
+
+async def test_a_target_that_refuses_the_worker_still_answers(caplog: pytest.LogCaptureFixture) -> None:
+    async with edge(words=Vocabulary("another", VOCAB_SIZE)) as each:
+        await until(lambda: "go on without drafts" in caplog.text)
+        assert num_accepted(await each.deltas()) == 0
+        assert each.worker.num_undrafted == 1

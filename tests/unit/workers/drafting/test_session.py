@@ -1,0 +1,152 @@
+"""A session of a draft worker: how it paces itself, what it reports with each commit, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Commit, Timings
+from inference.engine.draft import DraftEngine
+from inference.errors import InvalidRequestError, UnavailableError
+from inference.request import GenerationRequest, SamplingParams, Schedule
+from inference.scheduling.link import Link
+from inference.serving.assembly import running
+from inference.workers.drafting.session import PROBE_AFTER, DraftingSession, ProposalSender
+from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
+
+FAR_S, PASS_US = 0.1, 5000
+
+
+@dataclass
+class Scene:
+    """A session that begins after two tokens, and the messages that it sends."""
+
+    engine: DraftEngine
+    link: Link
+    sent: list[pb.Propose] = field(default_factory=list)
+
+    async def send(self, message: pb.Propose) -> None:
+        self.sent.append(message)
+
+    def begin(self, schedule: Schedule, *, max_new_tokens: int = 30) -> DraftingSession:
+        sampling = SamplingParams(seed=1)
+        request = GenerationRequest((1, 2), sampling, max_new_tokens=max_new_tokens, gamma=4, schedule=schedule)
+        proposals = ProposalSender(self.send, self.link)
+        return DraftingSession(self.engine, request, proposals, vocab_size=VOCAB_SIZE)
+
+    @property
+    def rounds(self) -> list[list[int]]:
+        """Tokens of each message."""
+        return [[token_id for branch in message.branches for token_id in branch.token_ids] for message in self.sent]
+
+
+@asynccontextmanager
+async def scene(link: Link | None = None) -> AsyncGenerator[Scene, None]:
+    async with running(DraftEngine(ScriptedProposer())) as engine:
+        yield Scene(engine, link or Link())
+
+
+def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
+    timings = Timings(compute_us=PASS_US)
+    return Commit(position, token_ids or (999,), timings=timings, num_received_tokens=echo)
+
+
+async def test_a_way_that_seems_long_is_tried() -> None:
+    """The first measurement held the opening of the connection; nothing was expected of any message, so none was sent,
+    so nothing corrected it: whole answers went without a draft."""
+    link = Link()
+    link.record_round_trip(FAR_S)
+    async with scene(link) as scene_:
+        scene_.engine._recent_steps_s.append(0.001)
+        session = scene_.begin(Schedule.ASYNC)
+        session.commit(commit(2))
+        assert (session._draft.pacing.num_ahead, session._draft.pacing.min_gain) == (
+            0,
+            0.0,
+        )  # no echo yet: anything may be sent
+
+        session.commit(commit(3, echo=4))
+        assert session._draft.pacing.num_ahead == round(FAR_S * 1e6 / PASS_US)  # the way is known
+        assert session._draft.pacing.min_gain > 0
+
+        for number in range(PROBE_AFTER):
+            assert session._draft.pacing.min_gain > 0
+            session.commit(commit(4 + number))
+        assert (session._draft.pacing.num_ahead, session._draft.pacing.min_gain) == (
+            0,
+            0.0,
+        )  # what is known may be out of date
+        session.close()
+        assert scene_.engine.num_running == 0
+
+
+async def test_the_prompts_pass_does_not_count_for_long() -> None:
+    async with scene() as scene_:
+        scene_.engine._recent_steps_s.extend([0.5, 0.001, 0.001])  # the first step of a process is slow
+        session = scene_.begin(Schedule.ASYNC)
+        session.commit(Commit(2, (7,), timings=Timings(compute_us=900_000)))
+        for position in (3, 4):
+            session.commit(commit(position, echo=1))
+        assert session._draft.pacing.step_s == 0.001
+        assert session._draft.pacing.round_s == PASS_US / 1e6
+        session.close()
+
+
+async def test_each_round_waits_for_its_verdict() -> None:
+    """A round drafts gamma tokens, or fewer before the end; none are left to draft where the pass adds the last one."""
+    async with scene() as scene_:
+        session = scene_.begin(Schedule.SYNC, max_new_tokens=9)
+        await until(lambda: len(scene_.sent) == 1)
+        await asyncio.sleep(0.02)
+        assert scene_.rounds == [tokens_at(2, 4)]
+        figures = session.commit(commit(2, *tokens_at(2, 5), echo=4))
+        assert (figures.counts.bytes_up, figures.timings.draft_us > 0) == (scene_.sent[0].ByteSize(), True)
+        await until(lambda: len(scene_.sent) == 2)
+        assert scene_.rounds[1] == tokens_at(7, 3)
+        session.commit(commit(7, token_at(7), 999, 998))
+        await until(lambda: len(scene_.sent) == 3)
+        assert scene_.rounds[2] == []  # asks for the last token
+        session.close()
+
+
+async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
+    async with scene() as scene_:
+        session = scene_.begin(Schedule.ASYNC)
+        await until(lambda: sum(map(len, scene_.rounds)) >= 4)
+        right = session.commit(commit(2, *tokens_at(2, 2), echo=2))
+        assert right.counts.num_wasted_tokens == 0
+        assert right.counts.window > 0
+        wrong = session.commit(commit(4, 999, echo=2))
+        assert wrong.counts.num_wasted_tokens >= 2
+        session.close()
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
+    """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
+    async with scene() as scene_:
+        session = scene_.begin(schedule, max_new_tokens=9)
+        with pytest.raises(InvalidRequestError, match="position 4, 2 is next"):
+            session.commit(commit(4))
+        with pytest.raises(InvalidRequestError, match="the session's limit is 11"):
+            session.commit(commit(2, *[5] * 10))
+        session.close()
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
+    """Its stream declines the session then; otherwise a target in rounds waits for it."""
+    async with scene() as scene_:
+        session = scene_.begin(schedule)
+        await until(lambda: len(scene_.sent) > 0)
+        await scene_.engine.stop()
+        if schedule is Schedule.SYNC:
+            session.commit(commit(2))
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await asyncio.wait_for(session.drafting, 20)
+        session.close()

@@ -1,0 +1,352 @@
+"""A worker of the pool and its targets: one of them is not the end of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpc_comm import names
+from grpc_comm.guard import Gate
+from grpc_comm.server import Server
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from grpc_comm.tls import ServerTls
+from inference.caller import NamesRequests
+from inference.config import DialSecurity
+from inference.engine.draft import DraftEngine, TargetWords
+from inference.errors import HandshakeError, IncompatibleDraftError, InternalError
+from inference.observe.metrics import Metrics
+from inference.serving.processes import free_port
+from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
+from inference.text.vocabulary import Vocabulary
+from inference.workers.drafting import stream as module
+from inference.workers.drafting.pool_worker import PoolWorker
+from inference.workers.drafting.stream import AssistStream, Offer
+from tests.support.certificates import pki
+from tests.support.http2 import answering
+from tests.support.models import tiny_tokenizer
+from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
+
+OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
+REFUSAL = IncompatibleDraftError("another vocabulary")
+
+
+def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
+    engine: Any = None
+    return PoolWorker(engine, addresses, offer, Metrics("tiny"))
+
+
+async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def run(self: AssistStream, channel: object) -> None:
+        asked.append(self.address)
+        if self.address == "a:1":
+            raise REFUSAL
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(AssistStream, "run", run)
+    both = pool_worker("a:1", "b:1")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(both.refused(), timeout=0.05)
+    assert sorted(asked) == ["a:1", "b:1"]
+    await both.stop(grace_s=0)
+    with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
+        await pool_worker("a:1").refused()
+
+
+async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: one of two targets had an expired certificate for a minute, or another model for an hour. The worker
+    helped the other one alone from then on, and was ready."""
+    monkeypatch.setattr(module, "REFUSED_S", 0.01)
+    asked: list[str] = []
+
+    async def run(self: AssistStream, channel: object) -> None:
+        asked.append(self.address)
+        if self.address == "a:1" and asked.count("a:1") < 3:
+            raise REFUSAL
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(AssistStream, "run", run)
+    both = pool_worker("a:1", "b:1")
+    await until(lambda: asked.count("a:1") == 3)
+    assert asked.count("b:1") == 1
+    await both.stop(grace_s=0)
+
+
+async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
+    """A handshake that fails reads as UNAVAILABLE: the worker must know it from a lost link, and name the reason."""
+    ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
+    gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
+    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
+    await target.open()
+    worker = pool_worker(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
+    async with asyncio.timeout(20):
+        with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
+            await worker.refused()
+    await target.close()
+
+
+async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a frame that could not be parsed was an internal error, and the worker left all of its targets."""
+    num_tries = 0
+
+    async def fail(self: AssistStream, stub: object) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        raise REFUSAL if num_tries == 3 else InternalError("Failed parsing HTTP/2")
+
+    monkeypatch.setattr(AssistStream, "_attach", fail)
+    monkeypatch.setattr(module, "REDIAL_S", 0.001)
+    with pytest.raises(IncompatibleDraftError):
+        await pool_worker("127.0.0.1:1").refused()
+    assert num_tries == 3
+
+
+class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
+    """The other end of an Assist stream, which sends the messages of a test."""
+
+    service_name = "specdec.v1.VerificationService"
+    max_request_bytes = 1000
+
+    def __init__(self) -> None:
+        self.num_offered: list[int] = []
+        self.said: asyncio.Queue[pb.AssistResponse] = asyncio.Queue()
+        self.heard: list[pb.AssistRequest] = []
+        self.attach: list[pb.Attach] = []
+        self.tokenizer = b""
+        self.ends = asyncio.Event()
+
+    def add_to(self, server: Any) -> None:
+        rpc.add_VerificationServiceServicer_to_server(self, server)
+
+    async def Assist(self, _: object, context: Any) -> None:
+        self.attach.append((await context.read()).attach)
+        self.num_offered.append(self.attach[-1].num_slots)
+        await context.write(pb.AssistResponse(attached=pb.Attached(tokenizer=self.tokenizer, eos_token_ids=[1])))
+        listening = asyncio.create_task(self._listen(context))
+        try:
+            while not self.ends.is_set():
+                await context.write(await self.said.get())
+            self.ends.clear()
+        finally:
+            listening.cancel()
+
+    async def _listen(self, context: Any) -> None:
+        while isinstance(message := await context.read(), pb.AssistRequest):
+            self.heard.append(message)
+            if message.HasField("slots"):
+                self.num_offered.append(message.slots.num_slots)
+
+    def opens(self, name: str, *prompt: int, request_id: str = "", vocab_size: int = 0, fingerprint: str = "") -> None:
+        sampling = pb.SamplingParams(seed=1)
+        opening = pb.Open(prompt_token_ids=prompt, max_new_tokens=20, sampling=sampling, vocab_size=vocab_size)
+        opening.tokenizer_fingerprint = fingerprint
+        opened = pb.AssistOpen(session_id=name, open=opening, request_id=request_id)
+        self.said.put_nowait(pb.AssistResponse(open=opened))
+
+    def commits(self, name: str, position: int, *token_ids: int) -> None:
+        commit = pb.AssistCommit(session_id=name, commit=pb.Commit(position=position, token_ids=token_ids))
+        self.said.put_nowait(pb.AssistResponse(commit=commit))
+
+    @property
+    def declined(self) -> list[str]:
+        return [message.decline.session_id for message in self.heard if message.HasField("decline")]
+
+    def drafts(self, name: str) -> list[int]:
+        proposals = [message.propose for message in self.heard if message.propose.session_id == name]
+        return [token for proposal in proposals for branch in proposal.propose.branches for token in branch.token_ids]
+
+
+@asynccontextmanager
+async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> AsyncGenerator[PoolWorker, None]:
+    """A worker with two slots in the target's pool."""
+    server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
+    engine = DraftEngine(ScriptedProposer(), max_waiting=0)
+    engine.start()
+    worker = PoolWorker(engine, [f"127.0.0.1:{server.port}"], offer, Metrics("tiny"))
+    assert "no target" in (worker.fault or "")
+    await server.open()
+    try:
+        await until(lambda: worker.fault is None)
+        yield worker
+    finally:
+        await worker.stop(grace_s=0)
+        await engine.stop()
+        await server.close()
+
+
+async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
+    """The story: an id of 10^6 failed the draft step of all targets, and an empty prompt made the worker leave.
+
+    A commit that leaves out others is no better: the draft would go on after tokens that are not there.
+    """
+    target = Target()
+    async with attached(target) as worker:
+        target.opens("foreign", 10**6)
+        target.opens("empty")
+        target.opens("later", 1, 2)
+        target.commits("later", 2, 10**6)
+        target.opens("gap", 1, 2)
+        target.commits("gap", 7, 5)
+        await until(lambda: target.declined == ["foreign", "empty", "later", "gap"])
+        target.opens("good", 1, 2)
+        target.opens("good", 1, 2)
+        await until(lambda: target.drafts("good")[-4:] == [token_at(position) for position in range(2, 6)])
+        assert worker.fault is None
+        assert worker._engine.num_running == 1
+
+
+async def test_a_session_in_another_tokenizer_is_declined() -> None:
+    target = Target()
+    async with attached(target):
+        target.opens("other", 1, 2, fingerprint="g")
+        target.opens("same", 1, 2, fingerprint="f")
+        await until(lambda: target.declined == ["other"] and bool(target.drafts("same")))
+
+
+async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lost link the worker attaches with the vocabulary that it has learned, and need not get it again."""
+    tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
+    monkeypatch.setattr(module, "REDIAL_S", 0.001)
+    target.tokenizer = tokenizer.packed() + bytes(
+        MAX_PACKED_BYTES - 100_000
+    )  # as long as one may be; the end is ignored
+    learned: list[tuple[str, frozenset[int]]] = []
+
+    def learn(given: Tokenizer) -> TargetWords:
+        learned.append((given.fingerprint, given.eos_token_ids))
+        return TargetWords(Vocabulary(given.fingerprint, given.num_ids, 100))
+
+    offer = replace(OFFER, learn=learn)
+    async with attached(target, offer=offer) as worker:
+        assert learned == [(tokenizer.fingerprint, frozenset([1]))]
+        assert worker.vocabulary_share == pytest.approx(100 / VOCAB_SIZE)
+        target.opens("theirs", 1, 2, fingerprint=tokenizer.fingerprint)
+        await until(lambda: bool(target.drafts("theirs")))
+        target.tokenizer = b""
+        target.ends.set()
+        target.said.put_nowait(pb.AssistResponse())  # the last one
+        await until(lambda: len(target.attach) > 1 and worker.fault is None)
+    assert [each.tokenizer_fingerprint for each in target.attach[:2]] == ["f", tokenizer.fingerprint]
+    assert target.attach[0].takes_tokenizer
+    assert len(learned) == 1
+
+
+async def test_a_broken_tokenizer_is_a_refusal() -> None:
+    target, server_port = Target(), free_port()
+    target.tokenizer = b"no zlib"
+    server = Server(f"127.0.0.1:{server_port}", [target], status_of=lambda _: None)
+    await server.open()
+    worker = pool_worker(
+        f"127.0.0.1:{server_port}", offer=replace(OFFER, learn=lambda _: TargetWords(OFFER.vocabulary))
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(IncompatibleDraftError, match="tokenizer cannot be read"):
+            await worker.refused()
+    await server.close()
+
+
+async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
+    """The target's own size counts, if it is one that a vocabulary can have: counts of tokens have a place per id."""
+    target = Target()
+    async with attached(target) as worker:
+        target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
+        target.opens("padded", 1, VOCAB_SIZE + 7, vocab_size=VOCAB_SIZE + 8)
+        target.commits("padded", 2, VOCAB_SIZE + 7)
+        await until(lambda: bool(target.drafts("padded")))
+        assert worker.vocabulary_share == VOCAB_SIZE / (VOCAB_SIZE + 8)
+        target.commits("padded", 3, VOCAB_SIZE + 8)
+        await until(lambda: target.declined == ["absurd", "padded"])
+
+
+async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
+    """The story: 900,000 tokens of one commit stopped the event loop of all sessions while they became a list."""
+    target = Target()
+    async with attached(target) as worker:
+        for name, num_tokens in (("huge", 900_000), ("long", 21)):  # of 20 that `opens` asks for
+            target.opens(name, 1, 2)
+            target.commits(name, 2, *[5] * num_tokens)
+        await until(lambda: target.declined == ["huge", "long"])
+        target.opens("full", 1, 2)
+        target.commits("full", 2, *[5] * 20)
+        target.opens("good", 1, 2)
+        await until(lambda: bool(target.drafts("good")))
+        assert target.declined == ["huge", "long"]
+        assert worker._engine.num_running == 2
+
+
+async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
+    """The story: of all processes that serve a request, the pool's workers alone did not know its id."""
+    caplog.handler.addFilter(NamesRequests())
+    target = Target()
+    async with attached(target):
+        target.opens("empty", request_id="at once")  # an id has no space: a log of lines takes no other
+        target.opens("gap", 1, 2, request_id="later")
+        target.commits("gap", 7, 5)
+        await until(lambda: target.declined == ["empty", "gap"])
+    ids = [record.request for record in caplog.records if "gets no draft" in record.message]  # type: ignore[attr-defined]
+    assert re.fullmatch(r"\[[0-9a-f]{32}\] ", ids[0])
+    assert ids[1:] == ["[later] "]
+
+
+async def test_a_session_beyond_the_slots_is_declined() -> None:
+    """The story: a worker without room logged it, and the target believed that the session was helped."""
+    target = Target()
+    async with attached(target):
+        for name in ("first", "second", "third"):
+            target.opens(name, 1, 2)
+        await until(lambda: target.declined == ["third"])
+
+
+@pytest.mark.parametrize("status", [404, 502])
+async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """The story: an ingress that answered 404 for a second, during an update, emptied the pool."""
+    monkeypatch.setattr(module, "REDIAL_S", 0.01)
+    port = free_port()
+    engine = DraftEngine(ScriptedProposer(), max_waiting=0)
+    async with answering(status, port) as proxy:
+        worker = PoolWorker(engine, [f"127.0.0.1:{port}"], OFFER, Metrics("tiny"))
+        await until(lambda: proxy.num_answers >= 3)
+        assert not worker._task.done()
+        await worker.stop(grace_s=0)
+
+
+async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets that stay keep their streams, and are sent the new number."""
+    monkeypatch.setattr(names, "LOOK_S", 0.01)
+    targets = [Target(), Target(), Target()]
+    servers = [Server("127.0.0.1:0", [target], status_of=lambda _: None) for target in targets]
+    for server in servers:
+        await server.open()
+    where = [f"127.0.0.1:{server.port}" for server in servers]
+    path = tmp_path / "targets"
+
+    def serve(*numbers: int) -> None:
+        part = tmp_path / "part"
+        part.write_text("".join(f"{where[number]}\n" for number in numbers))
+        part.replace(path)
+
+    def offered() -> list[list[int]]:
+        return [target.num_offered for target in targets]
+
+    serve(0)
+    worker = pool_worker(f"file://{path}")
+    await until(lambda: offered() == [[4], [], []])
+    serve(0, 1)
+    await until(lambda: offered() == [[4, 2], [2], []])
+    serve(0, 1, 2)
+    await until(lambda: offered() == [[4, 2, 1], [2, 1], [1]])
+    serve(0)
+    await until(lambda: offered() == [[4, 2, 1, 4], [2, 1], [1]])
+    assert all(stream.is_attached for stream, _ in worker._streams.values())
+    await worker.stop(grace_s=0)
+    for server in servers:
+        await server.close()
