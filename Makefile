@@ -47,7 +47,7 @@ test: install
 # With the oldest versions that pyproject.toml allows, but for those of the Neuron SDK, in an environment of their own.
 test-oldest: $(OLDEST)/.installed
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
-	    tests/unit/gateway/test_app.py tests/unit/gateway/test_limits.py tests/unit/gateway/test_responses.py \
+	    tests/unit/gateway/test_app.py tests/unit/gateway/door/test_limits.py tests/unit/gateway/test_responses.py \
 	    tests/unit/observe tests/integration/test_library.py
 
 $(OLDEST)/.installed: pyproject.toml $(STAMP)

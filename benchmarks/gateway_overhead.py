@@ -29,8 +29,7 @@ from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.server import Server
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
 from inference.config import ROOT, HttpConfig, ServerConfig
-from inference.gateway.app import Gateway
-from inference.gateway.server import HttpFront
+from inference.gateway.app import Gateway, HttpFront
 from inference.observe.metrics import Metrics
 from inference.serving.host import opened
 from inference.serving.processes import free_port

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inference.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from inference.gateway.bodies.schema import ChatBody, CompletionBody, GenerationBody
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "foreign_fields.md"
 BEGIN, END = "<!-- fields: made by `python -m scripts.field_table` -->\n", "<!-- end of fields -->\n"

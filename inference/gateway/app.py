@@ -21,20 +21,31 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from grpc_comm.tls import ServerTls
 from inference import VERSION
-from inference.config import HttpConfig
+from inference.config import HttpConfig, ServerConfig, is_loopback
 from inference.errors import SpecDecError
-from inference.gateway.answer import AnswerReader
+from inference.gateway.answers.documents import (
+    ANSWERS,
+    FAILURES,
+    JsonAnswer,
+    Model,
+    ModelList,
+    TextOfTokens,
+    Tokens,
+    Version,
+)
+from inference.gateway.answers.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
+from inference.gateway.answers.formats import ChatFormat, ChunkFormat, TextFormat
+from inference.gateway.answers.message import AnswerReader
+from inference.gateway.answers.responses_answer import ResponseFormat, ResponseStream
+from inference.gateway.answers.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
+from inference.gateway.bodies.responses import ResponsesBody
+from inference.gateway.bodies.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.dialect import Dialect
-from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
-from inference.gateway.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
-from inference.gateway.formats import ChatFormat, ChunkFormat, TextFormat
-from inference.gateway.middleware import AnswerCount, BodyLimit, HttpGate, RequestId
+from inference.gateway.door.middleware import AnswerCount, BodyLimit, HttpGate, RequestId
+from inference.gateway.door.port import HttpPort, Probes
 from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
-from inference.gateway.response_format import ResponseFormat, ResponseStream
-from inference.gateway.responses import ResponsesBody
-from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from inference.gateway.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
 from inference.workers.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
@@ -55,6 +66,8 @@ PAGE_POLICY = (
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
 SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
 """Paths that an answer for an unknown path names."""
+ANY_HOST = ("0.0.0.0", "::", "[::]")
+"""Addresses that listen on all of this machine's."""
 T = TypeVar("T")
 
 
@@ -333,3 +346,33 @@ def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_any(_: Request, error: Exception) -> JsonAnswer:
         return unexpected().answer()
+
+
+class HttpFront(HttpPort):
+    """HTTP port of the application; a `Front`."""
+
+    def __init__(
+        self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None
+    ) -> None:
+        self._gateway = gateway
+        probes = Probes(create_app(gateway, access), lambda: gateway.is_healthy())
+        super().__init__("HTTP", probes, gateway.config.port, server, tls)
+
+    async def open(self) -> None:
+        """See `Front`. The log names the page, and a command to try the server with."""
+        await super().open()
+        server = self._server_config
+        url = self._url("localhost" if is_loopback(server.host) or server.host in ANY_HOST else server.host)
+        if not self._gateway.config.no_page:
+            logger.info("a page to try it: %s/", url)
+        keys = ["-H 'Authorization: Bearer TOKEN'"] if server.security.auth_file else []
+        keys += ["--cacert CA"] if self._tls is not None else []
+        body = '{"prompt": "Once upon a time", "max_tokens": 40}'
+        logger.info(
+            "a command to try it: curl %s",
+            " ".join([f"{url}/v1/completions -H 'Content-Type: application/json'", *keys, f"-d '{body}'"]),
+        )
+
+    def show(self, card: ModelCard) -> None:
+        """Present another model as the served one."""
+        self._gateway.card = card.named(self._gateway.config.served_model_name)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from inference.config import HttpConfig
 from inference.errors import InvalidRequestError
-from inference.gateway.answer import AnswerReader
-from inference.gateway.conversation import NamedTool, Tool
-from inference.gateway.errors import ApiError
-from inference.gateway.schema import ChatBody
+from inference.gateway.answers.errors import ApiError
+from inference.gateway.answers.message import AnswerReader
+from inference.gateway.bodies.conversation import NamedTool, Tool
+from inference.gateway.bodies.schema import ChatBody
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.calls.formats import FORMATS, CallFormat, format_of
 from inference.text.calls.grammar import calls_anywhere, only_calls

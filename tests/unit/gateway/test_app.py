@@ -15,7 +15,7 @@ import pytest
 
 from inference import errors
 from inference.commit import Delta, Event
-from inference.gateway import stream
+from inference.gateway.answers import stream
 from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
 from inference.request import SamplingParams

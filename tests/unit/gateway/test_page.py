@@ -19,8 +19,7 @@ import pytest_asyncio
 from inference.commit import Delta, Event
 from inference.config import ServerConfig
 from inference.errors import ContextLengthError
-from inference.gateway.app import LIBRARY, PAGE
-from inference.gateway.server import HttpFront
+from inference.gateway.app import LIBRARY, PAGE, HttpFront
 from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.text.chat import Chat

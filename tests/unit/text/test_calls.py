@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.gateway.answer import AnswerReader
+from inference.gateway.answers.message import AnswerReader
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
 from inference.text.calls.reader import CallPiece
 from inference.text.reasoning import Reasoning

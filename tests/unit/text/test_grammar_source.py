@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.gateway.answer import AnswerReader
+from inference.gateway.answers.message import AnswerReader
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text import grammar_source
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference.gateway.schema import ChatBody, CompletionBody
+from inference.gateway.bodies.schema import ChatBody, CompletionBody
 from inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"const": None}}, "additionalProperties": False}

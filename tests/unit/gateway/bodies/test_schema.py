@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from inference.config import ServerConfig
-from inference.gateway.server import HttpFront
+from inference.gateway.app import HttpFront
 from inference.serving.host import opened
 from inference.serving.processes import free_port
 from tests.support.completers import ScriptedCompleter, gateway

@@ -9,14 +9,13 @@ from itertools import count
 from typing import Any
 
 from inference.commit import FinishReason
-from inference.gateway.answer import AnswerReader
-from inference.gateway.choice import Choice, Part
-from inference.gateway.documents import encoded
-from inference.gateway.errors import ApiError
-from inference.gateway.formats import ChatFormat, chat_logprobs, figures
-from inference.gateway.requests import ChoiceEvent
-from inference.gateway.responses import ResponsesBody
-from inference.gateway.stream import AnswerStream
+from inference.gateway.answers.documents import encoded
+from inference.gateway.answers.errors import ApiError
+from inference.gateway.answers.formats import ChatFormat, chat_logprobs, figures
+from inference.gateway.answers.message import AnswerReader
+from inference.gateway.answers.parts import Choice, ChoiceEvent, Part
+from inference.gateway.answers.stream import AnswerStream
+from inference.gateway.bodies.responses import ResponsesBody
 
 Event = dict[str, Any]
 _TEXT = {"type": "output_text", "text": "", "annotations": []}

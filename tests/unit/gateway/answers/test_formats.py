@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference.commit import TokenLogprobs
-from inference.gateway.choice import Choice, Part
-from inference.gateway.formats import TextFormat, text_logprobs
+from inference.gateway.answers.formats import TextFormat, text_logprobs
+from inference.gateway.answers.parts import Choice, Part
 
 TOKENS = ("one", " t", "wo", " three")
 HELD_BACK = ("one", "", "", " two three")

@@ -16,11 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from inference.commit import Event
 from inference.errors import CapacityError, SpecDecError
-from inference.gateway.choice import Choice, Part
-from inference.gateway.documents import JsonAnswer, encoded
-from inference.gateway.errors import ApiError, from_error, unexpected
-from inference.gateway.formats import ChunkFormat, Format, figures, speculation, usage
-from inference.gateway.requests import ChoiceEvent
+from inference.gateway.answers.documents import JsonAnswer, encoded
+from inference.gateway.answers.errors import ApiError, from_error, unexpected
+from inference.gateway.answers.formats import ChunkFormat, Format, figures, speculation, usage
+from inference.gateway.answers.parts import Choice, ChoiceEvent, Part
 from inference.workers.convert import converted
 
 logger = logging.getLogger(__name__)

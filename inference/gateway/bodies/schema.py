@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from inference.gateway import noops
-from inference.gateway.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
-from inference.gateway.conversation import Message, TemplateBody, Tool, ToolChoice, Tools, chat_of, check_choice
+from inference.gateway.bodies import noops
+from inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
+from inference.gateway.bodies.conversation import Message, TemplateBody, Tool, ToolChoice, Tools, chat_of, check_choice
 from inference.request import (
     BIAS,
     MAX_CACHE_SALT_CHARACTERS,

@@ -21,10 +21,10 @@ from inference.caller import request_id
 from inference.commit import Event
 from inference.config import ServerConfig
 from inference.gateway import middleware, protocol, requests, stream
-from inference.gateway.middleware import parse_fault
-from inference.gateway.port import Probes
-from inference.gateway.schema import CompletionBody
-from inference.gateway.server import HttpFront
+from inference.gateway.app import HttpFront
+from inference.gateway.bodies.schema import CompletionBody
+from inference.gateway.door.middleware import parse_fault
+from inference.gateway.door.port import Probes
 from inference.request import Provenance
 from inference.serving.host import opened
 from inference.serving.processes import free_port

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprobs
+
+ChoiceEvent: TypeAlias = tuple[int, Event]
+"""(index of the choice, its event)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from inference.commit import FinishReason, TokenLogprob, TokenLogprobs
-from inference.gateway.answer import AnswerReader
-from inference.gateway.choice import Choice, Part
+from inference.gateway.answers.message import AnswerReader
+from inference.gateway.answers.parts import Choice, Part
 from inference.text.calls.reader import CallPiece
 
 

@@ -20,8 +20,8 @@ from grpc_comm.server import BACKLOG, PortTakenError, listener
 from grpc_comm.tls import ServerTls
 from inference.config import OPEN, ServerConfig, address
 from inference.errors import ConfigError
-from inference.gateway.errors import ApiError
-from inference.gateway.protocol import LimitedProtocol
+from inference.gateway.answers.errors import ApiError
+from inference.gateway.door.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from fastapi.exceptions import RequestValidationError
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 
-from inference.gateway import noops
-from inference.gateway.body import Body, Text
-from inference.gateway.conversation import (
+from inference.gateway.bodies import noops
+from inference.gateway.bodies.body import Body, Text
+from inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     OTHER_CHOICES,
     TEXT_ALONE,
@@ -22,7 +22,7 @@ from inference.gateway.conversation import (
     TemplateBody,
     of_kinds,
 )
-from inference.gateway.schema import (
+from inference.gateway.bodies.schema import (
     NAMED_NEEDS_TOOLS,
     REQUIRED_NEEDS_TOOLS,
     STREAM_OPTIONS_NEED_STREAM,

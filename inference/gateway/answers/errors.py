@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference import errors
-from inference.gateway.documents import JsonAnswer
-from inference.gateway.noops import UNSUPPORTED
+from inference.gateway.answers.documents import JsonAnswer
+from inference.gateway.bodies.noops import UNSUPPORTED
 from inference.workers.status import REFUSED_UPSTREAM
 
 if TYPE_CHECKING:

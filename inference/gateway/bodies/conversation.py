@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from inference.gateway import noops
-from inference.gateway.body import Body, Text, complete
+from inference.gateway.bodies import noops
+from inference.gateway.bodies.body import Body, Text, complete
 from inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
 from inference.text.json_schema import closed
 from inference.text.unicode import check_unicode

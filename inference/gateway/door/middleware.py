@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.caller import ANYBODY, Caller, Right, audit, caller, harmless_id, is_audited, request_context, request_id
 from inference.errors import ForbiddenError, UnauthenticatedError
-from inference.gateway.errors import ApiError, from_error
-from inference.gateway.protocol import BODY_TIMEOUT_S
+from inference.gateway.answers.errors import ApiError, from_error
+from inference.gateway.door.protocol import BODY_TIMEOUT_S
 from inference.workers.access import Access, rights_of_path
 from inference.workers.status import code_name
 
