@@ -36,14 +36,14 @@ from inference.gateway.answers.documents import (
     Version,
 )
 from inference.gateway.answers.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
-from inference.gateway.answers.formats import ChatFormat, ChunkFormat, TextFormat
-from inference.gateway.answers.message import AnswerReader
-from inference.gateway.answers.responses_answer import ResponseFormat, ResponseStream
+from inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
+from inference.gateway.answers.message import MessageReader
+from inference.gateway.answers.responses_answer import ResponsesFormat, ResponsesStream
 from inference.gateway.answers.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.gateway.bodies.responses import ResponsesBody
 from inference.gateway.bodies.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.dialect import Dialect
-from inference.gateway.door.middleware import AnswerCount, BodyLimit, HttpGate, RequestId
+from inference.gateway.door.middleware import BodyLimit, HttpGate, RequestId, StatusCount
 from inference.gateway.door.port import HttpPort, Probes
 from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
 from inference.observe.metrics import Metrics
@@ -111,7 +111,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     if access is not None:
         app.add_middleware(HttpGate, access=access)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
-    app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
+    app.add_middleware(StatusCount, registry=gateway.metrics.registry, paths=paths)
     app.add_middleware(RequestId)  # the outermost: refusals have an id too
     return app
 
@@ -139,7 +139,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Complete a prompt."""
         _check_model(body, gateway.card)
-        answer = TextFormat(gateway.card.name)
+        answer = CompletionFormat(gateway.card.name)
         return await _answer(gateway, request, body, completion_requests(body, gateway.card), answer)
 
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
@@ -153,7 +153,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, in the shape of OpenAI's Responses API."""
         chat = body.chat()
         requests, reader = _chat(gateway, chat)
-        return await _answer(gateway, request, chat, requests, ResponseFormat(gateway.card.name, reader, body))
+        return await _answer(gateway, request, chat, requests, ResponsesFormat(gateway.card.name, reader, body))
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -169,7 +169,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     started = int(time.time())
 
 
-def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], AnswerReader | None]]:
+def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], MessageReader | None]]:
     """Return the requests of a conversation, and a function that makes the reader of its answer."""
     _check_model(body, gateway.card)
     dialect = Dialect.of(gateway.card, gateway.config)
@@ -230,7 +230,7 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     requests: list[CompletionRequest],
-    answer: ChunkFormat | ResponseFormat,
+    answer: ChunkFormat | ResponsesFormat,
 ) -> Response:
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
@@ -243,10 +243,10 @@ async def _answer(
 
 
 def _stream_of(
-    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | ResponseFormat, *, num_choices: int
+    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | ResponsesFormat, *, num_choices: int
 ) -> AnswerStream:
-    if isinstance(answer, ResponseFormat):
-        return ResponseStream(answer)
+    if isinstance(answer, ResponsesFormat):
+        return ResponsesStream(answer)
     options = body.stream_options
     shape = StreamShape(
         num_choices=num_choices,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from inference.commit import FinishReason, TokenLogprob, TokenLogprobs
-from inference.gateway.answers.message import AnswerReader
+from inference.gateway.answers.message import MessageReader
 from inference.gateway.answers.parts import Choice, Part
 from inference.text.calls.reader import CallPiece
 
@@ -66,7 +66,7 @@ class _Base(ABC):
         return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
 
 
-class TextFormat(_Base):
+class CompletionFormat(_Base):
     """Format of /v1/completions."""
 
     shows_prompt = True
@@ -99,10 +99,10 @@ class ChatFormat(_Base):
 
     shows_prompt = False
 
-    def __init__(self, model: str, reader: Callable[[str], AnswerReader | None]) -> None:
+    def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
         super().__init__(model)
         self._reader = reader
-        self._readers: dict[int, AnswerReader | None] = {}
+        self._readers: dict[int, MessageReader | None] = {}
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
         """See `ChunkFormat`."""

@@ -17,7 +17,7 @@ class Reading:
     calls: dict[int, CallPiece] = field(default_factory=dict)
 
 
-class AnswerReader:
+class MessageReader:
     """Reader of one answer. The whole message does not depend on how its text is cut into pieces.
 
     Args:

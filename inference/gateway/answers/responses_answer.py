@@ -12,12 +12,12 @@ from inference.commit import FinishReason
 from inference.gateway.answers.documents import encoded
 from inference.gateway.answers.errors import ApiError
 from inference.gateway.answers.formats import ChatFormat, chat_logprobs, figures
-from inference.gateway.answers.message import AnswerReader
+from inference.gateway.answers.message import MessageReader
 from inference.gateway.answers.parts import Choice, ChoiceEvent, Part
 from inference.gateway.answers.stream import AnswerStream
 from inference.gateway.bodies.responses import ResponsesBody
 
-Event = dict[str, Any]
+JsonEvent = dict[str, Any]
 _TEXT = {"type": "output_text", "text": "", "annotations": []}
 _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "message": ("msg", {"role": "assistant", "content": []}, _TEXT),
@@ -33,7 +33,7 @@ class OutputItems:
         self.items: list[dict[str, Any]] = []
         self._last: object = None  # kind of the last item, or number of its call
 
-    def add(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+    def add(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[JsonEvent]:
         """Add a delta of a chat's answer; yield the events for the client."""
         if text := delta.get("reasoning_content"):
             yield from self._add_text("reasoning", text, [])
@@ -42,7 +42,7 @@ class OutputItems:
         for call in delta.get("tool_calls", ()):
             yield from self._add_call(call)
 
-    def _add_text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+    def _add_text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[JsonEvent]:
         prefix, fields, part = _NEW[kind]
         if self._last != kind:
             yield from self._begin(kind, {"type": kind, "id": _id(prefix), **fields, "content": []})
@@ -55,7 +55,7 @@ class OutputItems:
             part["logprobs"] = [*part.get("logprobs", ()), *logprobs]
         yield self._event(f"response.{part['type']}.delta", content_index=0, delta=text, **beside)
 
-    def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
+    def _add_call(self, call: dict[str, Any]) -> Iterator[JsonEvent]:
         function = call["function"]
         if self._last != call["index"]:
             fields = {"call_id": call["id"], "name": function["name"], "arguments": ""}
@@ -64,18 +64,18 @@ class OutputItems:
         if function["arguments"]:
             yield self._event("response.function_call_arguments.delta", delta=function["arguments"])
 
-    def require_one(self) -> Iterator[Event]:
+    def require_one(self) -> Iterator[JsonEvent]:
         """Add an empty message if there is no item."""
         if not self.items:
             yield from self._add_text("message", "", [])
 
-    def _begin(self, key: object, item: dict[str, Any]) -> Iterator[Event]:
+    def _begin(self, key: object, item: dict[str, Any]) -> Iterator[JsonEvent]:
         yield from self.complete("completed")
         self.items.append({**item, "status": "in_progress"})
         self._last = key
         yield self._event("response.output_item.added", item=_copy(self.items[-1]))
 
-    def complete(self, status: str) -> Iterator[Event]:
+    def complete(self, status: str) -> Iterator[JsonEvent]:
         """Complete the last item, if it still grows; yield the events for the client."""
         if self._last is None:
             return
@@ -90,7 +90,7 @@ class OutputItems:
             yield self._event("response.content_part.done", content_index=0, part=part)
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
-    def _event(self, kind: str, **fields: Any) -> Event:
+    def _event(self, kind: str, **fields: Any) -> JsonEvent:
         beside = {} if kind.startswith("response.output_item") else {"item_id": self.items[-1]["id"]}
         return {"type": kind, **beside, "output_index": len(self.items) - 1, **fields}
 
@@ -103,7 +103,7 @@ def _copy(item: dict[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, list) else value for key, value in item.items()}
 
 
-class ResponseFormat:
+class ResponsesFormat:
     """Format of /v1/responses.
 
     Args:
@@ -114,7 +114,7 @@ class ResponseFormat:
     shows_prompt = False
     per_token = True
 
-    def __init__(self, model: str, reader: Callable[[str], AnswerReader | None], body: ResponsesBody) -> None:
+    def __init__(self, model: str, reader: Callable[[str], MessageReader | None], body: ResponsesBody) -> None:
         self._chat = ChatFormat(model, reader)
         self._fields = {
             "id": f"resp_{self._chat.answer_id}",
@@ -135,7 +135,7 @@ class ResponseFormat:
         """Return the response before its first token."""
         return {**self._fields, "status": "in_progress", "output": []}
 
-    def add(self, part: Part, choice: Choice) -> Iterator[Event]:
+    def add(self, part: Part, choice: Choice) -> Iterator[JsonEvent]:
         """Add a part of the answer; yield the events for the client."""
         delta = self._chat.chunk(0, part, choice)["delta"]
         self._held.append(part)
@@ -147,7 +147,7 @@ class ResponseFormat:
         scores = [each for held in parts for each in held.logprobs] if "content" in delta else []
         yield from self._items.add(delta, chat_logprobs(scores)["content"])
 
-    def end(self, choice: Choice) -> Iterator[Event]:
+    def end(self, choice: Choice) -> Iterator[JsonEvent]:
         """Complete the last item; yield the events for the client. An answer without items gets an empty message."""
         yield from self._items.require_one()
         yield from self._items.complete(_status(choice))
@@ -191,12 +191,12 @@ def _status(choice: Choice) -> str:
     return "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
 
 
-class ResponseStream(AnswerStream):
+class ResponsesStream(AnswerStream):
     """Events of one response, numbered, each under its name."""
 
     last_word = b""
 
-    def __init__(self, answer: ResponseFormat) -> None:
+    def __init__(self, answer: ResponsesFormat) -> None:
         super().__init__(num_choices=1, shows_prompt=answer.shows_prompt, per_token=answer.per_token)
         self._answer = answer
         self._numbers = count()
@@ -220,6 +220,6 @@ class ResponseStream(AnswerStream):
     def _failure(self, error: ApiError) -> bytes:
         return self._encoded_events([{"type": "response.failed", "response": self._answer.failed(error)}])
 
-    def _encoded_events(self, events: Iterable[Event]) -> bytes:
+    def _encoded_events(self, events: Iterable[JsonEvent]) -> bytes:
         numbered = ({**event, "sequence_number": next(self._numbers)} for event in events)
         return b"".join(f"event: {event['type']}\ndata: {encoded(event)}\n\n".encode() for event in numbered)

@@ -15,6 +15,7 @@ from inference.gateway.bodies import noops
 from inference.gateway.bodies.body import Body, Text
 from inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
+    MAX_PARTS,
     OTHER_CHOICES,
     TEXT_ALONE,
     FunctionBody,
@@ -37,8 +38,6 @@ from inference.gateway.bodies.schema import (
 )
 from inference.text.chat import MAX_MESSAGES, MAX_TOOLS
 
-MAX_PARTS = 1024
-"""Limit of one item."""
 LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 
@@ -52,7 +51,7 @@ class ItemPart(Body):
     logprobs: list[Any] = Field(default_factory=list, description="Accepted without effect.")
 
 
-Parts: TypeAlias = Annotated[
+ItemParts: TypeAlias = Annotated[
     list[Annotated[ItemPart, BeforeValidator(of_kinds("a part", *_TEXTS, hint=TEXT_ALONE))]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
@@ -72,7 +71,7 @@ class MessageItem(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Parts
+    content: Text | ItemParts
     phase: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
@@ -103,7 +102,7 @@ class OutputItem(_Item):
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: Text | Parts
+    output: Text | ItemParts
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
         """See `_Item`."""
@@ -117,8 +116,8 @@ class ReasoningItem(_Item):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    summary: Parts = Field(default_factory=list)
-    content: Parts = Field(default_factory=list)
+    summary: ItemParts = Field(default_factory=list)
+    content: ItemParts = Field(default_factory=list)
     encrypted_content: str | None = Field(None, description="Accepted without effect: none is encrypted here.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:

@@ -193,7 +193,7 @@ class HttpGate:
             await self._app(scope, receive, accounted)
 
 
-class AnswerCount:
+class StatusCount:
     """Middleware that counts answers by path and status; unknown paths count as one."""
 
     def __init__(self, app: ASGIApp, *, registry: CollectorRegistry, paths: frozenset[str]) -> None:

@@ -139,7 +139,7 @@ class HttpPort:
         app: ASGIApp = self._probes
         if self._server_config.on_loopback and self._server_config.security == OPEN:
             app = OwnHosts(app, host)
-        self._server = _Server(_uvicorn_config(app, self._server_config, self._tls))
+        self._server = _Uvicorn(_uvicorn_config(app, self._server_config, self._tls))
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=self._name)
         await self._server.ready.wait()
         logger.info("%s on %s", self._name, self._url(host))
@@ -176,7 +176,7 @@ class SidePort(HttpPort):
         """Do nothing: scrapes and probes are answered until the end."""
 
 
-class _Server(uvicorn.Server):
+class _Uvicorn(uvicorn.Server):
     """uvicorn's server, as a part of a process that handles its own signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:

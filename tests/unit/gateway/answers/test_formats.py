@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference.commit import TokenLogprobs
-from inference.gateway.answers.formats import TextFormat, text_logprobs
+from inference.gateway.answers.formats import CompletionFormat, text_logprobs
 from inference.gateway.answers.parts import Choice, Part
 
 TOKENS = ("one", " t", "wo", " three")
@@ -14,7 +14,7 @@ HELD_BACK = ("one", "", "", " two three")
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
     """Once a chunk's offset was that of the text sent so far, so a stream and a whole answer disagreed."""
     positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]
-    choice, answer = Choice(), TextFormat("tiny")
+    choice, answer = Choice(), CompletionFormat("tiny")
     chunks = [
         answer.chunk(0, Part(text, (False,), (position,)), choice)
         for text, position in zip(HELD_BACK, positions, strict=True)
