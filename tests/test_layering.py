@@ -49,6 +49,7 @@ HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room 
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 FLOORS = {
     "inference.gateway": ("bodies", "answers", "door"),
+    "comparison": ("plan", "run", "report", "study"),
 }
 """Rooms within a package, lowest first: each imports itself and those before it; other modules stand above them."""
 SEEN_BY_COMPARISON = (
@@ -196,6 +197,8 @@ def test_every_module_has_a_room() -> None:
         ("inference.gateway.bodies.schema", "from inference.gateway.answers.errors import ApiError"),
         ("inference.gateway.answers.stream", "from inference.gateway.requests import events_of"),
         ("comparison.run.load", "from inference.engine import loop"),
+        ("comparison.plan.grid", "from comparison.run import load"),
+        ("comparison.run.load", "from comparison.report.agreement import Difference"),
         ("comparison.report.summary", "from inference.observe.profile import Profile"),
     ],
 )

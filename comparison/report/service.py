@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from comparison.plan.grid import Cell, Sample
+from comparison.plan.record import RequestRecord
 from comparison.plan.slo import Slo
 from comparison.report.bootstrap import Ratio, paired_ratio
 from comparison.report.distribution import describe
-from comparison.run.record import RequestRecord
 from inference.observe.stats import RequestStats
 
 LATENCIES = ("ttft_s", "inter_token_latency_s", "end_to_end_latency_s")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from comparison.plan.config import ALONE, ComparisonConfig, Contender
 from comparison.plan.grid import WARM_UP, Cell, Sample
+from comparison.plan.record import RequestRecord
 from comparison.report import bound
 from comparison.report.service import Service
-from comparison.run.record import RequestRecord
 from inference.observe.stats import RequestStats
 
 _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency

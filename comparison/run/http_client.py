@@ -18,8 +18,8 @@ import aiohttp
 
 from comparison.plan.config import WorkloadConfig
 from comparison.plan.endpoint import Endpoint
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
-from comparison.run.record import RequestRecord, Round
 from grpc_comm.secured import AUTHORIZATION, watched_token
 from grpc_comm.watched import UnusableError
 from inference.commit import Timings

@@ -16,9 +16,9 @@ from comparison.plan.config import (
     WorkloadConfig,
 )
 from comparison.plan.grid import Sample, walk
+from comparison.plan.record import RequestRecord, Round
 from comparison.report.findings import Findings, find
 from comparison.run.host_load import HostLoad
-from comparison.run.record import RequestRecord, Round
 from inference.commit import Timings
 from inference.request import Schedule
 

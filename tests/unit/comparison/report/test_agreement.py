@@ -11,9 +11,10 @@ from rich.console import Console
 from comparison.app import _report as report
 from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.grid import Cell, Sample
-from comparison.report.agreement import Answer, Parting, check_agreement, first_difference
+from comparison.plan.record import RequestRecord
+from comparison.report.agreement import check_agreement
+from comparison.run.pairs import Output, Parting, first_difference
 from comparison.report.files import prepare_directory
-from comparison.run.record import RequestRecord
 from tests.support.samples import TOKENS, config, findings, samples
 
 
@@ -24,7 +25,7 @@ from tests.support.samples import TOKENS, config, findings, samples
         *(([], [1], (0, None, 1)), ([], [], None), ("ab", "a", (1, "b", None))),
     ],
 )
-def test_first_difference(expected: Answer, actual: Answer, parting: Parting | None) -> None:
+def test_first_difference(expected: Output, actual: Output, parting: Parting | None) -> None:
     assert first_difference(expected, actual) == parting
 
 

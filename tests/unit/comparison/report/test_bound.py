@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from comparison.plan.config import Contender, Topology
+from comparison.plan.record import Round
 from comparison.report import bound
 from comparison.report.bound import Costs
 from comparison.report.summary import Theory
-from comparison.run.record import Round
 from inference.commit import Timings
 from inference.request import Schedule
 from tests.support.samples import PASS_S, STEP_S, VERIFY_S, record

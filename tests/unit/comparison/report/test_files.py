@@ -21,12 +21,12 @@ from comparison.plan.backend import BackendConfig
 from comparison.plan.config import ALONE, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.datasets import Conversation
 from comparison.plan.grid import Sample
+from comparison.plan.record import RequestRecord
 from comparison.report import html
 from comparison.report.chart_style import save
 from comparison.report.files import in_full, prepare_directory, write_report
 from comparison.report.findings import Findings, conditions, json_of
 from comparison.report.plots import PICTURES
-from comparison.run.record import RequestRecord
 from inference.config import ROOT, Emulation, PassTime
 from inference.errors import ConfigError, SpecDecError
 from inference.request import Schedule

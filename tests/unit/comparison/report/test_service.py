@@ -12,10 +12,10 @@ import pytest
 from comparison.plan.config import NetworkConfig, PromptSet, WorkloadConfig
 from comparison.plan.endpoint import Endpoint
 from comparison.plan.grid import Sample
+from comparison.plan.record import RequestRecord
 from comparison.plan.slo import Slo, parse_slo
 from comparison.report.llmperf import write_llmperf
 from comparison.report.service import Service
-from comparison.run.record import RequestRecord
 from inference.errors import ConfigError
 from tests.support.samples import PASS_S, STEP_S, TOKENS, VERIFY_S, config, findings, record, samples
 

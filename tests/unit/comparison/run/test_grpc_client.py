@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
+from comparison.plan.record import RequestRecord
 from comparison.run.grpc_client import grpc_client
-from comparison.run.record import RequestRecord
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import PLAIN
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages, steady
-from comparison.run.record import RequestRecord, Round
 from inference.commit import Delta, Event, Started, Timings
 from inference.errors import ConfigError
 from inference.request import Provenance

@@ -13,10 +13,10 @@ from comparison.plan.datasets import Conversation
 from comparison.plan.endpoint import Endpoint
 from comparison.plan.flags import parse_config
 from comparison.plan.grid import Cell, Sample
+from comparison.plan.record import RequestRecord
 from comparison.report.agreement import check_agreement
 from comparison.run.client import Step
 from comparison.run.http_client import http_client
-from comparison.run.record import RequestRecord
 from comparison.run.ties import margin_of, with_margins
 from inference.errors import ConfigError
 from tests.support.foreign import ScriptedServer, serving

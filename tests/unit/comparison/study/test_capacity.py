@@ -15,8 +15,8 @@ from rich.console import Console
 from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Contender, Topology
 from comparison.plan.flags import parse_config
 from comparison.plan.grid import Cell, Sample
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.progress import Progress
-from comparison.run.record import RequestRecord, Round
 from comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, Searcher, probe_of, search
 from comparison.study.capacity_report import text_of, write_capacities
 from comparison.study.search import Budget
