@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from comparison.plan.backend import SHARED_TARGET, BackendConfig, Server
+from comparison.plan.backend import SHARED_TARGET, BackendConfig, ServerPlan
 from comparison.plan.datasets import Prompt
 from comparison.plan.endpoint import Endpoint
 from comparison.plan.lists import list_of
@@ -354,19 +354,19 @@ class ComparisonConfig:
         """All gammas that servers are compiled for."""
         return {length for contender in self.contenders if (length := self._graph_length(contender)) is not None}
 
-    def server_of(self, contender: Contender) -> Server:
+    def server_of(self, contender: Contender) -> ServerPlan:
         """Return the server that clients of a contender send requests to."""
         draft, branches = contender.draft, contender.branches
         if contender.topology is Topology.TARGET:  # shared: lookup is set per request
             return SHARED_TARGET
         if contender.topology is Topology.FUSED:
-            return Server("fused_target", draft)
+            return ServerPlan("fused_target", draft)
         if contender.topology is Topology.POOL:
-            return Server("target", draft, branches, pooled=True, workers=contender.workers)
-        return Server("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
+            return ServerPlan("target", draft, branches, pooled=True, workers=contender.workers)
+        return ServerPlan("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
 
     @property
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[ServerPlan, ...]:
         """All server processes of this comparison."""
         found = []
         for contender in self._started:

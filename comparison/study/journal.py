@@ -11,7 +11,7 @@ from typing import Any
 from comparison.plan.config import Contender, Topology
 from comparison.report.summary import Spread
 from comparison.study.advice import Trial
-from comparison.study.space import Place
+from comparison.study.space import Conditions
 from inference.request import Schedule
 
 FILE = "trials.jsonl"
@@ -60,5 +60,5 @@ class Journal:
 def _trial(values: dict[str, Any]) -> Trial:
     contender, schedule = values["contender"], values["contender"]["schedule"]
     contender |= {"topology": Topology(contender["topology"]), "schedule": schedule and Schedule(schedule)}
-    read = {"place": Place(**values["place"]), "contender": Contender(**contender)}
+    read = {"place": Conditions(**values["place"]), "contender": Contender(**contender)}
     return Trial(**{**values, **read, "speedup": Spread(**values["speedup"])})

@@ -16,9 +16,9 @@ from comparison.run.measurement import measure
 from comparison.run.topologies import deployment
 from comparison.study.journal import Journal
 from comparison.study.laboratory import Laboratory, comparison_of
-from comparison.study.space import Group, Place
+from comparison.study.space import Conditions, Group
 
-Samples: TypeAlias = dict[Place, list[Sample]]
+Samples: TypeAlias = dict[Conditions, list[Sample]]
 
 
 async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
@@ -46,10 +46,10 @@ async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
 
 def _taking(
     laboratory: Laboratory, journal: Journal, contender: Contender, alone: Samples
-) -> Callable[[Place, list[Sample]], None]:
+) -> Callable[[Conditions, list[Sample]], None]:
     """Return a function that takes the samples of a contender at a place, and writes the trial."""
 
-    def take(place: Place, samples: list[Sample]) -> None:
+    def take(place: Conditions, samples: list[Sample]) -> None:
         num_known = len(laboratory.differences)
         laboratory.take(Group(place, (contender,)), [*alone[place], *samples])
         journal.add(laboratory.trials[-1], laboratory.differences[num_known:])
@@ -60,9 +60,9 @@ def _taking(
 async def _serve(
     laboratory: Laboratory,
     contender: Contender,
-    places: Sequence[Place],
-    before: Mapping[Place, Sequence[Sample]],
-    take: Callable[[Place, list[Sample]], None],
+    places: Sequence[Conditions],
+    before: Mapping[Conditions, Sequence[Sample]],
+    take: Callable[[Conditions, list[Sample]], None],
 ) -> None:
     """Start the servers of a contender, measure it at all places, and stop them.
 

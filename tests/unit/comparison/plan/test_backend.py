@@ -6,16 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, Server, server_flags
+from comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, ServerPlan, server_flags
 from comparison.plan.flags import parse_config
 from inference.errors import ConfigError
 
-SERVERS = [Server("target"), Server("fused_target", "small"), Server("draft", "small"), Server("draft", "ngram")]
+SERVERS = [
+    ServerPlan("target"),
+    ServerPlan("fused_target", "small"),
+    ServerPlan("draft", "small"),
+    ServerPlan("draft", "ngram"),
+]
 DEVICE = ["--backend", "neuron", "--device_sampling"]
 NEURON = BackendConfig("neuron", tp_degree=4, draft_tp_degree=2, first_core=8, dtype="float32")
 
 
-def flags_of(backend: BackendConfig, server: Server, gammas: tuple[int, ...] = (3,)) -> str:
+def flags_of(backend: BackendConfig, server: ServerPlan, gammas: tuple[int, ...] = (3,)) -> str:
     return " ".join(server_flags(backend, server, SERVERS, gammas))
 
 
@@ -90,7 +95,7 @@ def test_what_can_be() -> None:
     flags = ["--backend", "neuron", "--topologies", "target,fused", "--speculation-method", "vanilla", "--gamma", "3,5"]
     config = parse_config([*flags, "--temperature", "0.8", "--draft-models", "ngram", "--tp-degree", "2"])
     assert (config.backend.tp_degree, config.backend.num_draft_cores) == (2, 2)
-    assert config.servers == (Server("target"), Server("fused_target", "ngram"))
+    assert config.servers == (ServerPlan("target"), ServerPlan("fused_target", "ngram"))
     assert parse_config(["--backend", "neuron", "--topologies", "target", "--gamma", "1,2"]).gammas == (1, 2)
 
 

@@ -13,8 +13,8 @@ from comparison.plan.config import Contender, NetworkConfig, PromptSet, Topology
 from comparison.plan.grid import Cell, Sample
 from comparison.plan.record import RequestRecord
 from comparison.report.agreement import check_agreement
-from comparison.run.pairs import Output, Parting, first_difference
 from comparison.report.files import prepare_directory
+from comparison.run.pairs import Output, Parting, first_difference
 from tests.support.samples import TOKENS, config, findings, samples
 
 

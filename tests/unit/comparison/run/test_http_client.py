@@ -18,7 +18,7 @@ from comparison.plan.config import PromptSet, WorkloadConfig
 from comparison.plan.datasets import Conversation
 from comparison.plan.endpoint import Endpoint
 from comparison.run.client import asking
-from comparison.run.http_client import EventReader, HttpClient, HttpError, _Answer, _Chunk, _rounds, http_client
+from comparison.run.http_client import EventReader, HttpClient, HttpError, _Arrived, _Chunk, _rounds, http_client
 from comparison.run.load import closed_loop
 from inference.config import DialSecurity
 from inference.errors import ConfigError, UnavailableError
@@ -176,7 +176,7 @@ async def test_a_refused_prompt_changes_no_other() -> None:
 def test_missing_counts_fail_the_request_alone(usage: dict[str, object]) -> None:
     """They ended it, hours of other figures with them, in a traceback."""
     with pytest.raises(HttpError) as error:
-        _Answer().take(json.dumps({"choices": [], "usage": usage}), 0.0)
+        _Arrived().take(json.dumps({"choices": [], "usage": usage}), 0.0)
     assert error.value.code == "BAD_CHUNK"
 
 
