@@ -20,9 +20,11 @@ import uvloop
 from inference.caller import request_id
 from inference.commit import Event
 from inference.config import ServerConfig
-from inference.gateway import middleware, protocol, requests, stream
+from inference.gateway import requests
+from inference.gateway.answers import stream
 from inference.gateway.app import HttpFront
 from inference.gateway.bodies.schema import CompletionBody
+from inference.gateway.door import middleware, protocol
 from inference.gateway.door.middleware import parse_fault
 from inference.gateway.door.port import Probes
 from inference.request import Provenance
