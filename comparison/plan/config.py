@@ -6,9 +6,9 @@ import enum
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from comparison.plan.backend import SHARED_TARGET, BackendConfig, ServerPlan
 from comparison.plan.datasets import Prompt
@@ -231,6 +231,16 @@ class Contender:
         if self.workers > 1:
             return f"{self.topology.value} of {self.workers}"
         return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields as values for JSON; see `of_json`."""
+        schedule = self.schedule and self.schedule.value
+        return {**asdict(self), "topology": self.topology.value, "schedule": schedule}
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Contender:
+        schedule = values["schedule"] and Schedule(values["schedule"])
+        return cls(**{**values, "topology": Topology(values["topology"]), "schedule": schedule})
 
     @property
     def series(self) -> Contender:

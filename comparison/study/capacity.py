@@ -17,8 +17,7 @@ from rich.console import Console
 from comparison.plan.config import ComparisonConfig, Contender
 from comparison.plan.grid import Cell, Sample
 from comparison.report.agreement import check_agreement
-from comparison.report.distribution import describe
-from comparison.report.service import values_of
+from comparison.report.service import describe, values_of
 from comparison.run.connections import connected
 from comparison.run.host_load import HostLoad, LoadMeter
 from comparison.run.measurement import Measurement

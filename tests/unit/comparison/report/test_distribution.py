@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from comparison.report.distribution import describe, knee
+from comparison.report.plots import knee
+from comparison.report.service import describe
 
 
 def test_quantiles_of_a_hundred_and_one_values() -> None:

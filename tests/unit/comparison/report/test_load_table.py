@@ -9,8 +9,8 @@ import pytest
 
 from comparison.plan.config import PromptSet, Topology, WorkloadConfig
 from comparison.plan.machine import split_into_machines
-from comparison.report.load_table import load_table
 from comparison.report.markdown import page_part
+from comparison.report.table import load_table
 from inference.errors import ConfigError
 from inference.request import Schedule
 from tests.support.samples import config, findings, record, samples

@@ -16,9 +16,9 @@ from comparison.plan.backend import BackendConfig
 from comparison.plan.config import ALONE, ComparisonConfig, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.grid import Sample
 from comparison.study import sweep
-from comparison.study.app import conduct_study
 from comparison.study.flags import StudyConfig, parse_study
 from comparison.study.journal import FILE
+from comparison.study.laboratory import conduct_study
 from inference.errors import UnavailableError
 from tests.support.samples import config, model_directory, samples
 
