@@ -239,6 +239,7 @@ class Contender:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Contender:
+        """Return the contender whose `as_json` gave these values."""
         schedule = values["schedule"] and Schedule(values["schedule"])
         return cls(**{**values, "topology": Topology(values["topology"]), "schedule": schedule})
 
