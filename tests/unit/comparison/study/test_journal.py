@@ -1,4 +1,4 @@
-"""A study whose servers run one at a time: each is started once, and an interrupted study goes on where it was."""
+"""A study with servers that run one at a time: each is started once, and an interrupted study goes on where it was."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """A search in which every group takes a second of a clock that nobody else moves."""
+    """A search in which every group takes a second of a clock of its own."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
@@ -132,7 +132,7 @@ def test_a_group_ends_with_the_budget() -> None:
 
 
 def test_first_comes_what_is_worth_most() -> None:
-    """With time for one group, all ways are compared at the usual place."""
+    """All ways are compared at the usual place, if there is time for one group alone."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4
     assert len({it.contender.topology for it in evidence.trials}) == 4
