@@ -440,7 +440,7 @@ class ComparisonConfig:
 
     @property
     def trusts_weights(self) -> bool:
-        """Whether endpoints must answer alike because the user says so; samples depend on more than weights."""
+        """Whether endpoints must answer alike, by --equal_weights; samples depend on more than weights."""
         return self.equal_weights and self.workload.temperature == 0
 
     @property

@@ -89,7 +89,7 @@ def _name(kind: str, series: Contender) -> str:
 
 
 def _at(findings: Findings, summary: CellSummary) -> str:
-    """Return the text of the round trip time; empty for endpoints, whose time is unknown."""
+    """Return the text of the round trip time; empty for endpoints, where it is unknown."""
     return f" at {summary.cell.rtt_ms:g} ms" if findings.config.topologies else ""
 
 

@@ -84,7 +84,7 @@ class Theory:
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
         """Return the bound of the best length up to gamma, at a round trip time between edge and target in seconds.
 
-        It is 0 for an endpoint, whose drafting is unknown.
+        It is 0 for an endpoint, since its drafting is unknown.
         """
         if self.contender.endpoint is not None:
             return 0.0

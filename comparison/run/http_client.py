@@ -35,7 +35,7 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
 """Ways to ask for token counts, the most detailed first, since a server may refuse unknown fields."""
 _REFUSALS = (400, 422)
 _UNUSABLE = (aiohttp.ClientError, TimeoutError, ValueError, LookupError, AttributeError, TypeError)
-"""Exceptions of a request that fails, or whose answer has another form than expected."""
+"""Exceptions of a request that fails, or has an answer of another form than expected."""
 EVENT_STREAM = "text/event-stream"
 MAX_SHOWN = 200
 """Characters of a server's error that a message repeats."""

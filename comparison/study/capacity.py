@@ -155,7 +155,7 @@ class Searcher:
         (self._prompts,) = config.workload.prompt_sets
 
     async def take(self, measurement: Measurement, contender: Contender) -> None:
-        """Search the capacity of a contender at each round trip time; one whose draft is not remote at the longest."""
+        """Search a contender's capacity at each round trip time; at the longest alone if its draft is not remote."""
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
         is_new = True

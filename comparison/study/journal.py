@@ -1,4 +1,4 @@
-"""Journal of a study whose servers run one at a time: finished trials in a file, so that the study can be resumed."""
+"""Journal of a study with one server at a time: finished trials in a file, so that the study can be resumed."""
 
 from __future__ import annotations
 

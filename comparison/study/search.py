@@ -113,7 +113,7 @@ def _size(group: Group) -> int:
 
 
 async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]:
-    """Search within the budget; return the groups that it did not allow, or whose measurement it ended."""
+    """Search within the budget; return the groups that it did not allow or did not let end."""
     steps, skipped = search(space), []
     group = next(steps, None)
     while group is not None:

@@ -62,7 +62,7 @@ class _Item(Body):
     status: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add what the item says to the messages of a chat."""
+        """Add the item to the messages of a chat."""
         raise NotImplementedError
 
 

@@ -54,7 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_within(HEADERS_TIMEOUT_S)
 
     def eof_received(self) -> None:
-        """Refuse a request whose client has ended its side: such a client cannot be told from one that has left."""
+        """Refuse a request whose client has ended its side: it looks like one that has left."""
         if self.cycle is not None and not self.cycle.response_started:
             self.transport.write(_half_closed())
 

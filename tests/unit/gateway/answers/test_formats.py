@@ -8,7 +8,7 @@ from inference.gateway.answers.parts import Choice, Part
 
 TOKENS = ("one", " t", "wo", " three")
 HELD_BACK = ("one", "", "", " two three")
-"""What a stream shows of each token while " two!" is a stop string."""
+"""Texts that a stream shows of each token while " two!" is a stop string."""
 
 
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:

@@ -1,4 +1,4 @@
-"""Fields of other servers: what says "off" is taken, and anything else is refused with the values that would do."""
+"""Fields of other servers: values that change nothing are taken, others are refused with those that would do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_numbers_are_compared_as_json_has_them(name: str, value: object) -
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x", "best_of": 1.0})).is_success
 
 
-async def test_what_sglangs_benchmark_sends() -> None:
+async def test_sglangs_benchmark_is_served() -> None:
     """The story: its warm-up has best_of 1, and ended there with 400."""
     body = {"model": "tiny", "prompt": "x", "temperature": 0.0, "best_of": 1, "max_tokens": 6, "stream": False}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "ignore_eos": True})).is_success
@@ -73,7 +73,7 @@ async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, A
 
 
 async def test_an_answer_goes_back_as_a_message() -> None:
-    """Clients put the answer's message, with all its empty fields, behind the conversation."""
+    """Clients put the answer's message, with all its empty fields, after the conversation."""
     answer: dict[str, Any] = {
         "role": "assistant",
         "content": "x",

@@ -14,10 +14,10 @@ from tests.support.completers import ScriptedCompleter, gateway
 
 
 async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
-    """What the schema allows is accepted, what it forbids is refused, and every answer is one it tells of.
+    """Bodies that the schema allows are accepted, others are refused, and the schema has every answer.
 
     The schema leaves out two conditions on fields that name a grammar (`structured.NAMES`): at most one is given, and
-    only one of JSON beside tools. Whether such fields meet here changes with every field that a body gets.
+    only one of JSON beside tools. Such fields may meet here, with every field that a body gets.
     """
     port = free_port()
     arguments = ("--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--no-color")

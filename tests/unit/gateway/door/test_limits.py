@@ -1,4 +1,4 @@
-"""What an HTTP client may send, how long it may take, and what a process says of itself."""
+"""Limits of what an HTTP client may send and how long it may take, and probes of a process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_is_dear_to_parse_is_refused_unparsed(body: bytes, monkeypatch: pyt
 
 
 def test_a_string_without_an_end_is_read_once() -> None:
-    """By a search for its end from each of its two million quotes, this took hours."""
+    """A search for its end from each of its two million quotes took hours."""
     began = time.monotonic()
     parse_fault(b'"\\' * 2_000_000, 1_000_000)
     assert time.monotonic() - began < 20
@@ -144,7 +144,7 @@ def test_a_string_without_an_end_is_read_once() -> None:
         ("/v1/chat/completions", '{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {}}}'),
     ],
 )
-async def test_what_is_nested_too_deeply_is_the_clients_fault(path: str, body: str) -> None:
+async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
     """The story: what Python could just read, but not write again, was a 500 with a traceback of a thousand lines."""
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for depth in range(850, 1000, 10):
@@ -226,7 +226,7 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
-async def test_another_host_is_told_what_to_do(host: str) -> None:
+async def test_another_host_gets_the_way_out(host: str) -> None:
     """It was 400 "Invalid host header" as plain text, without a line in the log; a proxy in front of a gateway on
     loopback met it."""
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
@@ -238,7 +238,7 @@ async def test_another_host_is_told_what_to_do(host: str) -> None:
     assert len(error["message"]) < 500
 
 
-async def test_a_compressed_body_is_told_what_to_do() -> None:
+async def test_a_compressed_body_gets_the_way_out() -> None:
     """Its bytes were parsed as they were: the fault named a character of the compressed text."""
     body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
@@ -251,7 +251,7 @@ async def test_a_compressed_body_is_told_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
-async def test_a_half_closed_client_is_told_what_to_do(part: bytes) -> None:
+async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
     """It got nothing: its end of the connection looks like that of a client that has left, which cancels a request."""
     head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
     lines = (*head, b"Content-Length: 15", b"\r\n")
@@ -270,7 +270,7 @@ async def test_a_half_closed_client_is_told_what_to_do(part: bytes) -> None:
 
 
 async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those beyond it are closed at once, before they say anything; the others go on."""
+    """Connections beyond it are closed at once, before their first byte; the others go on."""
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 1)
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/livez")).status_code == 200
@@ -279,7 +279,7 @@ async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
-    """The story: one read of a connection held 14,000 requests, which took the loop 0.2 s to tell apart, and again."""
+    """The story: one read of a connection held 14,000 requests, which took the loop 0.2 s to separate, and again."""
     async with serving([["a"]]) as (port, _):
         one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert await closed_after(port, one * 5000) < 10
@@ -317,22 +317,22 @@ CHUNKED = (
 )
 
 
-@pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["behind the body", "beside a chunk"])
+@pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """The story: only headers before the body were counted. A field behind it took all that 30 s can carry, and the
+    """The story: only headers before the body were counted. A field after it took all that 30 s can carry, and the
     loop's time by the square of that: 80 MB came to some seconds."""
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
 
 
-async def test_what_stands_behind_a_body_is_no_header() -> None:
-    """The story: fields behind a chunked body passed for headers, and the last of a name counts: past a proxy that
+async def test_fields_after_a_body_are_no_headers() -> None:
+    """The story: fields after a chunked body passed for headers, and the last of a name counts: past a proxy that
     checks headers, a request changed its id, its token or its deadline."""
     body = b'{"prompt": "x"}'
-    behind = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
+    fields = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
     async with serving([["a"]]) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(CHUNKED + b"%x\r\n%b\r\n0\r\n%b" % (len(body), body, behind))
+        writer.write(CHUNKED + b"%x\r\n%b\r\n0\r\n%b" % (len(body), body, fields))
         answer = await reader.readuntil(b"\r\n\r\n")
         writer.close()
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -394,7 +394,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     """The story: the time for a request ran while the answer to the one before was still being written, and a long
-    stream ended after 10 s. It runs behind that answer."""
+    stream ended after 10 s. It runs after that answer."""
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
     front = HttpFront(gateway(ScriptedCompleter([["a"]] * 10, gap_s=0.1), port=0), ServerConfig())
@@ -414,7 +414,7 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 
 
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a body so long that reading it paused left its request's context behind: whatever came later on the
+    """The story: a body so long that reading it paused kept its request's context: all that came later on the
     connection was in the trace of that request."""
     found: list[str] = []
     answer = Probes.__call__
@@ -445,8 +445,8 @@ async def test_a_reader_that_stands_still_is_dropped() -> None:
         writer.close()
 
 
-async def test_probes_tell_a_restart_from_a_pause() -> None:
-    """The story: /ping, which SageMaker asks for, was 200 of a server whose engine had broken, or that drained."""
+async def test_probes_separate_a_restart_from_a_pause() -> None:
+    """The story: /ping, which SageMaker asks for, was 200 of a server with a broken engine, and of one that drained."""
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 
         async def probes() -> list[int]:
