@@ -112,7 +112,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: openai.AsyncOpenAI) ->
 
 
 async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
-    """The agent must call, gets the result, and then answers; streamed too."""
+    """The agent must call, is told what came of it, and then says something; streamed too."""
     called = []
 
     @function_tool

@@ -1,4 +1,4 @@
-"""Completers that need no model: they write the texts that a test gives, and keep the requests."""
+"""Completers that need no model: they write what a test tells them, and remember what was asked."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ScriptedCompleter:
         self._origin = origin
         self.requests: list[CompletionRequest] = []
         self.num_running = 0
-        self.hangs = False  # after its last pass, for ever
+        self.hangs = False  # behind its last pass, for ever
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
