@@ -68,7 +68,7 @@ format: install
 # Tests with the oldest versions that pyproject.toml allows. Those of the Neuron SDK stay; in an environment of its own.
 test-oldest: $(OLDEST)/.installed
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
-	    tests/unit/gateway/test_app.py tests/unit/gateway/test_limits.py tests/unit/gateway/test_responses.py \
+	    tests/unit/gateway/test_app.py tests/unit/gateway/door/test_limits.py tests/unit/gateway/test_responses.py \
 	    tests/unit/observe tests/integration/test_library.py
 
 $(OLDEST)/.installed: pyproject.toml $(STAMP)

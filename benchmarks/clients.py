@@ -24,12 +24,12 @@ from benchmarks.known_times import known_times, serve
 from benchmarks.report import print_json, print_table
 from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
 from comparison.plan.endpoint import Endpoint
+from comparison.plan.record import RequestRecord
 from comparison.run.client import Client, asking
 from comparison.run.grpc_client import grpc_client, request_of
 from comparison.run.http_client import http_client
 from comparison.run.load import by_locust, closed_loop
 from comparison.run.measurement import timed
-from comparison.run.record import RequestRecord
 from inference.config import PLAIN
 from inference.serving.processes import free_port
 

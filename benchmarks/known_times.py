@@ -13,7 +13,7 @@ import json
 from multiprocessing.synchronize import Event
 from typing import Any
 
-from comparison.run.record import RequestRecord
+from comparison.plan.record import RequestRecord
 from inference.commit import Delta, Finished, FinishReason, Started, Timings
 from inference.workers.calls.convert import card_to_message, event_to_message
 from inference.workers.completion import ModelCard

@@ -19,20 +19,19 @@ from comparison.plan.grid import Sample, walk
 from comparison.report.diff import diff
 from comparison.report.files import in_full, prepare_directory, write_report
 from comparison.report.findings import Findings, find, json_of
-from comparison.report.load_table import load_table
 from comparison.report.markdown import page_part, write_part
-from comparison.report.table import print_tables
+from comparison.report.table import load_table, print_tables
 from comparison.run.host_load import LoadMeter
 from comparison.run.load import require_clients
 from comparison.run.measurement import measure
 from comparison.run.progress import Progress
 from comparison.run.proxy import precise_event_loop
 from comparison.run.topologies import compile_models, deployment
-from comparison.study.app import conduct_study
 from comparison.study.capacity import Capacities, conduct_capacity
 from comparison.study.capacity_report import json_of as json_of_capacities
 from comparison.study.capacity_report import text_of, write_capacities
 from comparison.study.flags import parse_study
+from comparison.study.laboratory import conduct_study
 from comparison.study.report import json_of as json_of_study
 from comparison.study.report import write_study
 from inference.errors import ConfigError, SpecDecError

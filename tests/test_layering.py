@@ -1,7 +1,7 @@
 """Imports point downwards: the rooms of docs/architecture.md, read from the sources.
 
 main.py, compare_architectures.py
-comparison                          knows servers by their command line and their API
+comparison                          knows servers by their command line, their API, and the foundation
 inference.cli
 inference.serving
 inference.gateway
@@ -19,6 +19,7 @@ grpc_comm                           knows nothing of inference
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import subprocess
 import sys
@@ -48,21 +49,19 @@ INNER_ROOMS = {"inference.workers": ("completion", "calls", "completing", "draft
 """Packages with rooms of their own, lowest first; a room may import those before it."""
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
+FLOORS = {
+    "inference.gateway": ("bodies", "answers", "door"),
+    "comparison": ("plan", "run", "report", "study"),
+}
+"""Rooms within a package, lowest first: each imports itself and those before it; other modules stand above them."""
 SEEN_BY_COMPARISON = (
-    *(
-        "inference.config",
-        "inference.checkpoint_files",
-        "inference.settings",
-        "inference.errors",
-        "inference.request",
-        "inference.commit",
-    ),
+    *(f"inference.{module}" for module in FOUNDATION),
     *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
     *("inference.workers.completion", "inference.workers.calls.convert", "inference.workers.completing.remote"),
     *("inference.workers.calls.dialling", "inference.workers.completing.output", "inference.workers.calls.status"),
     *("inference.serving.processes", "inference.serving.hub", "inference.cli"),
 )
-"""The command line, starting servers by it, and a client of their API with what it sends and receives."""
+"""The foundation, the command line, starting servers by it, and a client of their API with what it sends and gets."""
 DOORS_OF_BACKENDS = ("inference.backends.registry", "inference.backends.identity")
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
@@ -99,7 +98,21 @@ def violations(module: str, source: str) -> list[str]:
     return [f"{module} imports {name}" for name in imports_of(module, source) if not is_allowed(module, name)]
 
 
+def floors_of(module: str, name: str) -> tuple[int, int]:
+    """Floors of a module and of what it imports within one package; two zeros if they have no package in common."""
+    for package, rooms in FLOORS.items():
+        if is_in(module, package) and is_in(name, package):
+            of_module, of_name = (
+                next((floor for floor, room in enumerate(rooms) if is_in(each, f"{package}.{room}")), len(rooms))
+                for each in (module, name)
+            )
+            return of_module, of_name
+    return 0, 0
+
+
 def is_allowed(module: str, name: str) -> bool:
+    if operator.lt(*floors_of(module, name)):
+        return False
     package = module.split(".")[1] if module.startswith("inference.") else ""
     if is_in(name, "comparison"):
         return is_in(module, "comparison")
@@ -208,7 +221,11 @@ def test_every_module_has_a_room() -> None:
         ("grpc_comm.server", "from inference.errors import ConfigError"),
         ("grpc_comm.server", "import inference"),
         ("grpc_comm.server", "from comparison.run import proxy"),
+        ("inference.gateway.bodies.schema", "from inference.gateway.answers.errors import ApiError"),
+        ("inference.gateway.answers.stream", "from inference.gateway.requests import events_of"),
         ("comparison.run.load", "from inference.engine import loop"),
+        ("comparison.plan.grid", "from comparison.run import load"),
+        ("comparison.run.load", "from comparison.report.agreement import Difference"),
         ("comparison.report.summary", "from inference.observe.profile import Profile"),
     ],
 )

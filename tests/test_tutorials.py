@@ -26,7 +26,7 @@ from inference.cli.config_file import ConfigFileParser
 from inference.cli.roles.registry import ROLES, parser_of, settings_of
 from inference.config import BUNDLED_TARGET, ROOT, model_name
 from inference.errors import ConfigError
-from inference.gateway.schema import ChatBody, CompletionBody
+from inference.gateway.bodies.schema import ChatBody, CompletionBody
 from scripts.device_report import __main__ as device_report
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))

@@ -116,7 +116,7 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerPlan:
     """One process of a comparison.
 
     Attributes:
@@ -136,11 +136,13 @@ class Server:
     number: int = 0
 
 
-SHARED_TARGET = Server("target")
+SHARED_TARGET = ServerPlan("target")
 """Target that serves alone and verifies the proposals of the edge drafts."""
 
 
-def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]) -> list[str]:
+def server_flags(
+    backend: BackendConfig, server: ServerPlan, servers: Sequence[ServerPlan], gammas: Sequence[int]
+) -> list[str]:
     """Return main.py's flags for the backend of one server.
 
     Args:
@@ -157,7 +159,7 @@ def server_flags(backend: BackendConfig, server: Server, servers: Sequence[Serve
 
 
 def _neuron_flags(
-    backend: BackendConfig, server: Server, servers: Sequence[Server], gammas: Sequence[int]
+    backend: BackendConfig, server: ServerPlan, servers: Sequence[ServerPlan], gammas: Sequence[int]
 ) -> list[str]:
     first = (backend.first_core or 0) + sum(_num_cores(backend, other) for other in servers[: servers.index(server)])
     num_cores = _num_cores(backend, server)
@@ -172,11 +174,11 @@ def _neuron_flags(
     return flags
 
 
-def _one_graph(backend: BackendConfig, server: Server) -> bool:
+def _one_graph(backend: BackendConfig, server: ServerPlan) -> bool:
     return server.role == "fused_target" and server.draft is not None and backend.one_graph(server.draft)
 
 
-def _num_cores(backend: BackendConfig, server: Server) -> int:
+def _num_cores(backend: BackendConfig, server: ServerPlan) -> int:
     """Return the number of NeuronCores that a server has for itself."""
     if server.role == "draft":
         on_neuron = backend.draft_name == NEURON and server.draft != NGRAM

@@ -6,11 +6,11 @@ import enum
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from comparison.plan.backend import SHARED_TARGET, BackendConfig, Server
+from comparison.plan.backend import SHARED_TARGET, BackendConfig, ServerPlan
 from comparison.plan.datasets import Prompt
 from comparison.plan.endpoint import Endpoint
 from comparison.plan.lists import list_of
@@ -232,6 +232,17 @@ class Contender:
             return f"{self.topology.value} of {self.workers}"
         return f"{self.topology.value} {self.schedule.value}" if self.schedule else self.topology.value
 
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields as values for JSON; see `of_json`."""
+        schedule = self.schedule and self.schedule.value
+        return {**asdict(self), "topology": self.topology.value, "schedule": schedule}
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Contender:
+        """Return the contender whose `as_json` gave these values."""
+        schedule = values["schedule"] and Schedule(values["schedule"])
+        return cls(**{**values, "topology": Topology(values["topology"]), "schedule": schedule})
+
     @property
     def series(self) -> Contender:
         """Line of the report: equal for contenders that differ only in draft, gamma or branches."""
@@ -354,19 +365,19 @@ class ComparisonConfig:
         """All gammas that servers are compiled for."""
         return {length for contender in self.contenders if (length := self._graph_length(contender)) is not None}
 
-    def server_of(self, contender: Contender) -> Server:
+    def server_of(self, contender: Contender) -> ServerPlan:
         """Return the server that clients of a contender send requests to."""
         draft, branches = contender.draft, contender.branches
         if contender.topology is Topology.TARGET:  # shared: lookup is set per request
             return SHARED_TARGET
         if contender.topology is Topology.FUSED:
-            return Server("fused_target", draft)
+            return ServerPlan("fused_target", draft)
         if contender.topology is Topology.POOL:
-            return Server("target", draft, branches, pooled=True, workers=contender.workers)
-        return Server("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
+            return ServerPlan("target", draft, branches, pooled=True, workers=contender.workers)
+        return ServerPlan("draft", draft, self.branches[0] if branches is None else branches)  # rounds: any server fits
 
     @property
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[ServerPlan, ...]:
         """All server processes of this comparison."""
         found = []
         for contender in self._started:
@@ -429,7 +440,7 @@ class ComparisonConfig:
 
     @property
     def trusts_weights(self) -> bool:
-        """Whether endpoints must answer alike because the user says so; samples depend on more than weights."""
+        """Whether endpoints must answer alike, by --equal_weights; samples depend on more than weights."""
         return self.equal_weights and self.workload.temperature == 0
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from comparison.plan.config import ComparisonConfig, Contender
-from comparison.run.record import RequestRecord
+from comparison.plan.record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

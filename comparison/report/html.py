@@ -13,10 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from comparison.plan.config import ALONE, ComparisonConfig, Contender
 from comparison.plan.roles import MARGIN, TIE, commands
-from comparison.report.distribution import QUANTILES
 from comparison.report.findings import Findings, emulation_of, short_conditions
 from comparison.report.plots import Drawn, speedups
-from comparison.report.service import LATENCIES, Service
+from comparison.report.service import LATENCIES, QUANTILES, Service
 from comparison.report.table import FIGURES, place_columns, texts
 
 MAX_DIFFERENCES = 50

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from comparison.plan.config import ComparisonConfig
-from comparison.report.distribution import QUANTILES
 from comparison.report.findings import Findings, place
-from comparison.report.service import Service
+from comparison.report.service import QUANTILES, Service
 
 VERSION = "2023-08-31"
 _OWN = ("run", "prompt")

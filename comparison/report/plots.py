@@ -29,7 +29,6 @@ from comparison.report.chart_style import (
     powers_of_two,
     save,
 )
-from comparison.report.distribution import knee
 from comparison.report.findings import Findings, round_trip
 from comparison.report.summary import CellSummary, Spread
 from inference.config import model_name
@@ -90,7 +89,7 @@ def _name(kind: str, series: Contender) -> str:
 
 
 def _at(findings: Findings, summary: CellSummary) -> str:
-    """Return the text of the round trip time; empty for endpoints, whose time is unknown."""
+    """Return the text of the round trip time; empty for endpoints, where it is unknown."""
     return f" at {summary.cell.rtt_ms:g} ms" if findings.config.topologies else ""
 
 
@@ -315,7 +314,26 @@ def _shares(findings: Findings) -> list[str]:
 # Latency over the load ------------------------------------------------------------------------------------------------
 
 PERCENT = 95
+MIN_BEND = 0.15
+"""Distance from the chord, as a share of the axes, below which a curve counts as straight."""
 _RING: dict[str, Any] = {"marker": "o", "markersize": 14, "mfc": "none", "mec": "black", "mew": 1.5}
+
+
+def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
+    """Return the index from which latency rises steeply with the load; None for a straight line, or below three points.
+
+    It is the point farthest below the line from the first to the last point, with both axes scaled to 1 (Satopaa et
+    al., "Finding a 'Kneedle' in a Haystack", 2011).
+
+    Args:
+        loads: ascending loads.
+        latencies: latencies at those loads.
+    """
+    if len(loads) < 3 or latencies[-1] <= latencies[0]:
+        return None
+    x, y = ((np.asarray(axis) - axis[0]) / (axis[-1] - axis[0]) for axis in (loads, latencies))
+    below = x - y
+    return int(below.argmax()) if below.max() >= MIN_BEND else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from comparison.plan.grid import Cell, Sample
+from comparison.plan.record import RequestRecord
 from comparison.plan.slo import Slo
 from comparison.report.bootstrap import Ratio, paired_ratio
-from comparison.report.distribution import describe
-from comparison.run.record import RequestRecord
 from inference.observe.stats import RequestStats
 
 LATENCIES = ("ttft_s", "inter_token_latency_s", "end_to_end_latency_s")
+QUANTILES = (25, 50, 75, 90, 95, 99)
 Figures: TypeAlias = dict[str, float | None]
+
+
+def describe(values: Sequence[float]) -> dict[str, float]:
+    """Return p25 to p99 (linearly interpolated), mean, min, max and stddev of a sample; empty for no values."""
+    if not values:
+        return {}
+    quantiles = np.percentile(values, QUANTILES)
+    named = {f"p{quantile}": float(value) for quantile, value in zip(QUANTILES, quantiles, strict=True)}
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {**named, "mean": float(np.mean(values)), "min": min(values), "max": max(values), "stddev": spread}
 
 
 def figures_of(stats: RequestStats) -> Figures:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from comparison.plan.config import ALONE, ComparisonConfig, Contender
 from comparison.plan.grid import WARM_UP, Cell, Sample
+from comparison.plan.record import RequestRecord
 from comparison.report import bound
 from comparison.report.service import Service
-from comparison.run.record import RequestRecord
 from inference.observe.stats import RequestStats
 
 _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
@@ -84,7 +84,7 @@ class Theory:
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
         """Return the bound of the best length up to gamma, at a round trip time between edge and target in seconds.
 
-        It is 0 for an endpoint, whose drafting is unknown.
+        It is 0 for an endpoint, since its drafting is unknown.
         """
         if self.contender.endpoint is not None:
             return 0.0

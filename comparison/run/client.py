@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from comparison.plan.datasets import Conversation, Prompt
-from comparison.run.record import RequestRecord
+from comparison.plan.record import RequestRecord
 from inference.text.chat import Chat, ChatMessage
 
 CONNECT_TIMEOUT_S = 10.0

@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from comparison.plan.config import Contender, WorkloadConfig
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
-from comparison.run.record import RequestRecord, Round
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.commit import Delta, Event, Started

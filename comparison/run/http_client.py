@@ -18,8 +18,8 @@ import aiohttp
 
 from comparison.plan.config import WorkloadConfig
 from comparison.plan.endpoint import Endpoint
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
-from comparison.run.record import RequestRecord, Round
 from grpc_comm.secured import AUTHORIZATION, watched_token
 from grpc_comm.watched import UnusableError
 from inference.commit import Timings
@@ -35,7 +35,7 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
 """Ways to ask for token counts, the most detailed first, since a server may refuse unknown fields."""
 _REFUSALS = (400, 422)
 _UNUSABLE = (aiohttp.ClientError, TimeoutError, ValueError, LookupError, AttributeError, TypeError)
-"""Exceptions of a request that fails, or whose answer has another form than expected."""
+"""Exceptions of a request that fails, or has an answer of another form than expected."""
 EVENT_STREAM = "text/event-stream"
 MAX_SHOWN = 200
 """Characters of a server's error that a message repeats."""
@@ -90,7 +90,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
 """End of a line. A carriage return at the end of a part waits for the next one, which may begin with its line feed."""
 
 
-class _Answer:
+class _Arrived:
     """Parts of one answer that have arrived.
 
     Args:
@@ -206,7 +206,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(self._workload.deadline_s):
                 dialects = itertools.count(self._dialect)
-                while not await self._ask(prompt, next(dialects), answer := _Answer(due_s)):
+                while not await self._ask(prompt, next(dialects), answer := _Arrived(due_s)):
                     pass
                 return answer.record(prompt_index, self._model_id)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
@@ -240,7 +240,7 @@ class HttpClient:
             return await answer.json(content_type=None)
 
     def _request(
-        self, method: str, path: str, body: object, answer: _Answer | None = None
+        self, method: str, path: str, body: object, answer: _Arrived | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send a request. Redirects are not followed: a token is for the endpoint alone."""
         name = self._endpoint.security.server_name
@@ -248,7 +248,7 @@ class HttpClient:
             method, path, json=body, server_hostname=name, allow_redirects=False, trace_request_ctx=answer
         )
 
-    async def _ask(self, prompt: str | Chat, dialect: int, answer: _Answer) -> bool:
+    async def _ask(self, prompt: str | Chat, dialect: int, answer: _Arrived) -> bool:
         """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with self._request("POST", path, body, answer) as response:
@@ -274,7 +274,7 @@ class HttpClient:
         return {"model": self._name, **_prompt_fields(prompt), **fields, "stream": True, **_DIALECTS[dialect]}
 
 
-async def _read(content: aiohttp.StreamReader, answer: _Answer) -> None:
+async def _read(content: aiohttp.StreamReader, answer: _Arrived) -> None:
     """Read an answer up to its last event, and to its end if that follows at once, which keeps the connection."""
     events = EventReader()
     async for part in content.iter_any():
@@ -290,7 +290,7 @@ async def _read(content: aiohttp.StreamReader, answer: _Answer) -> None:
 
 async def _leave(_: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestChunkSentParams) -> None:
     """Note that a request leaves. aiohttp calls this before it writes the body, and the header with it."""
-    if isinstance(answer := context.trace_request_ctx, _Answer):
+    if isinstance(answer := context.trace_request_ctx, _Arrived):
         answer.leave()
 
 

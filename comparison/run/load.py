@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from comparison.plan.config import ComparisonConfig
+from comparison.plan.record import RequestRecord
 from comparison.run.client import Ask
 from comparison.run.grpc_client import record_of
-from comparison.run.record import RequestRecord
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import ROOT
 from inference.errors import ConfigError, MissingPackageError, UnavailableError

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from comparison.plan.config import ComparisonConfig
 from comparison.plan.datasets import Prompt
 from comparison.plan.grid import WARM_UP, Cell, Sample, walk
+from comparison.plan.record import RequestRecord
 from comparison.run.client import Ask, asking
 from comparison.run.connections import Clients, connected
 from comparison.run.grpc_client import request_of
 from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals, steady
 from comparison.run.progress import Progress
-from comparison.run.record import RequestRecord
 from comparison.run.ties import with_margins
 from comparison.run.topologies import Deployment
 from inference.errors import SpecDecError, UnavailableError

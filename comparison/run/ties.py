@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from comparison.plan.config import ComparisonConfig, Contender
 from comparison.plan.grid import Sample
-from comparison.report.agreement import Pair, first_difference, pairs
 from comparison.run.client import Step
 from comparison.run.connections import Clients
+from comparison.run.pairs import Pair, first_difference, pairs
 
 
 async def with_margins(

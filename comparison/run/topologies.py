@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from comparison.plan.backend import SHARED_TARGET, Server, server_flags
+from comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags
 from comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from inference.config import model_name
@@ -37,8 +37,8 @@ class Deployment:
     def __init__(self, config: ComparisonConfig) -> None:
         self._config = config
         self._ports = {server: free_port() for server in config.servers}
-        self._client_links: dict[Server, DelayProxy] = {}
-        self._draft_links: dict[Server, DelayProxy] = {}  # by target
+        self._client_links: dict[ServerPlan, DelayProxy] = {}
+        self._draft_links: dict[ServerPlan, DelayProxy] = {}  # by target
 
     def address(self, contender: Contender) -> str:
         """Return the address of a contender for its thin client, at the client's link."""
@@ -61,7 +61,7 @@ class Deployment:
             if server.role == "target":
                 self._draft_links[server] = await stack.enter_async_context(delay_proxy(port))
 
-    async def serve(self, server: Server, is_ready: asyncio.Event) -> None:
+    async def serve(self, server: ServerPlan, is_ready: asyncio.Event) -> None:
         """Run a server until this task is cancelled.
 
         Raises:
@@ -92,17 +92,17 @@ class Deployment:
             if self._config.backend.compile_flag in flags:
                 await finished_process(self._name(server), server.role, *flags)
 
-    def _cores(self, server: Server) -> tuple[int, ...]:
+    def _cores(self, server: ServerPlan) -> tuple[int, ...]:
         return self._config.machines[int(server.role == "draft")].cores
 
-    def _flags(self, server: Server) -> list[str]:
+    def _flags(self, server: ServerPlan) -> list[str]:
         config = self._config
         flags = [*self._role_flags(server), *server_flags(config.backend, server, config.servers, config.gammas)]
         flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
         flags += ["--no-prefix_caching"]  # prompts repeat, and reading them is part of the comparison
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
-    def _role_flags(self, server: Server) -> list[str]:
+    def _role_flags(self, server: ServerPlan) -> list[str]:
         """Return the flags of main.py for a server, without those for backend and cores."""
         target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
         gamma = ["--gamma", str(self._config.gammas[0])]
@@ -121,7 +121,7 @@ class Deployment:
         # The target starts at the same time.
         return [*flags, "--connect_timeout_s", str(self._config.backend.start_timeout_s)]
 
-    def _name(self, server: Server) -> str:
+    def _name(self, server: ServerPlan) -> str:
         """Return the name of a server for messages, unique among servers of its kind."""
         role = server.role.removesuffix("_target")
         parts = ["pool", role] if server.pooled else [role]
@@ -134,7 +134,7 @@ class Deployment:
         return "-".join(parts)
 
 
-def _attaches(server: Server) -> bool:
+def _attaches(server: ServerPlan) -> bool:
     return server.role == "draft" and server.pooled
 
 

@@ -1,5 +1,5 @@
 """Study of when speculation pays: a search over topologies and conditions in limited time, and advice with evidence.
 
 Does not know: how anything is measured; each group of trials is an ordinary comparison.
-Start reading: `search.py`, then `advice.py`; `app.py` connects them to servers, `sweep.py` to one server at a time.
+Start reading: `search.py`, then `advice.py`; `laboratory.py` connects them to servers.
 """

@@ -10,14 +10,14 @@ from typing import Any
 from comparison.plan.config import Contender, Topology
 from comparison.plan.roles import MARGIN, TIE
 from comparison.report.summary import Spread
-from comparison.study.space import FACTORS, Group, Place, Space, way
+from comparison.study.space import FACTORS, Conditions, Group, Space, way
 
 _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measurement of a contender under the conditions of one `Place`.
+    """Measurement of a contender under the conditions of one `Conditions`.
 
     Attributes:
         speedup: speed-up over the target without a draft in the same run: median and range of the runs.
@@ -26,7 +26,7 @@ class Trial:
         acceptance_rate: share of accepted draft tokens; None if nothing was drafted.
     """
 
-    place: Place
+    place: Conditions
     contender: Contender
     speedup: Spread
     tokens_per_s: float
@@ -66,11 +66,11 @@ class Evidence:
         self.trials = tuple(trials)
         self.skipped = tuple(skipped)
 
-    def at(self, place: Place) -> list[Trial]:
+    def at(self, place: Conditions) -> list[Trial]:
         """Return the trials at a place, best first."""
         return sorted((it for it in self.trials if it.place == place), key=lambda it: -it.speedup.median)
 
-    def best(self, place: Place) -> Trial | None:
+    def best(self, place: Conditions) -> Trial | None:
         """Return the trial of the contender to serve with at a place; None for the target alone."""
         paying = [trial for trial in self.at(place) if trial.pays]
         near = [trial for trial in paying if trial.speedup.median >= TIE * paying[0].speedup.median]
@@ -102,7 +102,7 @@ class Evidence:
         return dict(sorted(found.items()))
 
 
-def _differs_in(place: Place, other: Place) -> set[str]:
+def _differs_in(place: Conditions, other: Conditions) -> set[str]:
     return {name for name in FACTORS if getattr(place, name) != getattr(other, name)}
 
 

@@ -17,8 +17,7 @@ from rich.console import Console
 from comparison.plan.config import ComparisonConfig, Contender
 from comparison.plan.grid import Cell, Sample
 from comparison.report.agreement import check_agreement
-from comparison.report.distribution import describe
-from comparison.report.service import values_of
+from comparison.report.service import describe, values_of
 from comparison.run.connections import connected
 from comparison.run.host_load import HostLoad, LoadMeter
 from comparison.run.measurement import Measurement
@@ -156,7 +155,7 @@ class Searcher:
         (self._prompts,) = config.workload.prompt_sets
 
     async def take(self, measurement: Measurement, contender: Contender) -> None:
-        """Search the capacity of a contender at each round trip time; one whose draft is not remote at the longest."""
+        """Search a contender's capacity at each round trip time; at the longest alone if its draft is not remote."""
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
         is_new = True

@@ -1,4 +1,4 @@
-"""Journal of a study whose servers run one at a time: finished trials in a file, so that the study can be resumed."""
+"""Journal of a study with one server at a time: finished trials in a file, so that the study can be resumed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.config import Contender, Topology
+from comparison.plan.config import Contender
 from comparison.report.summary import Spread
 from comparison.study.advice import Trial
-from comparison.study.space import Place
-from inference.request import Schedule
+from comparison.study.space import Conditions
 
 FILE = "trials.jsonl"
 _FREE = ("gamma", "draft_models", "budget", "anyway", "price_per_hour", "output")
@@ -40,13 +39,8 @@ class Journal:
 
     def add(self, trial: Trial, differences: Sequence[str]) -> None:
         """Write a finished trial."""
-        schedule = trial.contender.schedule
-        contender = {
-            **asdict(trial.contender),
-            "topology": trial.contender.topology.value,
-            "schedule": schedule and schedule.value,
-        }
-        line = json.dumps({"trial": {**asdict(trial), "contender": contender}, "differences": list(differences)})
+        values = {**asdict(trial), "contender": trial.contender.as_json()}
+        line = json.dumps({"trial": values, "differences": list(differences)})
         with self._file.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         self.trials[trial.place, trial.contender] = trial
@@ -58,7 +52,5 @@ class Journal:
 
 
 def _trial(values: dict[str, Any]) -> Trial:
-    contender, schedule = values["contender"], values["contender"]["schedule"]
-    contender |= {"topology": Topology(contender["topology"]), "schedule": schedule and Schedule(schedule)}
-    read = {"place": Place(**values["place"]), "contender": Contender(**contender)}
+    read = {"place": Conditions(**values["place"]), "contender": Contender.of_json(values["contender"])}
     return Trial(**{**values, **read, "speedup": Spread(**values["speedup"])})

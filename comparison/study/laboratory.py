@@ -1,20 +1,71 @@
-"""Measurement of groups of trials, each an ordinary comparison."""
+"""Run of a study: a search over servers that start once, or a sweep over one at a time. Each group is a comparison.
+
+A sweep is for graphs that are compiled for one gamma: a search would start and stop the same servers at every place. It
+starts each contender once, and measures it at the usual place and with each condition changed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
-from comparison.plan.config import ALONE, ComparisonConfig
+from rich.console import Console
+
+from comparison.plan.config import ALONE, ComparisonConfig, Contender
 from comparison.plan.grid import Sample
 from comparison.report.agreement import check_agreement
-from comparison.report.summary import CellSummary, Summarizer
+from comparison.report.summary import CellSummary, Summarizer, spread_of
+from comparison.run.host_load import LoadMeter, busy_at_start
+from comparison.run.measurement import measure
 from comparison.run.progress import Progress
-from comparison.study.advice import Trial
+from comparison.run.topologies import deployment
+from comparison.study.advice import Evidence, Trial
 from comparison.study.flags import AS_JSON, StudyConfig
-from comparison.study.search import Budget, Speeds
-from comparison.study.space import Group
+from comparison.study.journal import FILE, Journal
+from comparison.study.report import Study
+from comparison.study.search import Budget, Speeds, conduct
+from comparison.study.space import Conditions, Group
+
+Samples: TypeAlias = dict[Conditions, list[Sample]]
+
+
+async def conduct_study(config: StudyConfig, console: Console) -> Study:
+    """Start the servers, search, and stop them; or sweep.
+
+    Raises:
+        SpecDecError: a server or a request failed.
+    """
+    comparison, started = config.comparison, time.monotonic()
+    if busy := await busy_at_start(comparison.usable_cores):
+        end = "" if config.anyway else " A study of a busy machine ends without advice: stop it, or give --anyway."
+        console.print(f"warning: {busy}{end}")
+    meter = LoadMeter(comparison.usable_cores, is_whole=True)
+    with Progress(console, None) as progress:
+        laboratory = Laboratory(config, progress)
+        if comparison.one_at_a_time:
+            skipped = await sweep(laboratory, Journal(comparison.output / FILE, comparison.asked))
+        else:
+            skipped = await _searched(laboratory)
+    evidence = Evidence(config.space, laboratory.trials, skipped)
+    found = evidence, tuple(laboratory.differences), config.prices, time.monotonic() - started
+    return Study(comparison, *found, meter.read(), spread_of(laboratory.summaries), config.anyway)
+
+
+async def _searched(laboratory: Laboratory) -> list[Group]:
+    """Search with all servers running; return the groups for which there was no time."""
+    config, progress = laboratory.config, laboratory.progress
+    progress.phase(f"starting servers: {'; '.join(map(str, config.comparison.machines))}")
+    async with deployment(config.comparison) as servers:
+
+        async def measured(group: Group) -> Speeds:
+            progress.phase(f"{laboratory.budget.left_s:.0f} s left: {group.place}")
+            return laboratory.take(group, await measure(comparison_of(config, group), servers, progress))
+
+        skipped = await conduct(config.space, measured, laboratory.budget)
+        progress.phase("stopping servers")
+    return skipped
 
 
 class Laboratory:
@@ -66,3 +117,63 @@ def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:
     rates = summary.tokens_per_s.median, alone.tokens_per_s.median
     contender = summary.cell.contender
     return Trial(group.place, contender, summary.speedup, *rates, summary.ttft_s, alone.ttft_s, summary.acceptance_rate)
+
+
+async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
+    """Measure all contenders but for trials in the journal; return what the budget did not allow."""
+    space, budget, skipped = laboratory.config.space, laboratory.budget, []
+    places, alone = (space.usual, *space.changed(1)), Samples()
+    laboratory.trials += journal.trials.values()
+    laboratory.differences += journal.differences
+    for contender in space.contenders:
+        groups = [Group(place, (contender,)) for place in places if (place, contender) not in journal.trials]
+        if not groups or not budget.allows(Group(space.usual, (contender,))):
+            skipped += groups
+            continue
+        if not alone:
+            await _serve(laboratory, ALONE, places, {}, alone.__setitem__)
+        before_s = budget.left_s
+        await _serve(
+            laboratory, contender, [it.place for it in groups], alone, _taking(laboratory, journal, contender, alone)
+        )
+        budget.took(Group(space.usual, (contender,)), before_s - budget.left_s)
+    if not skipped:
+        journal.close()
+    return skipped
+
+
+def _taking(
+    laboratory: Laboratory, journal: Journal, contender: Contender, alone: Samples
+) -> Callable[[Conditions, list[Sample]], None]:
+    """Return a function that takes the samples of a contender at a place, and writes the trial."""
+
+    def take(place: Conditions, samples: list[Sample]) -> None:
+        num_known = len(laboratory.differences)
+        laboratory.take(Group(place, (contender,)), [*alone[place], *samples])
+        journal.add(laboratory.trials[-1], laboratory.differences[num_known:])
+
+    return take
+
+
+async def _serve(
+    laboratory: Laboratory,
+    contender: Contender,
+    places: Sequence[Conditions],
+    before: Mapping[Conditions, Sequence[Sample]],
+    take: Callable[[Conditions, list[Sample]], None],
+) -> None:
+    """Start the servers of a contender, measure it at all places, and stop them.
+
+    Args:
+        before: samples of the target alone, with which answers are compared.
+        take: function that is called with the samples of each place.
+    """
+    config, progress = laboratory.config, laboratory.progress
+    (part,) = replace(config.comparison, chosen=(contender,)).parts
+    progress.phase(f"{laboratory.budget.left_s:.0f} s left: starting {contender.label}")
+    async with deployment(part) as servers:
+        for place in places:
+            progress.phase(f"{contender.label} at {place}")
+            here = comparison_of(config, Group(place, (contender,)))
+            here = replace(here, chosen=part.chosen, gammas=part.gammas, one_at_a_time=False)
+            take(place, await measure(here, servers, progress, before.get(place, ())))

@@ -87,6 +87,7 @@ def write_study(study: Study, directory: Path) -> dict[str, Any]:
 def json_of(study: Study) -> dict[str, Any]:
     """Return the content of study.json; times are in seconds."""
     evidence, prices = study.evidence, study.prices
+    advised = {"topology": "target"} if study.advised is None else study.advised.as_json()
     return {
         "emulated": str(study.config.backend.emulation) or None,
         "same_tokens": not study.differences,
@@ -94,7 +95,7 @@ def json_of(study: Study) -> dict[str, Any]:
         "usual": asdict(evidence.space.usual),
         "warnings": [study.warning] if study.warning else [],
         "load": {**asdict(study.load), "spread": study.spread},
-        "recommended": None if study.is_withheld else _contender(study.advised),
+        "recommended": None if study.is_withheld else advised,
         "advice": study.sentences,
         "crossovers_in_flight": {
             trial.contender.label: crossovers(evidence.over("concurrency", trial.contender))
@@ -110,18 +111,11 @@ def json_of(study: Study) -> dict[str, Any]:
     }
 
 
-def _contender(contender: Contender | None) -> dict[str, Any]:
-    if contender is None:
-        return {"topology": "target"}
-    schedule = contender.schedule.value if contender.schedule else None
-    return {**asdict(contender), "topology": contender.topology.value, "schedule": schedule}
-
-
 def _trial(trial: Trial, prices: Prices | None) -> dict[str, Any]:
     cost = prices.per_million_tokens(trial.contender, trial.tokens_per_s) if prices else None
     alone = prices.per_million_tokens(None, trial.alone_tokens_per_s) if prices else None
     costs = {"cost_per_million_tokens": cost, "alone_cost_per_million_tokens": alone}
-    return {**asdict(trial), "contender": _contender(trial.contender), **costs}
+    return {**asdict(trial), "contender": trial.contender.as_json(), **costs}
 
 
 def _page(study: Study, directory: Path) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from comparison.plan.config import Contender
-from comparison.study.space import Group, Place, Space, way
+from comparison.study.space import Conditions, Group, Space, way
 
 Speeds: TypeAlias = Mapping[Contender, float]
 """Speed-ups over the target alone, by contender; empty if there was no time."""
@@ -26,14 +26,14 @@ CHOICES = ("draft", "gamma", "branches")
 
 def search(space: Space) -> Search:
     """Yield groups for the best way at the usual place, then for the leaders elsewhere, then for pairs of changes."""
-    known: dict[Place, dict[Contender, float]] = defaultdict(dict)
+    known: dict[Conditions, dict[Contender, float]] = defaultdict(dict)
 
-    def ask(place: Place, contenders: Iterable[Contender]) -> Search:
+    def ask(place: Conditions, contenders: Iterable[Contender]) -> Search:
         new = tuple(contender for contender in dict.fromkeys(contenders) if contender not in known[place])
         if new:
             known[place].update((yield Group(place, new)))
 
-    def leaders(place: Place) -> list[Contender]:
+    def leaders(place: Conditions) -> list[Contender]:
         """Return the best contender of each way at a place, best first."""
         by_way: dict[str, Contender] = {}
         for contender in sorted(known[place], key=lambda it: -known[place][it]):
@@ -113,7 +113,7 @@ def _size(group: Group) -> int:
 
 
 async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]:
-    """Search within the budget; return the groups that it did not allow, or whose measurement it ended."""
+    """Search within the budget; return the groups that it did not allow or did not let end."""
     steps, skipped = search(space), []
     group = next(steps, None)
     while group is not None:

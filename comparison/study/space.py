@@ -19,7 +19,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Conditions:
     """Conditions under which requests are served, set by clients and network."""
 
     kind: str
@@ -36,14 +36,14 @@ class Place:
         return _WORDS[name].format(getattr(self, name))
 
 
-FACTORS = tuple(field.name for field in fields(Place))
+FACTORS = tuple(field.name for field in fields(Conditions))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Contenders that are measured together at one place, with the target alone."""
 
-    place: Place
+    place: Conditions
     contenders: tuple[Contender, ...]
 
     def __str__(self) -> str:
@@ -63,20 +63,20 @@ class Space:
     conditions: dict[str, tuple[Any, ...]]
 
     @property
-    def usual(self) -> Place:
-        """Place at which the search begins."""
-        return Place(**{factor: values[0] for factor, values in self.conditions.items()})
+    def usual(self) -> Conditions:
+        """Conditions at which the search begins."""
+        return Conditions(**{factor: values[0] for factor, values in self.conditions.items()})
 
     @property
     def ways(self) -> tuple[Contender, ...]:
         """First contender of every way."""
         return tuple({way(contender): contender for contender in reversed(self.contenders)}.values())[::-1]
 
-    def changed(self, num_factors: int) -> Iterator[Place]:
+    def changed(self, num_factors: int) -> Iterator[Conditions]:
         """Yield the places that differ from the usual one in `num_factors` conditions."""
         for factors in itertools.combinations(FACTORS, num_factors):
             for values in itertools.product(*(self.conditions[factor][1:] for factor in factors)):
-                yield Place(**{**asdict(self.usual), **dict(zip(factors, values, strict=True))})
+                yield Conditions(**{**asdict(self.usual), **dict(zip(factors, values, strict=True))})
 
     @property
     def num_trials(self) -> int:

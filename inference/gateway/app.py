@@ -21,20 +21,31 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from grpc_comm.tls import ServerTls
 from inference import VERSION
-from inference.config import HttpConfig
+from inference.config import HttpConfig, ServerConfig, is_loopback
 from inference.errors import SpecDecError
-from inference.gateway.answer import AnswerReader
+from inference.gateway.answers.documents import (
+    ANSWERS,
+    FAILURES,
+    JsonAnswer,
+    Model,
+    ModelList,
+    TextOfTokens,
+    Tokens,
+    Version,
+)
+from inference.gateway.answers.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
+from inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
+from inference.gateway.answers.message import MessageReader
+from inference.gateway.answers.responses_answer import ResponsesFormat, ResponsesStream
+from inference.gateway.answers.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
+from inference.gateway.bodies.responses import ResponsesBody
+from inference.gateway.bodies.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from inference.gateway.dialect import Dialect
-from inference.gateway.documents import ANSWERS, FAILURES, JsonAnswer, Model, ModelList, TextOfTokens, Tokens, Version
-from inference.gateway.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
-from inference.gateway.formats import ChatFormat, ChunkFormat, TextFormat
-from inference.gateway.middleware import AnswerCount, BodyLimit, HttpGate, RequestId
+from inference.gateway.door.middleware import BodyLimit, HttpGate, RequestId, StatusCount
+from inference.gateway.door.port import HttpPort, Probes
 from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
-from inference.gateway.response_format import ResponseFormat, ResponseStream
-from inference.gateway.responses import ResponsesBody
-from inference.gateway.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from inference.gateway.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
 from inference.observe.metrics import Metrics
 from inference.workers.calls.access import Access
 from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
@@ -55,6 +66,8 @@ PAGE_POLICY = (
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
 SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
 """Paths that an answer for an unknown path names."""
+ANY_HOST = ("0.0.0.0", "::", "[::]")
+"""Addresses that listen on all of this machine's."""
 T = TypeVar("T")
 
 
@@ -98,7 +111,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
     if access is not None:
         app.add_middleware(HttpGate, access=access)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
-    app.add_middleware(AnswerCount, registry=gateway.metrics.registry, paths=paths)
+    app.add_middleware(StatusCount, registry=gateway.metrics.registry, paths=paths)
     app.add_middleware(RequestId)  # the outermost: refusals have an id too
     return app
 
@@ -126,7 +139,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Complete a prompt."""
         _check_model(body, gateway.card)
-        answer = TextFormat(gateway.card.name)
+        answer = CompletionFormat(gateway.card.name)
         return await _answer(gateway, request, body, completion_requests(body, gateway.card), answer)
 
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
@@ -140,7 +153,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, in the shape of OpenAI's Responses API."""
         chat = body.chat()
         requests, reader = _chat(gateway, chat)
-        return await _answer(gateway, request, chat, requests, ResponseFormat(gateway.card.name, reader, body))
+        return await _answer(gateway, request, chat, requests, ResponsesFormat(gateway.card.name, reader, body))
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -156,7 +169,7 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     started = int(time.time())
 
 
-def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], AnswerReader | None]]:
+def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], MessageReader | None]]:
     """Return the requests of a conversation, and a function that makes the reader of its answer."""
     _check_model(body, gateway.card)
     dialect = Dialect.of(gateway.card, gateway.config)
@@ -217,7 +230,7 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     requests: list[CompletionRequest],
-    answer: ChunkFormat | ResponseFormat,
+    answer: ChunkFormat | ResponsesFormat,
 ) -> Response:
     deadline_s, ping_s = _deadline_s(request, gateway), gateway.config.sse_ping_s if body.stream else 0.0
     events = events_of(gateway.completer, requests, body, deadline_s=deadline_s, ping_s=ping_s)
@@ -230,10 +243,10 @@ async def _answer(
 
 
 def _stream_of(
-    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | ResponseFormat, *, num_choices: int
+    gateway: Gateway, body: GenerationBody, answer: ChunkFormat | ResponsesFormat, *, num_choices: int
 ) -> AnswerStream:
-    if isinstance(answer, ResponseFormat):
-        return ResponseStream(answer)
+    if isinstance(answer, ResponsesFormat):
+        return ResponsesStream(answer)
     options = body.stream_options
     shape = StreamShape(
         num_choices=num_choices,
@@ -333,3 +346,33 @@ def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_any(_: Request, error: Exception) -> JsonAnswer:
         return unexpected().answer()
+
+
+class HttpFront(HttpPort):
+    """HTTP port of the application; a `Front`."""
+
+    def __init__(
+        self, gateway: Gateway, server: ServerConfig, tls: ServerTls | None = None, access: Access | None = None
+    ) -> None:
+        self._gateway = gateway
+        probes = Probes(create_app(gateway, access), lambda: gateway.is_healthy())
+        super().__init__("HTTP", probes, gateway.config.port, server, tls)
+
+    async def open(self) -> None:
+        """See `Front`. The log names the page, and a command to try the server with."""
+        await super().open()
+        server = self._server_config
+        url = self._url("localhost" if is_loopback(server.host) or server.host in ANY_HOST else server.host)
+        if not self._gateway.config.no_page:
+            logger.info("a page to try it: %s/", url)
+        keys = ["-H 'Authorization: Bearer TOKEN'"] if server.security.auth_file else []
+        keys += ["--cacert CA"] if self._tls is not None else []
+        body = '{"prompt": "Once upon a time", "max_tokens": 40}'
+        logger.info(
+            "a command to try it: curl %s",
+            " ".join([f"{url}/v1/completions -H 'Content-Type: application/json'", *keys, f"-d '{body}'"]),
+        )
+
+    def show(self, card: ModelCard) -> None:
+        """Present another model as the served one."""
+        self._gateway.card = card.named(self._gateway.config.served_model_name)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from inference.config import HttpConfig
 from inference.errors import InvalidRequestError
-from inference.gateway.answer import AnswerReader
-from inference.gateway.conversation import NamedTool, Tool
-from inference.gateway.errors import ApiError
-from inference.gateway.schema import ChatBody
+from inference.gateway.answers.errors import ApiError
+from inference.gateway.answers.message import MessageReader
+from inference.gateway.bodies.conversation import NamedTool, Tool
+from inference.gateway.bodies.schema import ChatBody
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text.calls.formats import FORMATS, CallFormat, format_of
 from inference.text.calls.grammar import calls_anywhere, only_calls
@@ -80,11 +80,11 @@ class Dialect:
             return calls_anywhere(calls, functions)
         return None
 
-    def reader(self, body: ChatBody, prompt: str) -> AnswerReader | None:
+    def reader(self, body: ChatBody, prompt: str) -> MessageReader | None:
         """Return the parser of one answer; None if it has neither reasoning nor calls, so all text is content."""
         names = frozenset(tool.function.name for tool in body.offered())
         calls = self.calls.reader(names) if self.calls and names else None
         if calls is None and not self.thinks:
             return None
         thoughts = Reasoning(begun=is_begun(prompt)) if self.thinks else None
-        return AnswerReader(thoughts, calls, one_call=not body.parallel_tool_calls)
+        return MessageReader(thoughts, calls, one_call=not body.parallel_tool_calls)

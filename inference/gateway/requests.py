@@ -7,15 +7,14 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeAlias
 
 from inference.caller import caller
 from inference.commit import Delta, Event
 from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
-from inference.gateway.conversation import Tool
-from inference.gateway.dialect import Dialect
-from inference.gateway.errors import ApiError
-from inference.gateway.schema import (
+from inference.gateway.answers.errors import ApiError
+from inference.gateway.answers.parts import ChoiceEvent
+from inference.gateway.bodies.conversation import Tool
+from inference.gateway.bodies.schema import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
     MAX_IDS,
@@ -24,14 +23,13 @@ from inference.gateway.schema import (
     CompletionBody,
     GenerationBody,
 )
+from inference.gateway.dialect import Dialect
 from inference.request import MAX_SEED, RequestDefaults
 from inference.text.calls.grammar import arguments_of
 from inference.text.chat import Chat
 from inference.text.schema_fault import SEARCH_S, fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
-ChoiceEvent: TypeAlias = tuple[int, Event]
-"""(index of the choice, its event)"""
 MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""
 MAX_UNREAD = 256

@@ -26,8 +26,7 @@ from inference.workers.completing.generation import GenerationServicer
 from inference.workers.completion import ModelCard
 
 if TYPE_CHECKING:
-    from inference.gateway.app import Gateway
-    from inference.gateway.server import HttpFront
+    from inference.gateway.app import Gateway, HttpFront
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +126,8 @@ class Ports:
             return probes
         from prometheus_client import make_asgi_app
 
-        from inference.gateway.middleware import HttpGate
-        from inference.gateway.port import Probes, SidePort  # uvicorn takes a while to import
+        from inference.gateway.door.middleware import HttpGate
+        from inference.gateway.door.port import Probes, SidePort  # uvicorn takes a while to import
 
         scrape = HttpGate(make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS}))
         return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
@@ -137,7 +136,7 @@ class Ports:
         """Return the port for probes if it is configured; `is_healthy` as in `fronts`."""
         if self.server.probe_port is None:
             return []
-        from inference.gateway.port import Probes, SidePort, nothing
+        from inference.gateway.door.port import Probes, SidePort, nothing
 
         return [SidePort("probes", Probes(nothing, is_healthy), self.server.probe_port, self.server, None)]
 
@@ -147,7 +146,7 @@ class Ports:
 
     def http_front(self, gateway: Gateway) -> Front:
         """Return the front of OpenAI's API."""
-        from inference.gateway.server import HttpFront  # FastAPI takes a third of a second to import
+        from inference.gateway.app import HttpFront  # FastAPI takes a third of a second to import
 
         self._web = HttpFront(gateway, self.server, self._tls, self._access)
         return self._web

@@ -13,9 +13,9 @@ from rich.console import Console
 from comparison.app import samples_of
 from comparison.plan.flags import parse_config
 from comparison.plan.grid import WARM_UP, Sample
+from comparison.plan.record import RequestRecord
 from comparison.plan.slo import Slo
 from comparison.report.service import Service
-from comparison.run.record import RequestRecord
 from inference.serving.processes import free_port, server_process
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from inference.config import ROOT, model_name
-from inference.gateway.schema import ChatBody
+from inference.gateway.bodies.schema import ChatBody
 from inference.serving.processes import free_port, server_process
 from tests.deploy.cloudwatch import CloudWatch, moto, python_with_boto3
 from tests.deploy.consistency import pod_of

@@ -1,4 +1,4 @@
-"""The search for capacities over real servers whose passes are emulated: no machine carries more than these allow."""
+"""The search for capacities over real servers with emulated passes: no machine carries more than these allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compare_architectures.py as users run it: real servers, tiny models, a report, and nothing left behind."""
+"""compare_architectures.py as users run it: real servers, tiny models, a report, and no process is left."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _check_in_browser(page: Path) -> None:
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
 ) -> None:
-    """Within 10 s, naming it, exit code 1, and no process is left."""
+    """The failure comes within 10 s, names the server, is exit code 1, and leaves no process."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
     async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)

@@ -1,4 +1,4 @@
-"""The official openai package against live gateways; the same text from every topology behind them."""
+"""The official openai package against live gateways; the same text from every topology."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def client_of(port: int) -> openai.AsyncOpenAI:
 async def gateway_process(
     behind: ServerProcess, *flags: str, directory: Path | None = None
 ) -> AsyncGenerator[int, None]:
-    """A `--role gateway`, once it answers; yields its port. It must end well when it is told to."""
+    """Yield the port of a `--role gateway`, once it answers. At a signal it must end well."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), "--role", "gateway",
@@ -167,8 +167,8 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
-    """What it sends and how it parses, by its rules written down again: it cannot be had from a package registry. One
-    event per token and the last one that says why, or it would take speculation for slow."""
+    """Its bodies and its parser are written here by its rules: no package registry has it. An event per token and a
+    last one with the reason are needed, or it would take speculation for slow."""
     body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
         stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
@@ -179,7 +179,7 @@ async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) 
 
 
 async def test_chat(clients: Clients, target: ServerProcess) -> None:
-    """The chat template is applied behind the gateway, which has no tokenizer; streamed and whole are one text."""
+    """The chat template is applied after the gateway, which has no tokenizer; streamed and whole are one text."""
     messages: Any = [{"role": "system", "content": ""}, {"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_completion_tokens": 12}
     answers = []
@@ -210,7 +210,7 @@ async def test_stop_strings_cut_also_across_tokens(clients: Clients) -> None:
             assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text[: text.find(stop)], "stop")
             assert answer.usage.completion_tokens < 24
     usages = []
-    for client in clients.values():  # what is generated behind the stop string is not counted, whoever drafts
+    for client in clients.values():  # tokens after the stop string are not counted, with any draft
         answer = await client.completions.create(model="target", prompt=PROMPT, stop=text[8:10], **fields)  # type: ignore[call-overload]
         usages.append(answer.usage.completion_tokens)
     assert len(set(usages)) == 1
@@ -252,7 +252,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """As lm-eval scores a text: nothing generated, and the values of one forward over the prompt."""
+    """lm-eval scores a text: nothing is generated, and the values of one forward over the prompt."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
@@ -395,7 +395,7 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
 
 
 async def test_vllms_names_count_what_usage_says(ports: dict[str, int]) -> None:
-    """As `vllm bench serve` reads them: acceptance from the difference of two scrapes."""
+    """`vllm bench serve` reads them so: acceptance from the difference of two scrapes."""
     before = await metrics_of(ports["fused"])
     client = client_of(ports["fused"])
     answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
@@ -433,7 +433,7 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """Streaming or not; and while the slot is taken, others are told when to try again."""
+    """Streaming or not; and while the slot is taken, others get a time to try again."""
     client = client_of(slow[1])
     for stream in (True, False):
         call = asyncio.create_task(

@@ -20,7 +20,7 @@ NUM_STREAMS, NUM_LEAVERS, NUM_SLOTS, MAX_WAITING, NUM_TOKENS = 200, 20, 4, 120, 
 
 
 async def outcome(client: httpx.AsyncClient, number: int) -> str:
-    """How one streaming request ended; an accepted one has to be complete."""
+    """Return the status of one streaming request; an accepted one has to be complete."""
     body = {"prompt": f"story {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code == 429:

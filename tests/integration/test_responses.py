@@ -1,4 +1,4 @@
-"""Clients' own packages speak the Responses API with the bundled models: a fused pair, and a distributed one."""
+"""Clients' own packages use the Responses API with the bundled models: a fused pair, and a distributed one."""
 
 from __future__ import annotations
 

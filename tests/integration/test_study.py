@@ -1,4 +1,4 @@
-"""The study over real servers whose optimum is known, for their passes are emulated: it must recommend that."""
+"""The study over real servers with a known optimum, since their passes are emulated: it must recommend that."""
 
 from __future__ import annotations
 

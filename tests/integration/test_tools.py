@@ -20,8 +20,7 @@ from langchain_openai import ChatOpenAI
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
 from inference.config import BUNDLED_TARGET, HttpConfig, ModelConfig, ServerConfig
-from inference.gateway.app import Gateway
-from inference.gateway.server import HttpFront
+from inference.gateway.app import Gateway, HttpFront
 from inference.observe.metrics import Metrics
 from inference.request import NO_DEFAULTS
 from inference.serving.assembly import model_card, target_engine

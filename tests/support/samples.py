@@ -16,9 +16,9 @@ from comparison.plan.config import (
     WorkloadConfig,
 )
 from comparison.plan.grid import Sample, walk
+from comparison.plan.record import RequestRecord, Round
 from comparison.report.findings import Findings, find
 from comparison.run.host_load import HostLoad
-from comparison.run.record import RequestRecord, Round
 from inference.commit import Timings
 from inference.request import Schedule
 
@@ -75,7 +75,7 @@ def _round(shape: tuple[int, int, int], arrived_s: float) -> Round:
 
 
 def samples(config: ComparisonConfig) -> list[Sample]:
-    """The whole grid; the second run is a tenth slower for everybody."""
+    """Return the whole grid; the second run is a tenth slower for all contenders."""
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     found = []
     for repeat, cell in walk(config):

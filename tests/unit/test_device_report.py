@@ -10,7 +10,7 @@ import pytest
 
 from comparison.plan.config import Contender, Topology
 from comparison.plan.grid import Cell, Sample
-from comparison.run.record import RequestRecord
+from comparison.plan.record import RequestRecord
 from scripts.device_report.__main__ import main
 from scripts.device_report.bundle import write_bundle
 from scripts.device_report.steps import Step

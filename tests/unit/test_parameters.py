@@ -15,7 +15,7 @@ from inference.backends.neuron.decoders.medusa import MedusaDecoder
 from inference.backends.neuron.graphs.shape import SlotShape
 from inference.cli.roles.registry import parser_of
 from inference.errors import InvalidRequestError
-from inference.gateway.schema import CompletionBody
+from inference.gateway.bodies.schema import CompletionBody
 from inference.model.decoder import check_request
 from inference.request import (
     ANY_JSON_OBJECT,

@@ -1,4 +1,4 @@
-"""A comparison of endpoints in trouble: it goes on, and its report says what happened."""
+"""A comparison of endpoints in trouble: it goes on, and its report has every failure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2048, reason="so many files may not be open")
 def test_endpoints_exceed_the_limit_of_select() -> None:
-    """The story: every comparison ran on select(), whose timers are precise, and which knows no socket above number
+    """The story: every comparison ran on select(), which has precise timers and knows no socket above number
     1023: asking so many at once ended with a ValueError."""
     config = parse_config(["--endpoint", "a=http://127.0.0.1:9/v1", "--concurrency", "1500"])
     near, far = socket.socketpair()

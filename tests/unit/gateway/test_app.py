@@ -15,7 +15,7 @@ import pytest
 
 from inference import VERSION, errors
 from inference.commit import Delta, Event
-from inference.gateway import stream
+from inference.gateway.answers import stream
 from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
 from inference.request import SamplingParams
@@ -75,7 +75,7 @@ SPECULATION = {
         "num_spec_tokens": 3,
     }
 }
-"""Of PASSES, in vLLM's summary form: passes of 2, 3 and 1 draft tokens, all but the last of each accepted."""
+"""Summary of PASSES, in vLLM's form: passes of 2, 3 and 1 draft tokens, all but the last of each accepted."""
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -180,7 +180,7 @@ async def test_a_chat_stream_has_role_once_and_usage() -> None:
     assert [(end["rejected"], end["timings"]["compute_us"]) for end in ends] == [(REJECTED, 20)] * 3
 
 
-async def test_nothing_is_said_of_drafts_unless_asked() -> None:
+async def test_drafts_are_reported_only_on_request() -> None:
     completer = ScriptedCompleter(PASSES)
     chunks = events(await post(completer, "/v1/completions", {"prompt": "x", "stream": True}))
     assert not [chunk for chunk in chunks if "speculation" in chunk]
@@ -261,6 +261,7 @@ async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
     assert 1 < most <= MAX_AT_ONCE
 
 
+HELLO = {"role": "user", "content": "x"}
 REFUSED = {
     "unknown field": ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
     "unknown stream option": ({"prompt": "x", "stream": True, "stream_options": {"x": 1}}, "stream_options", "x"),
@@ -288,13 +289,26 @@ REFUSED = {
         "stream_options",
         "stream",
     ),
+    "no messages": ({"messages": []}, "messages", ""),
+    "image": ({"messages": [{**HELLO, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", ""),
+    "tools": ({"messages": [HELLO], "tools": [{"type": "function"}]}, "tools", ""),
+    "format": ({"messages": [HELLO], "response_format": {"type": "xml"}}, "response_format", ""),
+    "schema": ({"messages": [HELLO], "response_format": {"type": "json_schema"}}, "response_format", ""),
+    "two grammars": ({"messages": [HELLO], "guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", ""),
+    "no choice": ({"messages": [HELLO], "guided_choice": []}, "guided_choice", ""),
+    "two structured": (
+        {"messages": [HELLO], "structured_outputs": {"regex": "a", "json": {}}},
+        "structured_outputs",
+        "exactly one",
+    ),
+    "top_logprobs alone": ({"messages": [HELLO], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
 }
 
 
 @pytest.mark.parametrize(("body", "param", "part"), REFUSED.values(), ids=REFUSED)
 async def test_a_bad_body_is_refused_by_field(body: dict[str, Any], param: str | None, part: str) -> None:
     completer = ScriptedCompleter(PASSES)
-    response = await post(completer, "/v1/completions", body)
+    response = await post(completer, "/v1/chat/completions" if "messages" in body else "/v1/completions", body)
     error = response.json()["error"]
     assert response.status_code == 400, error
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -302,32 +316,11 @@ async def test_a_bad_body_is_refused_by_field(body: dict[str, Any], param: str |
     assert not completer.requests
 
 
-HELLO = {"role": "user", "content": "x"}
-CHAT_REFUSED = {
-    "no messages": ({"messages": []}, "messages"),
-    "image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
-    "tools": ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
-    "format": ({"messages": [HELLO], "response_format": {"type": "xml"}}, "response_format"),
-    "schema": ({"messages": [HELLO], "response_format": {"type": "json_schema"}}, "response_format"),
-    "two grammars": ({"messages": [HELLO], "guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
-    "no choice": ({"messages": [HELLO], "guided_choice": []}, "guided_choice"),
-    "two structured": ({"messages": [HELLO], "structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
-    "top_logprobs alone": ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("body", "param"), CHAT_REFUSED.values(), ids=CHAT_REFUSED)
-async def test_a_bad_chat_is_refused_by_field(body: dict[str, Any], param: str | None) -> None:
-    response = await post(ScriptedCompleter(PASSES), "/v1/chat/completions", body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
 UNREACHABLE = errors.UnavailableError(
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused",
     address="10.0.0.7:5",
 )
-"""Once only the address in front was taken away, and clients read the second one."""
-TOO_LONG = errors.InvalidRequestError("the prompt has 500 tokens", field="prompt", address="127.0.0.1:5")
+"""Error with two addresses: the first one alone was taken away once, and clients read the second."""
 FAILURES = {
     "too long": (errors.ContextLengthError("This model's maximum context length is 128"), 400, None, None),
     "invalid": (
@@ -359,7 +352,7 @@ async def test_a_failure_before_the_first_token_is_a_status(
     assert "secret" not in told["message"]
 
 
-async def test_a_failure_later_is_told_in_the_stream() -> None:
+async def test_a_later_failure_is_an_event_of_the_stream() -> None:
     completer = ScriptedCompleter(PASSES, error=errors.UnavailableError("the server is shutting down"))
     *_, last = events(await post(completer, "/v1/completions", {"prompt": "x", "stream": True}))
     assert last["error"]["message"] == "the server is shutting down"
@@ -422,7 +415,7 @@ async def test_a_model_is_known_by_name_or_path() -> None:
     response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "other", "prompt": "x"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     response = await post(ScriptedCompleter(PASSES), "/v1/completions", {"model": "x" * 5000, "prompt": "x"})
-    assert len(response.text) < 500  # nobody's megabyte comes back
+    assert len(response.text) < 500  # no client's megabyte comes back
 
 
 async def test_paths_beside_generation() -> None:
@@ -512,7 +505,7 @@ async def test_a_field_that_promises_more_names_the_way_out(field: str, value: A
     assert re.fullmatch(f"{field} .* is not supported here; .*{way}.*", answer.json()["error"]["message"])
 
 
-async def test_health_is_that_of_what_stands_behind() -> None:
+async def test_health_is_that_of_the_next_server() -> None:
     async def sick() -> bool:
         return False
 
@@ -521,7 +514,7 @@ async def test_health_is_that_of_what_stands_behind() -> None:
         assert (await client.get("/ping")).status_code == 503
 
 
-async def test_a_refusal_leaves_nothing_behind() -> None:
+async def test_a_refusal_leaves_the_connection_whole() -> None:
     """An exception that cannot be given a traceback once broke the connection after the answer was sent."""
     transport = httpx.ASGITransport(create_app(gateway(ScriptedCompleter(PASSES))), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -596,7 +589,7 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
-async def test_another_content_type_is_told_so(content_type: str) -> None:
+async def test_another_content_type_is_named(content_type: str) -> None:
     """`curl -d` without a header sends a form."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         headers = {"content-type": content_type}
@@ -623,7 +616,7 @@ async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
     assert (chunks[-1]["choices"], len(chunks[-2]["choices"])) == ([], 1)
 
 
-async def test_what_llmperf_sends_and_reads() -> None:
+async def test_llmperf_reads_a_stream() -> None:
     """A path as the model, an empty system message, a first choice in every event, an event per token."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post(
@@ -632,7 +625,7 @@ async def test_what_llmperf_sends_and_reads() -> None:
     assert llmperf.reads(response.content) == (6, 5, TEXT)
 
 
-async def test_what_vllms_benchmark_sends_and_reads() -> None:
+async def test_vllms_benchmark_reads_a_stream() -> None:
     """vllm bench serve: usage from the last chunk, which has no choices; text from the others' first choice."""
     body = {
         "model": "tiny", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 6,
@@ -650,7 +643,7 @@ async def test_a_body_that_is_no_json() -> None:
 
 
 async def test_a_silent_stream_may_send_empty_chunks() -> None:
-    """For proxies that end streams in which nothing happens. No comments: LLMPerf and sglang cannot read them."""
+    """Some proxies end streams in which nothing happens. Comments would not do: LLMPerf and sglang cannot read them."""
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     answer = await post(ScriptedCompleter([["a"], ["b"]], gap_s=0.2), "/v1/chat/completions", body, sse_ping_s=0.02)
     deltas = [chunk["choices"][0] for chunk in events(answer)]

@@ -1,4 +1,4 @@
-"""The page in a browser, in front of answers whose text and timing are known."""
+"""The page in a browser, in front of answers of known text and timing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import pytest_asyncio
 from inference.commit import Delta, Event
 from inference.config import ServerConfig
 from inference.errors import ContextLengthError
-from inference.gateway.app import LIBRARY, PAGE
-from inference.gateway.server import HttpFront
+from inference.gateway.app import LIBRARY, PAGE, HttpFront
 from inference.serving.host import opened
 from inference.serving.processes import free_port
 from inference.text.chat import Chat
@@ -201,7 +200,7 @@ class TestInBrowser:
             assert without.cache_salt != with_drafts.cache_salt, "the second run would find the prompt read already"
 
     async def test_hostile_output_stays_text(self, browser: Page) -> None:
-        """Neither as tokens nor as Markdown does it run, load or lead anywhere but to an address in plain sight."""
+        """It runs and loads nothing, as tokens and as Markdown, and leads nowhere but to an address in plain sight."""
         pieces = [HOSTILE[i : i + 7] for i in range(0, len(HOSTILE), 7)]
         async with page_of(
             ScriptedCompleter([pieces[i : i + 4] for i in range(0, len(pieces), 4)]), browser
@@ -226,7 +225,7 @@ class TestInBrowser:
             assert browser.complaints == []
 
     async def test_the_policy_refuses_foreign_scripts_and_html(self, browser: Page) -> None:
-        """As a second wall, in case that a text becomes HTML one day."""
+        """The policy is a second wall, in case that a text becomes HTML one day."""
         async with page_of(ScriptedCompleter([]), browser):
             tries = "() => { document.body.innerHTML = '<p>'; }, () => document.body.setAttribute('onclick', 'x')"
             caught = "(attempt) => { try { attempt(); return 'done' } catch (error) { return error.name } }"
@@ -267,7 +266,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer whose tokens depend on the draft from the third on, if it is faulty: what must never be."""
+    """Completer that, if it is faulty, has tokens that depend on the draft from the third on: a fault of exactness."""
 
     is_faulty = False
 

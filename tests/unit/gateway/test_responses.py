@@ -1,4 +1,4 @@
-"""The Responses API without a model: what becomes of items, and of a chat's answer."""
+"""The Responses API without a model: items as messages, and a chat's answer as items."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ TOOL = response_tool(strict=None)
 
 
 async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any) -> httpx.Response:
-    behind = gateway(completer)
-    behind.card = card
-    transport = httpx.ASGITransport(create_app(behind), raise_app_exceptions=False)
+    served = gateway(completer)
+    served.card = card
+    transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         return await client.post("/v1/responses", json={"input": "hi", **body})
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, each named as its data says, numbered from 0; nothing after the last."""
+    """Return the events of a stream, each named as in its data, numbered from 0; nothing comes after the last."""
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
     pairs = [block.split("\n") for block in blocks]
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_not_served_is_refused_by_name(name: str) -> None:
+async def test_unserved_fields_are_refused_by_name(name: str) -> None:
     body, param, message = REFUSED[name]
     answer = await ask(ScriptedCompleter(PASSES), **body)
     error = answer.json()["error"]

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP, without a model: what is asked of the server behind, and what becomes of its text."""
+"""Tools and reasoning over HTTP, without a model: requests to the next server, and answers made of its text."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def ask(
     path: str = "chat/completions",
     **settings: Any,
 ) -> httpx.Response:
-    behind = gateway(completer, **settings)
-    behind.card = card
-    transport = httpx.ASGITransport(create_app(behind), raise_app_exceptions=False)
+    served = gateway(completer, **settings)
+    served.card = card
+    transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         headers, text = {"Content-Type": "application/json"}, json.dumps({"messages": [HELLO], **body})
         return await client.post("/v1/chat/completions", content=text, headers=headers)
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("body", "part"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_wrong_is_named(body: dict[str, Any], part: str) -> None:
+async def test_faults_are_named(body: dict[str, Any], part: str) -> None:
     completer = ScriptedCompleter(PASSES)
     response = await asyncio.wait_for(ask(completer, body), 20)
     error = response.json()["error"]
@@ -205,7 +205,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: whatever was wrong with guided_regex, the client read of response_format, which it had not sent."""
+    """The story: any fault of guided_regex was reported as one of response_format, which the client had not sent."""
     monkeypatch.setattr(requests, "SEARCH_S", 60.0)  # a loaded machine takes more than half a second for two tools
     response = await ask(ScriptedCompleter([], error=FAULT), {**body, "stream": stream})
     error = response.json()["error"]
@@ -223,7 +223,7 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """Whether it began in the prompt, only the prompt's end can say, so the server behind is asked for it."""
+    """The prompt's end shows if the reasoning began in the prompt, so the next server is asked to echo it."""
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]
     for stream in (False, True):
@@ -254,11 +254,11 @@ async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> N
         assert llmperf.reads(response.content) == (len(texts), len(texts), "".join(texts))
 
 
-async def test_a_grammar_begins_behind_the_reasoning() -> None:
+async def test_a_grammar_begins_after_the_reasoning() -> None:
     card, body = replace(CARD, chat_template=THINKING), {"response_format": {"type": "json_object"}}
-    behind, without = await grammar_of(body, card), await grammar_of(body, card, reasoning_parser="none")
-    assert behind == Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', Preamble.REASONING)
-    assert without == await grammar_of(body) == replace(behind, preamble=Preamble.NONE)
+    after, without = await grammar_of(body, card), await grammar_of(body, card, reasoning_parser="none")
+    assert after == Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', Preamble.REASONING)
+    assert without == await grammar_of(body) == replace(after, preamble=Preamble.NONE)
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:

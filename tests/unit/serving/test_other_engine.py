@@ -215,7 +215,7 @@ async def test_a_worker_of_the_pool_helps_an_engine_with_its_own_thread() -> Non
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
     """The story: beside vLLM's older FastAPI, a target with --metrics_port ended after its model had loaded."""
     code = (
-        "import sys; sys.modules['fastapi'] = None; from inference.gateway.middleware import HttpGate; "
-        "from inference.gateway.port import Probes, SidePort; import inference.serving.target"
+        "import sys; sys.modules['fastapi'] = None; from inference.gateway.door.middleware import HttpGate; "
+        "from inference.gateway.door.port import Probes, SidePort; import inference.serving.target"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

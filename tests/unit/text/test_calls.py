@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.gateway.answer import AnswerReader
+from inference.gateway.answers.message import MessageReader
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
 from inference.text.calls.reader import CallPiece
 from inference.text.reasoning import Reasoning
@@ -21,7 +21,7 @@ Answer = tuple[str, str, list[tuple[str, str]]]
 
 
 def read(form: CallFormat, pieces: Sequence[str], *, begun: bool = False, one_call: bool = False) -> Answer:
-    reader = AnswerReader(Reasoning(begun=begun), form.reader(NAMES), one_call=one_call)
+    reader = MessageReader(Reasoning(begun=begun), form.reader(NAMES), one_call=one_call)
     reasoning, content, calls = "", "", dict[int, list[str]]()
     for i, piece in enumerate(pieces):
         reading = reader.push(piece, is_last=i == len(pieces) - 1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.gateway.answer import AnswerReader
+from inference.gateway.answers.message import MessageReader
 from inference.request import Grammar, GrammarKind, Preamble
 from inference.text import grammar_source
 from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat
@@ -93,7 +93,7 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
 
 def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
     """The content, and the calls."""
-    reading = AnswerReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
+    reading = MessageReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
     return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls.values()]
 
 

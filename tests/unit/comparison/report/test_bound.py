@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from comparison.plan.config import Contender, Topology
+from comparison.plan.record import Round
 from comparison.report import bound
 from comparison.report.bound import Costs
 from comparison.report.summary import Theory
-from comparison.run.record import Round
 from inference.commit import Timings
 from inference.request import Schedule
 from tests.support.samples import PASS_S, STEP_S, VERIFY_S, record
@@ -118,7 +118,7 @@ class Simulation:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
-    """And within a factor: a bound that nobody could come near would tell nothing."""
+    """The bound is not far above either: no server could be judged by it."""
     rng = random.Random(seed)
     costs = Costs(0.02, 0.02 + rng.random() * 0.01, rng.choice([0.0, 0.001, 0.004]), foreseen=rng.choice([0.0, 0.5]))
     alpha, gamma = rng.uniform(0.2, 0.97), rng.randint(1, 12)
@@ -144,26 +144,16 @@ def test_network_costs_targets_the_first_token_alone() -> None:
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """Not the acceptance rate: draft tokens behind a rejection were never decided on."""
+    """It is not the acceptance rate: draft tokens after a rejection were never decided on."""
     rounds, _ = _simulate(alpha, 5, 1.0)
     assert bound.acceptance_probability(rounds) == pytest.approx(alpha, abs=0.015)
 
 
-def test_no_draft_has_no_acceptance() -> None:
-    assert bound.acceptance_probability([Round(0.0, 1, 0, 0, Timings())]) is None
-
-
-def test_tokens_per_round_at_its_ends() -> None:
-    assert bound.tokens_per_round(0.0, 5) == 1.0
-    assert bound.tokens_per_round(1.0, 5) == 6.0
-    assert bound.tokens_per_round(0.7, 0) == 1.0
-
-
 def test_costs_are_read_from_the_timings() -> None:
+    """Tokens of a round at both ends of the acceptance; without rounds or drafts there is nothing to read."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)
-
-
-def test_costs_without_rounds_are_zero() -> None:
     assert bound.measured_costs([], 3) == Costs(0.0, 0.0)
+    assert bound.acceptance_probability([Round(0.0, 1, 0, 0, Timings())]) is None
+    assert [bound.tokens_per_round(*at) for at in ((0.0, 5), (1.0, 5), (0.7, 0))] == [1.0, 6.0, 1.0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +64,7 @@ def test_a_of_a_shows_no_difference(old: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_planted_slowdown_is_found(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slowdown beyond the threshold is exit code 1, one below it a line of the table."""
     new = _same_models(_measured(tmp_path / "new", 5, fused=1.2), old)
     assert _diff(old.parent, new.parent) == 1
     rows = [line for line in capsys.readouterr().out.splitlines() if "slower, by more than 5%" in line]
@@ -68,80 +72,79 @@ def test_a_planted_slowdown_is_found(old: Path, tmp_path: Path, capsys: pytest.C
     assert all("topology fused" in row for row in rows)
     assert _diff(new, old) == 0  # the other way round it is faster
     assert "12 faster" in capsys.readouterr().out
-
-
-def test_below_the_threshold_it_is_named_and_forgiven(
-    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    new = _same_models(_measured(tmp_path / "new", 6, fused=1.2), old)
     assert _diff(old, new, "--threshold", "0.5") == 0
     assert "12 slower, 0 of them by more than 50%" in capsys.readouterr().out
 
 
-def test_another_machine_is_refused_by_name(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = json.loads(old.read_text())
+def on_another_machine(content: dict[str, Any]) -> object:
     content["conditions"]["Host"] = "an abacus"
     content["warnings"] = ["The machine was busy"]
-    new = tmp_path / "new.json"
-    new.write_text(json.dumps({"comparison": content}))
-    assert _diff(old, new) == 2
-    assert "conditions differ" in (error := capsys.readouterr().err)
-    assert "| an abacus" in error
-    assert _diff(old, new, "--anyway") == 0
-    error = capsys.readouterr().err
-    assert "warning: not the same conditions: Host" in error
-    assert "warning: new: The machine was busy" in error
+    return {"comparison": content}  # as make bench writes it
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"cells": []}'])
-def test_files_that_are_no_results(old: Path, tmp_path: Path, text: str) -> None:
-    (tmp_path / "new.json").write_text(text)
-    assert _diff(old, tmp_path / "new.json") == 2
-    assert _diff(old, tmp_path / "missing") == 2
-
-
-def test_results_without_anything_in_common(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = json.loads(old.read_text())
+def far_away(content: dict[str, Any]) -> object:
     for cell in content["statistics"]:
         cell["rtt_ms"] += 1000.0
-    (tmp_path / "new.json").write_text(json.dumps(content))
-    assert _diff(old, tmp_path / "new.json") == 2
-    assert "no measurement in common" in capsys.readouterr().err
+    return content
 
 
-def test_too_few_runs_show_nothing_and_not_no_difference(
-    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With one run of each prompt there is no spread to go by. Five times slower was "no difference" then."""
-    content = json.loads(old.read_text())
+def of_one_run(content: dict[str, Any]) -> object:
     content["requests"] = [[it for it in cell if it["run"] == 0] for cell in content["requests"]]
-    (tmp_path / "new.json").write_text(json.dumps(content))
-    assert _diff(old, tmp_path / "new.json", "--anyway") == 0
-    assert "48 latencies compared: 0 show no difference, 48 have too few runs to tell" in capsys.readouterr().out
+    return content
 
 
-def test_what_failed_and_what_is_missing_is_said(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cell in which everything failed dropped out without a word, and half of another's requests did."""
-    content = json.loads(old.read_text())
+def with_failures(content: dict[str, Any]) -> object:
     content["statistics"][0]["rtt_ms"] = 77.0
     for request in content["requests"][1][:3]:
         request["error_code"] = "UNAVAILABLE"
-    (tmp_path / "new.json").write_text(json.dumps(content))
-    assert _diff(old, tmp_path / "new.json") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "failed requests, in no latency: 0 in old, 3 in new" in lines
-    assert [line[:12] for line in lines if line.startswith("only in")] == ["only in old:", "only in new:"]
+    return content
 
 
-@pytest.mark.parametrize("without", ["error_code", "ttft_s", "prompt"])
-def test_results_of_another_version_are_refused(
-    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], without: str
+def without(name: str, content: dict[str, Any]) -> object:
+    """Return results of another version, which ended in a traceback."""
+    content["requests"] = [[{key: it[key] for key in it if key != name} for it in cell] for cell in content["requests"]]
+    return content
+
+
+NO_RESULTS = ("is no result of a comparison with its requests",)
+ANYWAY = ("warning: not the same conditions: Host", "warning: new: The machine was busy")
+TOO_FEW = "48 latencies compared: 0 show no difference, 48 have too few runs to tell"
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "code", "words"),
+    [
+        (on_another_machine, [], 2, ("conditions differ", "| an abacus")),
+        (on_another_machine, ["--anyway"], 0, ANYWAY),
+        (far_away, [], 2, ("no measurement in common",)),
+        # One run of each prompt has no spread: five times slower was "no difference" then.
+        (of_one_run, ["--anyway"], 0, (TOO_FEW,)),
+        # Cells in which everything failed, and half of another one's requests, dropped out without a word.
+        (with_failures, [], 0, ("failed requests, in no latency: 0 in old, 3 in new", "only in old:", "only in new:")),
+        *(
+            (partial(without, it), [], 2, (*NO_RESULTS, f"KeyError('{it}')"))
+            for it in ("error_code", "ttft_s", "prompt")
+        ),
+        (lambda _: [], [], 2, NO_RESULTS),
+        (lambda _: {"cells": []}, [], 2, NO_RESULTS),
+    ],
+)
+def test_unlike_results_are_named(
+    old: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, Any]], object],
+    flags: list[str],
+    code: int,
+    words: tuple[str, ...],
 ) -> None:
-    """They ended in a traceback."""
-    content = json.loads(old.read_text())
-    for cell in content["requests"]:
-        for request in cell:
-            del request[without]
-    (tmp_path / "new.json").write_text(json.dumps(content))
-    assert _diff(old, tmp_path / "new.json") == 2
-    assert f"is no result of a comparison with its requests: KeyError('{without}')" in capsys.readouterr().err
+    file = tmp_path / "new.json"
+    file.write_text(json.dumps(change(json.loads(old.read_text()))))
+    assert _diff(old, file, *flags) == code
+    captured = capsys.readouterr()
+    assert all(each in captured.out + captured.err for each in words)
+
+
+def test_a_missing_or_empty_file_is_no_result(old: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.json").touch()
+    assert [_diff(old, tmp_path / name) for name in ("new.json", "missing")] == [2, 2]

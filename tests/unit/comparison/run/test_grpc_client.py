@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import pytest
 
 from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
+from comparison.plan.record import RequestRecord
 from comparison.run.grpc_client import grpc_client
-from comparison.run.record import RequestRecord
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from inference.config import PLAIN
 
@@ -47,15 +48,10 @@ async def test_a_whole_answer_is_a_record_of_its_tokens() -> None:
     assert (record.error_message, record.token_ids) == ("", (7, 8) * 3)
 
 
-async def test_an_answer_with_a_gap_is_a_failure() -> None:
+@pytest.mark.parametrize("at", range(len(WHOLE)))
+@pytest.mark.parametrize(("messages", "words"), [([], "something was lost on the way"), ([b"\xff"], "cannot be read")])
+async def test_an_answer_with_a_gap_is_a_failure(at: int, messages: list[bytes], words: str) -> None:
     """Proxies have dropped whole messages. Such an answer would be short, and so fast."""
-    for lost in range(len(WHOLE)):
-        record = await answered_by(WHOLE[:lost] + WHOLE[lost + 1 :])
-        assert record.error_code == "UNAVAILABLE", f"message {lost} is missing"
-        assert "something was lost on the way" in record.error_message
-
-
-async def test_a_message_that_cannot_be_read_is_a_failure() -> None:
-    record = await answered_by([WHOLE[0], b"\xff", *WHOLE[2:]])
+    record = await answered_by([*WHOLE[:at], *messages, *WHOLE[at + 1 :]])
     assert record.error_code == "UNAVAILABLE"
-    assert "cannot be read" in record.error_message
+    assert words in record.error_message

@@ -35,7 +35,7 @@ def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_
 
 
 def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores are made up; the child is a real one, whose work would pass for that of others."""
+    """The cores are made up; the child is a real one, and its work would pass for that of other processes."""
     stat, busy_s = tmp_path / "stat", 0.0
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
 

@@ -1,4 +1,4 @@
-"""How requests come. The Locust side: what its process may import, and the way of a record through JSON."""
+"""Loads of requests. Of Locust: imports of its process, and the way of a record through JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
-from comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages, steady
-from comparison.run.record import RequestRecord, Round
 from inference.commit import Delta, Event, Started, Timings
-from inference.errors import ConfigError
 from inference.request import Provenance
 from inference.workers.calls.convert import event_to_message
 
@@ -89,22 +87,6 @@ def test_arrivals_are_poisson_and_repeat() -> None:
     assert gaps.std() == pytest.approx(0.2, rel=0.05)  # of an exponential, both are the same
     assert poisson_arrivals(5.0, 9, (7, 0)) == list(times[:9])
     assert poisson_arrivals(5.0, 9, (7, 1)) != list(times[:9])
-
-
-def test_a_load_has_its_limits() -> None:
-    sets = (PromptSet("kind", ("text",)),)
-    assert WorkloadConfig(sets, concurrencies=(1, 4), request_rates=(8.0, 2.0)).loads == (
-        *((1, None), (4, None)),
-        *((0, 2.0), (0, 8.0)),
-    )
-    assert WorkloadConfig(sets, request_rates=(2.0,)).max_concurrency == OPEN_LOOP_BATCH
-    for fields, message in (
-        ({"request_rates": (0.0,)}, r"request_rate 0\.0 is outside \(0, 10000\]"),
-        ({"num_arrivals": 0}, r"num_arrivals 0 is outside 1\.\.100000"),
-        ({"warm_up": 0}, "warm_up 0 is below 1"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            WorkloadConfig(sets, **fields)
 
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -46,16 +46,32 @@ async def _connection(proxy: DelayProxy) -> AsyncGenerator[_Streams, None]:
         writer.close()
 
 
-async def test_round_trip_takes_the_rtt() -> None:
-    async with _link(LinkConditions(rtt_s=0.1)) as proxy, _connection(proxy) as (reader, writer):
-        started = time.monotonic()
-        writer.write(b"ping")
-        assert await reader.readexactly(4) == b"ping"
-        assert time.monotonic() - started >= 0.099
+@pytest.mark.parametrize(
+    ("conditions", "num_bytes", "least_s"),
+    [
+        (LinkConditions(rtt_s=0.1), (4,), 0.099),
+        (LinkConditions(bytes_per_s=100_000), (20_000,), 0.199),
+        (LinkConditions(bytes_per_s=100_000), (10_000, 10_000), 0.199),  # the bandwidth is shared
+        (LinkConditions(rtt_s=0.02), (2 * 1024 * 1024,), 0.019),
+    ],
+)
+async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tuple[int, ...], least_s: float) -> None:
+    """The conditions change while connections are open; each of them carries so many bytes, whole and in order."""
+    async with _link(LinkConditions()) as proxy, AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(_connection(proxy)) for _ in num_bytes]
+        for reader, writer in streams:
+            await _warm(reader, writer)
+        proxy.conditions = conditions
+        started, sent = time.monotonic(), [(bytes(range(256)) * 8192)[:count] for count in num_bytes]
+        for (_, writer), data in zip(streams, sent, strict=True):
+            writer.write(data)
+        received = [reader.readexactly(len(data)) for (reader, _), data in zip(streams, sent, strict=True)]
+        assert await asyncio.gather(*received) == sent
+        assert time.monotonic() - started >= least_s
 
 
 async def test_no_end_holds_small_writes_back() -> None:
-    """The story: the port was opened by a call that does not say TCP, so asyncio left Nagle's algorithm on. It waited
+    """The story: the port was opened by a call that does not name TCP, so asyncio left Nagle's algorithm on. It waited
     for the client's delayed acknowledgement: 40 ms more to the first token, on each link of every topology."""
     async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
@@ -81,15 +97,6 @@ async def _warm(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await reader.readexactly(1)
 
 
-async def test_conditions_can_change_between_messages() -> None:
-    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
-        await _warm(reader, writer)
-        proxy.conditions = LinkConditions(rtt_s=0.1)
-        started = time.monotonic()
-        await _warm(reader, writer)
-        assert time.monotonic() - started >= 0.099
-
-
 async def test_jitter_keeps_the_order() -> None:
     async with _link(LinkConditions(jitter_s=0.02)) as proxy, _connection(proxy) as (reader, writer):
         sent = [f"{number:04d}".encode() for number in range(50)]
@@ -97,32 +104,6 @@ async def test_jitter_keeps_the_order() -> None:
             writer.write(message)
             await asyncio.sleep(0.001)
         assert await reader.readexactly(200) == b"".join(sent)
-
-
-async def test_bandwidth_spreads_bytes_over_time() -> None:
-    """20 kB at 100 kB/s take 0.2 s."""
-    async with _link(LinkConditions(bytes_per_s=100_000)) as proxy, _connection(proxy) as (reader, writer):
-        started = time.monotonic()
-        writer.write(bytes(20_000))
-        await reader.readexactly(20_000)
-        assert time.monotonic() - started >= 0.199
-
-
-async def test_bandwidth_is_shared_between_connections() -> None:
-    conditions = LinkConditions(bytes_per_s=100_000)
-    async with _link(conditions) as proxy, _connection(proxy) as one, _connection(proxy) as two:
-        started = time.monotonic()
-        for _, writer in (one, two):
-            writer.write(bytes(10_000))
-        await asyncio.gather(*(reader.readexactly(10_000) for reader, _ in (one, two)))
-        assert time.monotonic() - started >= 0.199
-
-
-async def test_large_transfers_arrive_whole() -> None:
-    data = bytes(range(256)) * 8192  # 2 MiB
-    async with _link(LinkConditions(rtt_s=0.02)) as proxy, _connection(proxy) as (reader, writer):
-        writer.write(data)
-        assert await reader.readexactly(len(data)) == data
 
 
 async def test_cut_resets_connections_and_refuses_new_ones() -> None:

@@ -1,4 +1,4 @@
-"""The search for capacities finds the number of streams that a service holds, and its table says what was measured."""
+"""The search for capacities finds the number of streams that a service holds; its table has the measured figures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Contender, Topology
+from comparison.plan.config import ALONE, ComparisonConfig, Topology
 from comparison.plan.flags import parse_config
 from comparison.plan.grid import Cell, Sample
+from comparison.plan.record import RequestRecord, Round
 from comparison.run.progress import Progress
-from comparison.run.record import RequestRecord, Round
 from comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, Searcher, probe_of, search
 from comparison.study.capacity_report import text_of, write_capacities
 from comparison.study.search import Budget
 from inference.commit import Timings
-from inference.errors import ConfigError
 from tests.support.samples import QUIET
 
 FLAGS = ("--capacity", "32", "--slo", "itl:50ms,ttft:1s", "--topologies", "target,fused")
@@ -115,7 +114,7 @@ class SlowServers:
 
 
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: after two probes of 65 streams the time was over, and the page said "at least 0" of them."""
+    """The story: after two probes of 65 streams the time was over, and the page had "at least 0" of them."""
     servers: Any = SlowServers()
     searcher = Searcher(config("--max_new_tokens", "40"), Progress(Console(quiet=True), None))
     monkeypatch.setattr(searcher, "_budget", Budget(10.0, lambda: servers.seconds))
@@ -129,36 +128,3 @@ def test_nothing_found_is_said_without_figures() -> None:
     none = Capacity(ALONE, 50.0, 0, (), False)
     assert "| target    | up to 50       | 0 " in text_of(replace(capacities(settings), found=(none,)))
     assert text_of(replace(capacities(settings), found=()))
-
-
-def test_all_ways_are_searched() -> None:
-    settings = config("--topologies", "target,fused,pool", "--workers", "1,2,4")
-    assert [(it.name, it.draft == LOOKUP) for it in settings.contenders] == [
-        *(("target", False), ("target", True), ("fused", False)),
-        *(("pool", False), ("pool of 2", False), ("pool of 4", False)),
-    ]
-    assert sum(server.role == "draft" for server in settings.servers) == 7
-    assert len(set(settings.servers)) == len(settings.servers)
-    (prompts,) = settings.workload.prompt_sets
-    assert len(prompts.prompts) == 6
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--capacity", "8"), "slo: --capacity needs"),
-        (("--capacity", "8", "--slo", "ttft:1s"), "slo: --capacity needs"),
-        ((*FLAGS, "--topologies", "fused"), "name target"),
-        ((*FLAGS, "--concurrency", "4"), "concurrency: --capacity searches"),
-        ((*FLAGS, "--request_rate", "4"), "request_rate: --capacity"),
-        (("--workers", "1,2"), "workers: several numbers need --capacity"),
-        ((*FLAGS, "--workers", "0"), "workers 0 is outside 1..64"),
-    ],
-)
-def test_impossible_searches_are_refused(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(flags)
-
-
-def test_a_pool_of_several_has_its_name() -> None:
-    assert Contender(Topology.POOL, "draft", 8, workers=2).name == "pool of 2"

@@ -1,4 +1,4 @@
-"""A study whose servers run one at a time: each is started once, and an interrupted study goes on where it was."""
+"""A study with servers that run one at a time: each is started once, and an interrupted study goes on where it was."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.console import Console
 from comparison.plan.backend import BackendConfig
 from comparison.plan.config import ALONE, ComparisonConfig, NetworkConfig, PromptSet, Topology, WorkloadConfig
 from comparison.plan.grid import Sample
-from comparison.study import sweep
-from comparison.study.app import conduct_study
+from comparison.study import laboratory
 from comparison.study.flags import StudyConfig, parse_study
 from comparison.study.journal import FILE
+from comparison.study.laboratory import conduct_study
 from inference.errors import UnavailableError
 from tests.support.samples import config, model_directory, samples
 
@@ -31,8 +31,8 @@ class Servers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int | None]] = []
         self.broken: int | None = None
-        monkeypatch.setattr(sweep, "deployment", self.deployment)
-        monkeypatch.setattr(sweep, "measure", self.measure)
+        monkeypatch.setattr(laboratory, "deployment", self.deployment)
+        monkeypatch.setattr(laboratory, "measure", self.measure)
 
     @asynccontextmanager
     async def deployment(self, part: ComparisonConfig) -> AsyncGenerator[ComparisonConfig]:

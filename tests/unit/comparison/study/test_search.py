@@ -11,14 +11,14 @@ from comparison.plan.config import LOOKUP, Contender, Topology
 from comparison.report.summary import Spread
 from comparison.study.advice import Evidence, Trial
 from comparison.study.search import Budget, Speeds, conduct
-from comparison.study.space import Group, Place, Space
+from comparison.study.space import Conditions, Group, Space
 from inference.request import Schedule
 
 GAMMAS = (8, 4, 2, 16)
 DRAFTS = ("small", "large", "ngram")
 GROUP_S = 1.0
 
-Speedup = Callable[[Place, Contender], float]
+Speedup = Callable[[Conditions, Contender], float]
 
 
 def space(**conditions: tuple[float, ...]) -> Space:
@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """A search in which every group takes a second of a clock that nobody else moves."""
+    """A search in which every group takes a second of a clock of its own."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
@@ -54,11 +54,11 @@ def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, 
     return Evidence(searched, trials, skipped)
 
 
-def trial(place: Place, contender: Contender, speedup: float) -> Trial:
+def trial(place: Conditions, contender: Contender, speedup: float) -> Trial:
     return Trial(place, contender, Spread(speedup, speedup, speedup), 40 * speedup, 40.0, 0.1, 0.1)
 
 
-def rounds(place: Place, contender: Contender) -> float:
+def rounds(place: Conditions, contender: Contender) -> float:
     """Leviathan's rounds over passes of 25 ms, with acceptance and step by draft; the network where it is crossed."""
     alpha, step_s = {"small": (0.7, 0.001), "large": (0.85, 0.012), "ngram": (0.3, 0.0), LOOKUP: (0.1, 0.0)}[
         contender.draft or ""
@@ -85,7 +85,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
 def test_a_way_lost_at_usual_length_is_retried() -> None:
     """Fused looked best at gamma 8, where the pool is poor; with 2 it is the best of all."""
 
-    def speedup(place: Place, contender: Contender) -> float:
+    def speedup(place: Conditions, contender: Contender) -> float:
         if contender.topology is Topology.POOL:
             return 3.0 if contender.gamma == 2 else 0.5
         return 2.0 - 0.1 * (contender.gamma or 0) / 8
@@ -132,7 +132,7 @@ def test_a_group_ends_with_the_budget() -> None:
 
 
 def test_first_comes_what_is_worth_most() -> None:
-    """With time for one group, all ways are compared at the usual place."""
+    """All ways are compared at the usual place, if there is time for one group alone."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4
     assert len({it.contender.topology for it in evidence.trials}) == 4

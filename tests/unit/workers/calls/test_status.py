@@ -8,7 +8,7 @@ from grpc.aio import Metadata
 
 from grpc_comm.errors import Status
 from inference import errors
-from inference.gateway.errors import from_error
+from inference.gateway.answers.errors import from_error
 from inference.workers.calls.status import client_status, code_name, from_rpc_error, to_status
 
 SAME_ON_BOTH_SIDES = [

@@ -11,7 +11,7 @@ import pytest
 
 from inference.commit import Answer, Commit, Delta, FinishReason, Opened, TokenLogprobs
 from inference.errors import InvalidRequestError
-from inference.gateway.formats import text_logprobs
+from inference.gateway.answers.formats import text_logprobs
 from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
 from inference.text.chat import Chat, ChatMessage
 from inference.text.tokenizer import Tokenizer

@@ -1,0 +1,5 @@
+"""Answers: documents, server-sent events, and errors in OpenAI's shape, made of the events of a completion.
+
+Does not know: ports, or where the events come from.
+Start reading: `stream.py`, then `formats.py`.
+"""

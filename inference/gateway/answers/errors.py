@@ -1,0 +1,187 @@
+"""Failures in OpenAI's shape: an HTTP status and {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from inference import errors
+from inference.gateway.answers.documents import JsonAnswer
+from inference.gateway.bodies.noops import UNSUPPORTED
+from inference.workers.calls.status import REFUSED_UPSTREAM
+
+if TYPE_CHECKING:
+    from fastapi.exceptions import RequestValidationError
+
+logger = logging.getLogger(__name__)
+
+DIALLED_AGAIN_S = 5.0
+"""Seconds within which a server that is gone is dialled again (grpc_comm/options.py)."""
+INVALID_REQUEST = "invalid_request_error"
+MAX_ECHO_CHARACTERS = 200
+"""Limit of what a message repeats of a request."""
+MAX_MESSAGE_CHARACTERS = 1000
+"""Limit of a whole message."""
+_RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "prompt_logprobs": "logprobs",
+}
+_RENAMED_AT = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/responses": {
+        **dict.fromkeys(("prompt", "messages"), "input"),
+        "max_new_tokens": "max_output_tokens",
+        "response_format": "text",
+    },
+}
+# Where a field may have several shapes, the complaint about one of them would mislead.
+_SHAPES = {
+    "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
+    "stop": "a text or a list of texts is expected, none of them empty or too long",
+}
+# Faults of a body that is no object: another kind of JSON, another content type, or nothing.
+_NO_OBJECT = ("model_attributes_type", "missing")
+_OURS = ("value_error", UNSUPPORTED)  # our own validators, which are more specific than Pydantic's rules
+_CODES = {"missing": "missing_required_parameter", UNSUPPORTED: "unsupported_parameter"}
+_FAULT = ("server_error", "internal_error")  # with a code, since LLMPerf counts errors by it
+_STATUSES: dict[type[errors.SpecDecError], tuple[int, str, str | None]] = {
+    errors.InvalidRequestError: (400, INVALID_REQUEST, None),
+    errors.ContextLengthError: (400, INVALID_REQUEST, "context_length_exceeded"),
+    errors.NotFoundError: (404, INVALID_REQUEST, None),
+    errors.UnauthenticatedError: (401, INVALID_REQUEST, "invalid_api_key"),
+    errors.ForbiddenError: (403, INVALID_REQUEST, "insufficient_permissions"),
+    errors.CapacityError: (429, "rate_limit_error", "queue_full"),
+    errors.OtherServerError: (503, "service_unavailable_error", "unavailable"),
+    errors.HandshakeError: (503, "service_unavailable_error", "unavailable"),
+    errors.UnavailableError: (503, "service_unavailable_error", "unavailable"),
+    errors.IncompatibleDraftError: (503, "service_unavailable_error", "incompatible_target"),
+    errors.DeadlineError: (504, "timeout_error", "deadline_exceeded"),
+}
+
+
+@dataclass(eq=False)  # not frozen: handlers of exceptions set the traceback
+class ApiError(Exception):
+    """Failure that a client gets as an HTTP response.
+
+    Attributes:
+        status: HTTP status code.
+        message: names the value and the limit.
+        kind: OpenAI's "type".
+        param: the field of the request that is at fault.
+        code: OpenAI's machine-readable code.
+        retry_after_s: seconds until a retry has a fair chance.
+    """
+
+    status: int
+    message: str
+    kind: str = INVALID_REQUEST
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the error response, in the form of OpenAI's API."""
+        message, param = _cut(self.message, MAX_MESSAGE_CHARACTERS), _cut(self.param or "", MAX_ECHO_CHARACTERS)
+        return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the status: Retry-After in whole seconds, or the scheme of authentication."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+
+    def answer(self, **headers: str) -> JsonAnswer:
+        """Return the HTTP response, with further headers."""
+        return JsonAnswer(self.body(), status_code=self.status, headers={**self.headers(), **headers})
+
+
+def from_error(error: errors.SpecDecError, path: str = "") -> ApiError:
+    """Return the HTTP failure for one of this project's exceptions; names of fields depend on the path."""
+    if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
+        logger.error("refused by the upstream server: %s", error)  # the client is not at fault
+        error = errors.UnavailableError(REFUSED_UPSTREAM)
+    status, kind, code = _STATUSES.get(type(error), (500, *_FAULT))
+    param = _param(error.field, path) if isinstance(error, errors.InvalidRequestError) else None
+    return ApiError(status, _message(error), kind, param, code, _retry_after_s(error))
+
+
+def _retry_after_s(error: errors.SpecDecError) -> float | None:
+    """Return the seconds after which a retry may succeed; None if it cannot, or if the time is unknown."""
+    if isinstance(error, errors.CapacityError):
+        return error.retry_after_s
+    is_gone = type(error) is errors.UnavailableError and error.address is not None
+    return DIALLED_AGAIN_S if is_gone else None
+
+
+def _message(error: errors.SpecDecError) -> str:
+    """Return the message without addresses of upstream servers, which only the log has."""
+    if isinstance(error, errors.UnavailableError) and error.address is not None:  # gRPC's message has it again
+        logger.info("unavailable: %s", error)
+        return "the upstream server cannot be reached"
+    return error.message
+
+
+def unexpected() -> ApiError:
+    """Return an unforeseen failure; its cause is in the log only."""
+    return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
+
+
+def _param(field: str | None, path: str) -> str | None:
+    """Return the name that the endpoint at `path` has for a field of this project."""
+    return {**_RENAMED, **_RENAMED_AT.get(path, {})}.get(field or "", field)
+
+
+def from_validation(error: RequestValidationError, names: Sequence[str] = ()) -> ApiError:
+    """Return the failure of a body that does not fit its schema, by its worst fault; `names` are the body's fields."""
+    fault = _worst(error.errors())
+    place = [_cut(part, MAX_ECHO_CHARACTERS) for part in fault["loc"] if part != "body"]
+    if fault["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {fault['ctx']['error']}", code="invalid_json")
+    if not place and fault["type"] in _NO_OBJECT:
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json", code="no_json")
+    param = str(place[0]) if place else _named_first(fault)
+    if fault["type"] == "extra_forbidden":
+        name = _cut(".".join(map(str, place)), MAX_ECHO_CHARACTERS)
+        meant = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, names, n=1))
+        return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
+    message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
+    message = message or fault["msg"].removeprefix("Value error, ")
+    code = _CODES.get(fault["type"], "invalid_value")
+    return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
+
+
+T = TypeVar("T")
+
+
+def _cut(value: T, limit: int) -> T | str:
+    """Return a text cut off at a limit; other values as they are."""
+    return f"{value[:limit]}..." if isinstance(value, str) and len(value) > limit else value
+
+
+def _path(place: list[Any]) -> str:
+    """Return the place in the body, as in messages.0.content, without our names of a union's alternatives."""
+    if place[0] in _SHAPES:
+        return str(place[0])
+    return ".".join(str(part) for part in place if isinstance(part, int) or (_is_field(part)))
+
+
+def _is_field(part: str) -> bool:
+    return part.isidentifier() and part != "str" and not part[0].isupper()
+
+
+def _named_first(fault: dict[str, Any]) -> str | None:
+    """Return the field to change; our own messages about two fields begin with it."""
+    return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
+
+
+def _worst(faults: Any) -> dict[str, Any]:
+    """Return the most useful fault: one of our validators, or that of the alternative that the body fits best."""
+    rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
+    fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
+    first: dict[str, Any] = faults[0]
+    return fault if fault["loc"][:2] == first["loc"][:2] else first

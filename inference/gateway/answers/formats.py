@@ -1,0 +1,251 @@
+"""Formats of answers: text completion and chat completion, whole and in chunks, as dictionaries ready for JSON."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from inference.commit import FinishReason, TokenLogprob, TokenLogprobs
+from inference.gateway.answers.message import MessageReader
+from inference.gateway.answers.parts import Choice, Part
+from inference.text.calls.reader import CallPiece
+
+
+class Format(Protocol):
+    """Format of one endpoint's answers.
+
+    Attributes:
+        shows_prompt: an echoed prompt is a part of the answer.
+        per_token: parts of a whole answer are tokens, not passes.
+    """
+
+    shows_prompt: bool
+    per_token: bool
+
+    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+        """Return the whole answer to prompts with `n` choices each."""
+
+
+class ChunkFormat(Format, Protocol):
+    """Format of answers that stream as chunks, each with "choices"."""
+
+    def head(self, *, chunk: bool) -> dict[str, Any]:
+        """Return the fields beside "choices"."""
+
+    def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
+        """Return one entry of a chunk's "choices"."""
+
+
+class _Base(ABC):
+    per_token = False
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.answer_id = secrets.token_hex(12)  # in the answer's "id"
+        self.created = int(time.time())
+
+    def _head(self, prefix: str, kind: str) -> dict[str, Any]:
+        return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self._model}
+
+    @abstractmethod
+    def head(self, *, chunk: bool) -> dict[str, Any]:
+        """See `ChunkFormat`."""
+
+    @abstractmethod
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Return one entry of a whole answer's "choices"."""
+
+    def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+        """See `Format`."""
+        entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
+
+
+class CompletionFormat(_Base):
+    """Format of /v1/completions."""
+
+    shows_prompt = True
+
+    def head(self, *, chunk: bool) -> dict[str, Any]:
+        """See `ChunkFormat`."""
+        return self._head("cmpl", "text_completion")
+
+    def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
+        """See `ChunkFormat`."""
+        offset, first = choice.num_characters, part.is_prompt
+        logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
+        choice.num_characters += sum(position.num_characters for position in part.logprobs)
+        return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """See `_Base`."""
+        begins = choice.has_scored_prompt
+        scores = choice.logprobs
+        logprobs = text_logprobs(scores, 0, begins_prompt=begins) if scores else None
+        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": _reason(choice)}
+
+
+class ChatFormat(_Base):
+    """Format of /v1/chat/completions. A choice's first chunk names the role, beside its first token.
+
+    Args:
+        reader: returns the reader of an answer to a prompt; None if the text is the content.
+    """
+
+    shows_prompt = False
+
+    def __init__(self, model: str, reader: Callable[[str], MessageReader | None]) -> None:
+        super().__init__(model)
+        self._reader = reader
+        self._readers: dict[int, MessageReader | None] = {}
+
+    def head(self, *, chunk: bool) -> dict[str, Any]:
+        """See `ChunkFormat`."""
+        return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
+
+    def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
+        """See `ChunkFormat`."""
+        role = {} if index in self._readers else {"role": "assistant"}
+        fields, reason = self._read(index, part.text, part, choice)
+        logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
+        calls = [{"index": number, **call} for number, call in fields.pop("tool_calls", {}).items()]
+        delta = {**role, **fields, **({"tool_calls": calls} if calls else {})}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """See `_Base`."""
+        fields, reason = self._read(index, choice.text, choice, choice)
+        calls = list(fields.pop("tool_calls", {}).values())
+        message = {"role": "assistant", "content": None if calls else "", "refusal": None, **fields}
+        scores = choice.logprobs
+        logprobs = chat_logprobs(scores) if scores else None
+        message.update({"tool_calls": calls} if calls else {})
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _read(self, index: int, text: str, ending: Part | Choice, choice: Choice) -> tuple[dict[str, Any], str | None]:
+        """Return the fields that a piece of text adds to a message, calls by number, and the finish reason if any."""
+        if index not in self._readers:
+            self._readers[index] = self._reader(choice.prompt_text)
+        reader, reason = self._readers[index], _reason(ending)
+        if reader is None:
+            return {"content": text}, reason
+        reading = reader.push(text, is_last=reason is not None)
+        fields: dict[str, Any] = {"reasoning_content": reading.reasoning} if reading.reasoning else {}
+        if reading.calls:
+            fields["tool_calls"] = {number: _call(piece) for number, piece in reading.calls.items()}
+        if reading.content:  # some clients would show an empty one beside the calls
+            fields["content"] = reading.content
+        return fields, "tool_calls" if reader.has_calls and reason == FinishReason.STOP.value else reason
+
+
+def _call(piece: CallPiece) -> dict[str, Any]:
+    """Return a piece of a call; the first one has an id and a name."""
+    if piece.name is None:
+        return {"function": {"arguments": piece.arguments}}
+    head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+    return {**head, "function": {"name": piece.name, "arguments": piece.arguments}}
+
+
+def _reason(what: Part | Choice) -> str | None:
+    return what.finish_reason.value if what.finish_reason else None
+
+
+def figures(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+    """Return usage and metrics of a whole request, as fields of its document."""
+    return {"usage": usage(choices, n=n), **metrics(choices)}
+
+
+def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
+    """Return the numbers of tokens of a whole request: every prompt once, every choice's output."""
+    num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
+    num_output_tokens = sum(choice.num_output_tokens for choice in choices)
+    num_accepted_tokens = sum(choice.num_accepted_tokens for choice in choices)
+    num_draft_tokens = sum(choice.num_draft_tokens for choice in choices)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices[::n])},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": num_accepted_tokens,
+            "rejected_prediction_tokens": num_draft_tokens - num_accepted_tokens,
+        },
+    }
+
+
+def speculation(part: Part) -> dict[str, Any]:
+    """Return what became of draft tokens in a part; the last part of a pass has its rejected text and its times."""
+    fields = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens, "token_ids": part.token_ids}
+    if part.timings is None:
+        return fields
+    return {**fields, "rejected": part.rejected_text, "timings": asdict(part.timings)}
+
+
+def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return a field with how well the drafts did, as vLLM names it (its PR 48915); none if nothing was drafted.
+
+    "acceptance_histogram" has the number of passes that accepted exactly j draft tokens at place j, and
+    "num_spec_tokens" is the longest draft of a pass.
+    """
+    passes = sum((choice.drafted for choice in choices), Counter[tuple[int, int]]())
+    if not passes:
+        return {}
+    num_passes = passes.total()
+    num_draft_tokens = sum(drafted * times for (drafted, _), times in passes.items())
+    num_accepted_tokens = sum(accepted * times for (_, accepted), times in passes.items())
+    longest = max(drafted for drafted, _ in passes)
+    histogram = [0] * (longest + 1)
+    for (_, accepted), times in passes.items():
+        histogram[accepted] += times
+    summary = {
+        "mean_acceptance_length": 1 + num_accepted_tokens / num_passes,
+        "draft_acceptance_rate": num_accepted_tokens / num_draft_tokens,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": num_passes,
+        "num_accepted_draft_tokens": num_accepted_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "num_spec_tokens": longest,
+    }
+    return {"metrics": {"speculative_decoding": summary}}
+
+
+def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:
+    """Return the older format: parallel lists; `offset` is where in the choice's text the first token begins.
+
+    A prompt's first token follows nothing: it has nulls.
+    """
+    offsets = []
+    for position in positions:
+        offsets.append(offset)
+        offset += position.num_characters
+    named = [[(_name(token), token.logprob) for token in position] for position in positions]
+    tokens = [name for (name, _), *_ in named]
+    chosen: list[float | None] = [logprob for (_, logprob), *_ in named]
+    top: list[dict[str, float] | None] = [dict((*best, first)) for first, *best in named]
+    if begins_prompt:
+        chosen[0], top[0] = None, None
+    return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
+
+
+def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """Return the newer format: one object per token."""
+    entries = [list(map(_entry, position)) for position in positions]
+    content = [{**chosen, "top_logprobs": top} for chosen, *top in entries]
+    return {"content": content, "refusal": None}
+
+
+def _entry(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": _name(token), "logprob": token.logprob, "bytes": list(token.text)}
+
+
+def _name(token: TokenLogprob) -> str:
+    """Return the token's text; a part of a character as bytes:\\xe2, as OpenAI names it."""
+    try:
+        return token.text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.text)

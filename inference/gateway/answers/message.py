@@ -1,0 +1,44 @@
+"""Reader of a model's text as a message: reasoning, content and calls of tools, piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inference.text.calls.reader import CallPiece, CallReader
+from inference.text.reasoning import Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Parts of a message that one piece of text adds; calls by their numbers in the message."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: dict[int, CallPiece] = field(default_factory=dict)
+
+
+class MessageReader:
+    """Reader of one answer. The whole message does not depend on how its text is cut into pieces.
+
+    Args:
+        reasoning: splits off the reasoning; None if there is none.
+        calls: finds the calls; None if there are none.
+        one_call: drops all calls but the first.
+    """
+
+    def __init__(self, reasoning: Reasoning | None, calls: CallReader | None, *, one_call: bool) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._one_call = one_call
+        self.has_calls = False
+
+    def push(self, text: str, *, is_last: bool) -> Reading:
+        """Return what a piece of the text adds; with the last one also what was held back."""
+        thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
+        if self._calls is None:
+            return Reading(thought, rest)
+        content, calls = self._calls.push(rest, is_last=is_last)
+        if self._one_call:
+            calls = {number: call for number, call in calls.items() if number == 0}
+        self.has_calls |= bool(calls)
+        return Reading(thought, content, calls)

@@ -1,0 +1,107 @@
+"""Pieces of a choice's text, as chunks of a stream carry them: one per token, or one per pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprobs
+
+ChoiceEvent: TypeAlias = tuple[int, Event]
+"""(index of the choice, its event)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Content of one chunk.
+
+    Attributes:
+        accepted: for each token, whether it is an accepted draft token.
+        num_draft_tokens: draft tokens of the pass; 0 unless this is the pass's last part.
+        token_ids: ids of the part's tokens.
+        rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
+        timings: times of the pass; None unless this is the pass's last part.
+        finish_reason: on the last part of a choice.
+        is_prompt: the text is the prompt; the first of its log-probabilities has no meaning.
+    """
+
+    text: str
+    accepted: tuple[bool, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_draft_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    is_prompt: bool = False
+    token_ids: tuple[int, ...] = ()
+    rejected_text: str = ""
+    timings: Timings | None = None
+
+
+def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
+    """Yield a delta cut at its tokens, or whole."""
+    num_tokens = len(delta.token_ids)
+    accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
+    of_pass: dict[str, Any] = {
+        "num_draft_tokens": delta.num_draft_tokens,
+        "finish_reason": delta.finish_reason,
+        "rejected_text": delta.rejected_text,
+        "timings": delta.timings if num_tokens else None,
+    }
+    if not per_token or num_tokens <= 1:
+        yield Part(delta.text, accepted, delta.logprobs, token_ids=delta.token_ids, **of_pass)
+        return
+    for i, piece in enumerate(delta.pieces()):
+        of_part = of_pass if i == num_tokens - 1 else {}
+        here = slice(i, i + 1)
+        yield Part(piece, accepted[here], delta.logprobs[here], token_ids=delta.token_ids[here], **of_part)
+
+
+@dataclass(slots=True)
+class Choice:
+    """Counts and text of one choice so far."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted: Counter[tuple[int, int]] = field(default_factory=Counter)  # passes, by draft tokens and accepted ones
+    prompt_text: str = ""
+    shows_prompt: bool = True
+    parts: list[Part] = field(default_factory=list)  # of an answer in one piece
+    num_characters: int = 0  # of the tokens whose log-probabilities were sent
+    finish_reason: FinishReason | None = None
+    has_scored_prompt: bool = False
+
+    def take(self, event: Event, *, per_token: bool) -> Iterator[Part]:
+        """Count an event, and yield the parts of it that are to be sent."""
+        if isinstance(event, Started):
+            self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
+            self.prompt_text = event.prompt_text
+            if self.shows_prompt and (event.prompt_text or event.prompt_logprobs):  # echo
+                self.has_scored_prompt = bool(event.prompt_logprobs)
+                yield Part(event.prompt_text, logprobs=event.prompt_logprobs, is_prompt=True)
+        elif isinstance(event, Delta):
+            if event.num_draft_tokens:
+                self.drafted[event.num_draft_tokens, event.num_accepted_tokens] += 1
+            for part in parts_of(event, per_token=per_token):
+                self._count(part)
+                yield part
+        elif isinstance(event, Finished) and self.finish_reason is None:
+            self.finish_reason = event.reason
+            yield Part("", finish_reason=event.reason)
+
+    def _count(self, part: Part) -> None:
+        self.num_output_tokens += len(part.accepted)
+        self.num_draft_tokens += part.num_draft_tokens
+        self.num_accepted_tokens += sum(part.accepted)
+        self.finish_reason = part.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return [scores for part in self.parts for scores in part.logprobs]

@@ -1,0 +1,225 @@
+"""Answers made of events: one JSON document, or server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from inference.commit import Event
+from inference.errors import CapacityError, SpecDecError
+from inference.gateway.answers.documents import JsonAnswer, encoded
+from inference.gateway.answers.errors import ApiError, from_error, unexpected
+from inference.gateway.answers.formats import ChunkFormat, Format, figures, speculation, usage
+from inference.gateway.answers.parts import Choice, ChoiceEvent, Part
+from inference.workers.calls.convert import converted
+
+logger = logging.getLogger(__name__)
+
+_NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+LAST_WORD_S = 1.0
+"""Seconds after the deadline, in which a stream can still report that it is over."""
+
+
+MAX_SCORES = 200_000
+"""Limit of log-probabilities in an answer in one piece, each of which takes half a kilobyte until it is sent."""
+MAX_ALL_SCORES = 1_000_000
+"""Limit of those of all answers of the process together."""
+INLINE_SCORES = 5000
+"""Limit of a document that the event loop encodes; longer ones would delay other requests by a second."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """Number of log-probabilities of all requests that wait for the end of their answers."""
+
+    num_scores: int = 0
+
+
+async def whole_answer(
+    events: AsyncGenerator[ChoiceEvent, None], answer: Format, kept: Kept, *, num_choices: int, n: int
+) -> JsonAnswer:
+    """Return the document of a request that does not stream.
+
+    Raises:
+        ApiError: it is too long for an answer in one piece.
+    """
+    choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
+
+    def document() -> JsonAnswer:
+        return JsonAnswer(answer.document(choices, n=n))
+
+    try:
+        async with aclosing(events):
+            async for index, event in events:
+                for part in choices[index].take(event, per_token=answer.per_token):
+                    choices[index].parts.append(part)
+                    num_new = sum(len(scores.token_ids) for scores in part.logprobs)
+                    num_scores, kept.num_scores = num_scores + num_new, kept.num_scores + num_new
+                    _check_scores(num_scores, kept)
+        return document() if num_scores <= INLINE_SCORES else await asyncio.to_thread(document)
+    finally:
+        kept.num_scores -= num_scores
+
+
+def _check_scores(num_scores: int, kept: Kept) -> None:
+    if num_scores > MAX_SCORES:
+        message = f"logprobs: the answer has more than {MAX_SCORES}; stream it, or ask for fewer choices or tokens"
+        raise ApiError(400, message, param="logprobs", code="invalid_value")
+    if num_scores and kept.num_scores > MAX_ALL_SCORES:
+        message = f"logprobs: unfinished answers of this server hold more than {MAX_ALL_SCORES}; stream, or try again"
+        raise CapacityError(message, retry_after_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """Content of a stream's chunks.
+
+    Attributes:
+        num_choices, n: sequences in all, and per prompt.
+        per_token: one event per token; else one per target pass.
+        include_usage: a last chunk with the usage, as OpenAI has it; the others then carry a null.
+        continuous_usage: these others carry the usage so far.
+        include_speculation: mark the tokens that are accepted draft tokens, and show what each pass rejected.
+    """
+
+    num_choices: int
+    n: int
+    per_token: bool
+    include_usage: bool
+    continuous_usage: bool
+    include_speculation: bool
+
+
+class AnswerStream(ABC):
+    """Server-sent events of one request; a subclass knows their shape.
+
+    Args:
+        per_token: one event per token; else one per target pass.
+
+    Attributes:
+        last_word: ends the stream.
+    """
+
+    last_word = b"data: [DONE]\n\n"
+
+    def __init__(self, *, num_choices: int, shows_prompt: bool, per_token: bool) -> None:
+        self._choices = [Choice(shows_prompt=shows_prompt) for _ in range(num_choices)]
+        self._per_token = per_token
+
+    @abstractmethod
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
+        """Return the events of a part of a choice."""
+
+    @abstractmethod
+    def _end(self) -> bytes:
+        """Return the events after the last part."""
+
+    @abstractmethod
+    def _failure(self, error: ApiError) -> bytes:
+        """Return the events of a failure."""
+
+    async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
+        """Return the first chunk. A failure until then gets an HTTP status and no stream, and `events` are closed."""
+        try:
+            return await self._encoded(*await anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+
+    async def chunks(self, first: bytes, events: AsyncGenerator[ChoiceEvent, None]) -> AsyncGenerator[bytes, None]:
+        """Yield `first` and all that follows; failures from here on are reported in the stream."""
+        async with aclosing(events):
+            try:
+                if first:
+                    yield first
+                async for index, event in events:
+                    if data := await self._encoded(index, event):
+                        yield data  # the chunks of one pass in one write
+            except SpecDecError as exc:
+                yield self._failure(from_error(exc))
+            except ApiError as exc:
+                yield self._failure(exc)
+            except Exception:
+                logger.exception("a stream failed unexpectedly")
+                yield self._failure(unexpected())
+            else:
+                if end := self._end():
+                    yield end
+            if self.last_word:
+                yield self.last_word
+
+    async def _encoded(self, index: int, event: Event) -> bytes:
+        """Return the chunks of an event; a prompt's log-probabilities are encoded off the event loop."""
+        return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
+
+    def _encode(self, index: int, event: Event) -> bytes:
+        choice = self._choices[index]
+        return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self._per_token))
+
+
+class ChunkStream(AnswerStream):
+    """Chunks of completions and chats."""
+
+    def __init__(self, answer: ChunkFormat, shape: StreamShape) -> None:
+        super().__init__(num_choices=shape.num_choices, shows_prompt=answer.shows_prompt, per_token=shape.per_token)
+        self._answer = answer
+        self._shape = shape
+        head = encoded(answer.head(chunk=True)).removesuffix("}")
+        self._head = f'data: {head},"choices":['  # the same for every chunk, so it is written once
+
+    def _part(self, index: int, part: Part, choice: Choice) -> bytes:
+        beside: dict[str, Any] = {}
+        if self._shape.include_usage:
+            beside["usage"] = usage(self._choices, n=self._shape.n) if self._shape.continuous_usage else None
+        if self._shape.include_speculation:
+            beside["speculation"] = speculation(part)
+        return self._event(encoded(self._answer.chunk(index, part, choice)), beside)
+
+    def _end(self) -> bytes:
+        return self._event("", figures(self._choices, n=self._shape.n)) if self._shape.include_usage else b""
+
+    def _failure(self, error: ApiError) -> bytes:
+        return f"data: {encoded(error.body())}\n\n".encode()
+
+    def _event(self, choice: str, beside: dict[str, Any]) -> bytes:
+        tail = "," + encoded(beside).removeprefix("{") if beside else "}"
+        return f"{self._head}{choice}]{tail}\n\n".encode()
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events on their way to the client. The request ends when they do: also before its first chunk,
+    and at its deadline while a write waits for a client that does not read.
+
+    Args:
+        chunks: come from an `AnswerStream`.
+        events: source of the chunks.
+        deadline_s: seconds from now.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], events: AsyncGenerator[ChoiceEvent, None], *, deadline_s: float
+    ) -> None:
+        super().__init__(chunks, headers=_NO_BUFFERING)
+        self._sources = (chunks, events)
+        self._ends_at = asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send as Starlette does, with a deadline; then close the sources."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._ends_at):
+                    await super().__call__(scope, receive, send)
+        finally:
+            for source in self._sources:
+                await source.aclose()

@@ -1,0 +1,69 @@
+"""Base class of request bodies, and types of their fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from inference.gateway.bodies import noops
+from inference.gateway.bodies.noops import NoOps, without_no_ops
+from inference.text.unicode import first_lone_surrogate
+
+
+def _whole(value: Any) -> Any:
+    """Return a float without a fraction as an int, and any other value as it is: JSON clients may write 5 as 5.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _unicode(text: str) -> str:
+    """Return the text; raise ValueError if it has half of a surrogate pair, which JSON can write but UTF-8 cannot."""
+    if (place := first_lone_surrogate(text)) is not None:
+        raise ValueError(f"character {place} is half of a surrogate pair")
+    return text
+
+
+def _all_whole(values: Any) -> Any:
+    """Apply `_whole` to the items of a list, unless it has more than `MAX_FIELDS`: Python's loop would be slow."""
+    return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
+
+
+def check_size(values: Any, limit: int) -> Any:
+    """Refuse an object of too many fields with one error; Pydantic would make one for each field.
+
+    Raises:
+        PydanticCustomError: there are more than `limit`; the message names both numbers.
+    """
+    if isinstance(values, dict) and len(values) > limit:
+        message = f"an object of {len(values)} fields exceeds the limit of {limit}"
+        raise PydanticCustomError("too_long", "{message}", {"message": message})
+    return values
+
+
+WHOLE = BeforeValidator(_whole)
+ALL_WHOLE = BeforeValidator(_all_whole)
+MAX_FIELDS = 1024
+"""Limit of an object's fields, and of the items of a list that may write integers as 5.0."""
+Text: TypeAlias = Annotated[str, AfterValidator(_unicode)]
+
+
+def complete(schema: dict[str, Any], body: type[Body]) -> None:
+    """Add null, which means unset, to the types of optional fields; add the fields that are accepted without effect."""
+    for name, field in schema["properties"].items():
+        kinds = field.get("anyOf", [field])
+        if name not in schema.get("required", ()) and {"type": "null"} not in kinds:
+            schema["properties"][name] = {"anyOf": [*kinds, {"type": "null"}], "title": field.get("title", name)}
+    schema["properties"].update(noops.schema_of(body.no_ops))
+
+
+class Body(BaseModel):
+    """Base class of request bodies: strict types, no unknown fields; nulls and values without effect are dropped."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, regex_engine="python-re", json_schema_extra=complete)
+    no_ops: ClassVar[NoOps] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_says_nothing(cls, values: Any) -> Any:
+        return without_no_ops(check_size(values, MAX_FIELDS), cls.no_ops) if isinstance(values, dict) else values

@@ -1,0 +1,214 @@
+"""Conversations over HTTP: messages, tools, calls, and variables of the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from inference.gateway.bodies import noops
+from inference.gateway.bodies.body import Body, Text, complete
+from inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
+from inference.text.json_schema import closed
+from inference.text.unicode import check_unicode
+
+MAX_PARTS = 1024
+"""Limit of one message or item."""
+TEXT_ALONE = "this model reads text alone"
+FUNCTIONS_ALONE = "tools are functions; give this one as a function with a text parameter"
+OTHER_CHOICES = "give the tools that may be called as tools, with tool_choice none, auto, required, or one function"
+FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
+def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
+    """Return a validator that refuses objects whose "type" is none of `kinds`; the message has the way out."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            message = f"{what} of type {kind[:40]} is not supported here: {hint}"
+            raise PydanticCustomError(noops.UNSUPPORTED, "{message}", {"message": message})
+        return value
+
+    return check
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if (kind := schema.get("type", "object")) != "object":
+        raise ValueError(f"type {json.dumps(kind)[:40]} is not supported: arguments are an object")
+    return schema
+
+
+Parameters: TypeAlias = Annotated[
+    dict[str, Any],
+    AfterValidator(_of_object),
+    Field(json_schema_extra={"properties": {"type": {"const": "object"}}}),
+]
+
+
+class FunctionBody(Body):
+    """A function that may be called."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: Parameters | None = Field(None, description="A JSON schema of an object. Unset: there are none.")
+    strict: bool | None = Field(
+        None,
+        description="Arguments keep to the schema also where the model may call or not, and have no other properties.",
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """Schema of the arguments, closed if the function is strict.
+
+        Raises:
+            ValueError: a strict schema asks for other properties than it names.
+        """
+        if self.parameters is None or not self.strict:
+            return self.parameters
+        return dict(closed({"type": "object", **self.parameters}))
+
+
+class Tool(Body):
+    """A tool; the only kind is a function."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(Body):
+    """The function that must be called."""
+
+    name: FunctionName
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Tools: TypeAlias = Annotated[
+    list[Annotated[Tool, BeforeValidator(of_kinds("a tool", "function", hint=FUNCTIONS_ALONE))]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+ToolChoice: TypeAlias = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    BeforeValidator(of_kinds("tool_choice", "function", hint=OTHER_CHOICES)),
+]
+
+
+def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Refuse duplicate names, and a choice that is none of the tools.
+
+    Raises:
+        ValueError: one of these; the message names it.
+    """
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ValueError(f"tools name {next(name for name in names if names.count(name) > 1)} twice")
+    if choice == "required" and not tools:
+        raise ValueError("tool_choice required needs tools")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ValueError(f"tool_choice names {choice.function.name}, which is none of the tools")
+
+
+class TextPart(Body):
+    """One part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Parts: TypeAlias = Annotated[
+    list[Annotated[TextPart, BeforeValidator(of_kinds("a part", "text", hint=TEXT_ALONE))]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+
+
+class CalledFunction(Body):
+    """A called function, with the arguments as JSON text."""
+
+    name: Text
+    arguments: Text
+
+
+class Call(Body):
+    """A call that the assistant made."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def _content_or_calls(schema: dict[str, Any], body: type[Body]) -> None:
+    complete(schema, body)
+    schema["anyOf"] = [
+        {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+        {"properties": {"tool_calls": {"type": "array", "minItems": 1}}, "required": ["tool_calls"]},
+    ]
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra=_content_or_calls)
+
+    no_ops = noops.MESSAGE
+    role: Annotated[Text, StringConstraints(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
+    content: Text | Parts = ""
+    name: Text | None = Field(None, description="Of a tool's answer: the function. Of others: accepted without effect.")
+    tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_call_id: Text | None = Field(None, description="Of a tool's answer: the call.")
+    reasoning_content: Text | None = Field(None, description="What the assistant thought; templates may leave it out.")
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("content is needed, but in a message with tool_calls")
+        return self
+
+    def message(self) -> ChatMessage:
+        """Return the message for the chat template."""
+        return ChatMessage.read(self.model_dump(), "messages")
+
+
+class TemplateBody(Body):
+    """Variables of the chat template."""
+
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM's: further variables of the model's chat template."
+    )
+    enable_thinking: bool | None = Field(None, description="The same as in chat_template_kwargs.")
+
+    def template_kwargs(self) -> dict[str, Any]:
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**self.chat_template_kwargs, **thinking}
+
+
+def chat_of(messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: dict[str, Any]) -> Chat:
+    """Return a conversation for the server that owns the template.
+
+    Raises:
+        InvalidRequestError: a part of it is no text, or exceeds its limit.
+    """
+    spoken = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+    chat = Chat(
+        tuple(message.message() for message in messages),
+        _json(spoken, "tools"),
+        _json(template_kwargs, "chat_template_kwargs"),
+    )
+    chat.check()
+    return chat
+
+
+def _json(value: Any, name: str) -> str:
+    if not value:
+        return ""
+    text = json.dumps(value, ensure_ascii=False)
+    check_unicode(text, name)
+    return text

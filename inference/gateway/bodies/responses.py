@@ -1,0 +1,276 @@
+"""Body of /v1/responses (OpenAI's Responses API), and its one mapping: onto the body of a chat.
+
+Nothing is stored: a conversation comes whole, as items. What refers to an earlier answer is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from inference.gateway.bodies import noops
+from inference.gateway.bodies.body import Body, Text
+from inference.gateway.bodies.conversation import (
+    FUNCTIONS_ALONE,
+    MAX_PARTS,
+    OTHER_CHOICES,
+    TEXT_ALONE,
+    FunctionBody,
+    NamedFunction,
+    TemplateBody,
+    of_kinds,
+)
+from inference.gateway.bodies.schema import (
+    NAMED_NEEDS_TOOLS,
+    REQUIRED_NEEDS_TOOLS,
+    STREAM_OPTIONS_NEED_STREAM,
+    ChatBody,
+    GenerationBody,
+    JsonObjectFormat,
+    NamedSchema,
+    NumLogprobs,
+    NumTokens,
+    TextFormat,
+    conditions,
+)
+from inference.text.chat import MAX_MESSAGES, MAX_TOOLS
+
+LOGPROBS = "message.output_text.logprobs"
+_TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+
+
+class ItemPart(Body):
+    """One part of an item."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
+    text: Text
+    annotations: list[Any] = Field(default_factory=list, description="Accepted without effect.")
+    logprobs: list[Any] = Field(default_factory=list, description="Accepted without effect.")
+
+
+ItemParts: TypeAlias = Annotated[
+    list[Annotated[ItemPart, BeforeValidator(of_kinds("a part", *_TEXTS, hint=TEXT_ALONE))]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+
+
+class _Item(Body):
+    id: str | None = Field(None, description="Accepted without effect.")
+    status: str | None = Field(None, description="Accepted without effect.")
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """Add the item to the messages of a chat."""
+        raise NotImplementedError
+
+
+class MessageItem(_Item):
+    """Message of the client, or of an earlier answer."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | ItemParts
+    phase: str | None = Field(None, description="Accepted without effect.")
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """See `_Item`."""
+        text = _text(self.content)
+        if self.role == "assistant":
+            _of_assistant(messages, "content", "tool_calls")["content"] = text
+        else:
+            messages.append({"role": "system" if self.role == "developer" else self.role, "content": text})
+
+
+class CallItem(_Item):
+    """Call of a function in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """See `_Item`."""
+        call = {"id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
+        _of_assistant(messages).setdefault("tool_calls", []).append(call)
+
+
+class OutputItem(_Item):
+    """Output of a called function."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Text | ItemParts
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """See `_Item`."""
+        calls = (call for message in messages for call in message.get("tool_calls", ()))
+        names = {call["id"]: call["function"]["name"] for call in calls}
+        name = {"name": names[self.call_id]} if self.call_id in names else {}
+        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output), **name})
+
+
+class ReasoningItem(_Item):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    summary: ItemParts = Field(default_factory=list)
+    content: ItemParts = Field(default_factory=list)
+    encrypted_content: str | None = Field(None, description="Accepted without effect: none is encrypted here.")
+
+    def add_to(self, messages: list[dict[str, Any]]) -> None:
+        """See `_Item`."""
+        text = _text(self.content or self.summary)
+        _of_assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
+
+
+def _text(content: str | list[ItemPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:
+    """Return the assistant's message that an item continues: the last one, unless it has one of these fields."""
+    if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & set(but_with):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item could refer to"
+
+
+def _tag(value: Any) -> str:
+    """Return the name of a value's alternative; it has a space, so that no error shows it as a field."""
+    if not isinstance(value, dict | _Item):
+        return "a text" if isinstance(value, str) else "a list"
+    return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
+
+
+Item: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("a message")]
+    | Annotated[CallItem, Tag("a function_call")]
+    | Annotated[OutputItem, Tag("a function_call_output")]
+    | Annotated[ReasoningItem, Tag("a reasoning")],
+    Discriminator(_tag),
+    BeforeValidator(of_kinds("an item", *_KINDS, hint=_ITEM_HINT)),
+]
+Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class FlatTool(FunctionBody):
+    """Function that may be called, without the "function" around it that a chat has."""
+
+    type: Literal["function"]
+
+
+class FlatNamedTool(NamedFunction):
+    """The function that must be called."""
+
+    type: Literal["function"]
+
+
+class FlatSchemaFormat(NamedSchema):
+    """JSON that fits a schema, without the "json_schema" around it that a chat has."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Body):
+    """Form of the text."""
+
+    no_ops = noops.TEXT_CONFIG
+    format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] = Field(
+        default_factory=lambda: TextFormat(type="text")
+    )
+
+
+class ReasoningConfig(Body):
+    """Settings of the reasoning, which comes whole where the model reasons."""
+
+    no_ops = noops.REASONING_CONFIG
+
+
+class ResponsesBody(GenerationBody, TemplateBody):
+    """Body of /v1/responses. Its sampling parameters and those of the chat template are a chat's."""
+
+    model_config = ConfigDict(
+        json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS)
+    )
+
+    no_ops = noops.RESPONSES
+    input: Annotated[Annotated[Text, Tag("a text")] | Annotated[Items, Tag("a list")], Discriminator(_tag)]
+    instructions: Text | None = Field(None, description="A system message before the input.")
+    tools: Annotated[
+        list[Annotated[FlatTool, BeforeValidator(of_kinds("a tool", "function", hint=FUNCTIONS_ALONE))]],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+    ] = Field(default_factory=list)
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | FlatNamedTool,
+        BeforeValidator(of_kinds("tool_choice", "function", hint=OTHER_CHOICES)),
+    ] = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
+    max_output_tokens: NumTokens | None = Field(None, description="Unset: to the end of the context.")
+    top_logprobs: NumLogprobs | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
+        default_factory=list, description="Reasoning is never encrypted, so the second changes nothing."
+    )
+    max_tool_calls: int | None = Field(None, description="Accepted without effect: the server calls no tools itself.")
+
+    def chat(self) -> ChatBody:
+        """Return the body of the same request for /v1/chat/completions.
+
+        Raises:
+            RequestValidationError: the parts do not fit each other.
+        """
+        shared = {*GenerationBody.model_fields, *TemplateBody.model_fields} & self.model_fields_set
+        fields = self.model_dump(include=shared - {"stream_options"}, by_alias=True, exclude_unset=True)
+        try:
+            return ChatBody.model_validate({**fields, **dict(self._mapped())})
+        except ValidationError as exc:
+            raise RequestValidationError([{**fault, "loc": _place(fault["loc"])} for fault in exc.errors()]) from exc
+
+    def _mapped(self) -> Iterator[tuple[str, Any]]:
+        yield "messages", self._messages()
+        if self.tools:
+            functions = [tool.model_dump(exclude={"type"}, exclude_unset=True) for tool in self.tools]
+            yield "tools", [{"type": "function", "function": function} for function in functions]
+        choice = self.tool_choice
+        if isinstance(choice, FlatNamedTool):
+            yield "tool_choice", {"type": "function", "function": {"name": choice.name}}
+        else:
+            yield "tool_choice", choice
+        yield "parallel_tool_calls", self.parallel_tool_calls
+        yield "max_completion_tokens", self.max_output_tokens
+        yield "response_format", self._format()
+        if self.top_logprobs is not None or LOGPROBS in self.include:
+            yield from (("logprobs", True), ("top_logprobs", self.top_logprobs))
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            item.add_to(messages)
+        return [{"content": "", **message} for message in messages]
+
+    def _format(self) -> dict[str, Any]:
+        form = self.text.format.model_dump(by_alias=True, exclude_unset=True)
+        kind = {"type": form.pop("type")}
+        return {**kind, "json_schema": form} if form else kind
+
+    def echoed(self) -> dict[str, Any]:
+        """Return the fields that an answer repeats."""
+        names = {"instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "max_output_tokens", "metadata"}
+        names |= {"temperature", "top_p", "top_logprobs"}
+        return self.model_dump(mode="json", by_alias=True, include=names)
+
+
+def _place(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return this body's name for a place in the body of a chat; messages are not items one by one."""
+    return ("body", "input") if place[:1] == ("messages",) else ("body", *place)

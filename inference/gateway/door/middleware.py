@@ -1,0 +1,214 @@
+"""Middleware of the application: request ids, access, limits on bodies, and a count of answers.
+
+Plain ASGI, so that streams stay streams. All of it is HTTP, since a port has neither websockets nor a lifespan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inference.caller import ANYBODY, Caller, Right, audit, caller, harmless_id, is_audited, request_context, request_id
+from inference.errors import ForbiddenError, UnauthenticatedError
+from inference.gateway.answers.errors import ApiError, from_error
+from inference.gateway.door.protocol import BODY_TIMEOUT_S
+from inference.workers.calls.access import Access, rights_of_path
+from inference.workers.calls.status import code_name
+
+REQUEST_ID = b"x-request-id"
+
+
+MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
+"""Most bytes of all bodies that have begun and not ended: 4096 connections could hold 8 MiB each for 30 s."""
+_SMALL_BYTES = 8 * 1024
+_INLINE_BYTES = 32 * 1024
+
+
+class BodyLimit:
+    """Middleware that refuses bodies above `max_bytes` with 413, with or without a length, and crowded ones with 400.
+
+    Bodies within these limits are read and validated on the event loop. While `MAX_UNFINISHED_BYTES` of bodies that
+    have not ended are in memory, or half of it for one account, such a body is refused with 503.
+
+    Args:
+        max_numbers: returns how many numbers a body for the present model may have.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_numbers: Callable[[], int]) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_numbers = max_numbers
+        self._unfinished = collections.Counter[str]()  # bytes by account
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            messages = await self._checked(scope, receive)
+        except ApiError as fault:
+            await fault.answer(connection="close")(scope, receive, send)
+            return
+
+        async def again() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self._app(scope, again, send)
+
+    async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
+        """Return the messages of a body; none if it is not read here. Raises ApiError for one beyond the limits."""
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        num_bytes = int(length) if length.isdigit() else 0
+        messages: list[Message] = []
+        if scope["method"] == "POST" and num_bytes <= self._max_bytes:
+            messages, num_bytes = await self._read(receive)
+        coding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.lower() not in ("", "identity"):
+            message = f"Content-Encoding {coding[:40]!r} is not supported here: send the body as it is"
+            raise ApiError(415, message, param="Content-Encoding", code="unsupported_content_encoding")
+        if num_bytes > self._max_bytes:
+            raise ApiError(413, f"the body is above the limit of {self._max_bytes} bytes")
+        if num_bytes > _SMALL_BYTES and messages:
+            body = b"".join(message.get("body", b"") for message in messages)
+            find = partial(parse_fault, body, self._max_numbers())
+            fault = await asyncio.to_thread(find) if num_bytes > _INLINE_BYTES else find()
+            if fault is not None:
+                raise fault
+        return messages
+
+    async def _read(self, receive: Receive) -> tuple[list[Message], int]:
+        """Return the messages of a body, to its end or as far as its length is allowed, and its length."""
+        messages: list[Message] = []
+        num_bytes, account = 0, caller().account
+        try:
+            while num_bytes <= self._max_bytes:
+                message = await receive()
+                messages.append(message)
+                size = len(message.get("body", b""))
+                num_bytes += size
+                self._unfinished[account] += size
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    break
+                self._check_room(account)
+        finally:
+            self._unfinished -= collections.Counter({account: num_bytes})  # drops accounts without a byte
+        return messages, num_bytes
+
+    def _check_room(self, account: str) -> None:
+        limits = [(self._unfinished.total(), MAX_UNFINISHED_BYTES, "")]
+        if account:
+            limits.append((self._unfinished[account], MAX_UNFINISHED_BYTES // 2, " of one account"))
+        for num_bytes, limit, whose in limits:
+            if num_bytes > limit:
+                message = f"unfinished bodies{whose} have {num_bytes} bytes, the limit is {limit}: send this one later"
+                kind, code = "service_unavailable_error", "unavailable"
+                raise ApiError(503, message, kind, code=code, retry_after_s=BODY_TIMEOUT_S)
+
+
+_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[-+0-9.,eE\s]++|[a-zA-Z]++|.', re.DOTALL)
+"""Parts of JSON: strings, runs of numbers, words, brackets and colons."""
+_MAX_PARTS = 64 * 1024
+
+
+def _is_crowded(body: bytes, max_numbers: int) -> bool:
+    """Return whether a body has too many parts to be parsed without delay for other requests.
+
+    While the parser runs, on any thread, Python runs nothing else: eight megabytes of members took 0.4 s, in which no
+    other request was served. This count lets other threads run between two parts.
+    """
+    num_numbers = 0
+    for num_parts, part in enumerate(_PARTS.finditer(body)):
+        if not (run := part.group()).startswith(b'"'):
+            num_numbers += run.count(b",")
+        if num_parts > _MAX_PARTS or num_numbers > max_numbers:
+            return True
+    return False
+
+
+def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
+    """Return why a body must not be parsed: it has too many parts, or a zero byte, which no JSON has."""
+    if b"\0" in body:
+        return ApiError(400, "the body is not JSON in UTF-8: it has a zero byte")
+    if _is_crowded(body, max_numbers):
+        limits = f"{_MAX_PARTS} strings, words and brackets, or {max_numbers} numbers"
+        return ApiError(400, f"the body has more than {limits}")
+    return None
+
+
+class RequestId:
+    """Middleware that gives every answer the id in its request's X-Request-Id header, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = harmless_id(dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1"))
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id.encode())]
+            await send(message)
+
+        with request_context(ANYBODY, request_id):
+            await self._app(scope, receive, named)
+
+
+class HttpGate:
+    """Middleware that admits requests by `Access`, before anything of their bodies is read.
+
+    Args:
+        rights: returns the rights, one of which a path needs; None if the path is open.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, access: Access, rights: Callable[[str], frozenset[Right] | None] = rights_of_path
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._rights = rights
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (rights := self._rights(scope["path"])) is None:
+            await self._app(scope, receive, send)
+            return
+        authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        try:
+            who = self._access.by_token(authorization, rights)
+        except (UnauthenticatedError, ForbiddenError) as exc:
+            with request_context(Caller(exc.caller_name), request_id()):
+                audit(f"{code_name(exc)} at {scope['path'][:100]!r}: {exc}")
+            await from_error(exc).answer(connection="close")(scope, receive, send)
+            return
+
+        async def accounted(message: Message) -> None:
+            if who.name and message.get("status", 200) >= 400 and not is_audited():
+                audit(f"{message['status']} at {scope['path'][:100]!r}")
+            await send(message)
+
+        with request_context(who, request_id()):
+            await self._app(scope, receive, accounted)
+
+
+class StatusCount:
+    """Middleware that counts answers by path and status; unknown paths count as one."""
+
+    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry, paths: frozenset[str]) -> None:
+        self._app = app
+        self._paths = paths
+        self._answers = Counter(
+            "specdec_http_responses", "HTTP answers, by path and status.", ("path", "status"), registry=registry
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counting(message: dict[str, Any] | Message) -> None:
+            if message["type"] == "http.response.start":
+                self._answers.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counting)

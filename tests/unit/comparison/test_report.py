@@ -1,0 +1,706 @@
+"""Reports of made-up measurements: figures, files, page and pictures agree, and name what makes figures unreliable."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import itertools
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from comparison.app import _report as report
+from comparison.plan.backend import BackendConfig
+from comparison.plan.config import ALONE, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from comparison.plan.datasets import Conversation
+from comparison.plan.endpoint import Endpoint
+from comparison.plan.grid import Cell, Sample
+from comparison.plan.record import RequestRecord
+from comparison.plan.slo import Slo, parse_slo
+from comparison.report import html
+from comparison.report.agreement import check_agreement
+from comparison.report.files import in_full, prepare_directory, write_report
+from comparison.report.findings import Findings, conditions, json_of, short_conditions
+from comparison.report.llmperf import write_llmperf
+from comparison.report.markdown import page_part
+from comparison.report.plots import (
+    knee,
+    latency_shares,
+    speedup_by_kind,
+    speedup_over_gamma,
+    speedups,
+    tokens_over_rtt,
+)
+from comparison.report.service import Service, describe
+from comparison.report.table import load_table
+from comparison.run.pairs import Output, Parting, first_difference
+from inference.config import ROOT, Emulation, PassTime
+from inference.errors import ConfigError, SpecDecError
+from inference.request import Schedule
+from tests.support.samples import (
+    BUSY,
+    PASS_S,
+    STEP_S,
+    TOKENS,
+    VERIFY_S,
+    config,
+    findings,
+    model_directory,
+    record,
+    samples,
+)
+
+ROUND_S = 3 * STEP_S + VERIFY_S
+NEAR = NetworkConfig((0.0,))
+ONE_KIND = (PromptSet("structured", ("1 2 3",)),)
+TWO_KINDS = (*ONE_KIND, PromptSet("open_ended", ("It was",)))
+EMULATED = BackendConfig(emulation=Emulation(PassTime(0.025), PassTime(0.003)))
+LABEL = "EMULATED: passes asleep for at least target:25ms,draft:3ms"
+
+
+def written(found: Findings) -> Path:
+    prepare_directory(found.config.output)
+    write_report(found, found.config.output)
+    return found.config.output
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a report with every kind of picture."""
+    directory = tmp_path_factory.mktemp("sweep")
+    settings = config(
+        directory,
+        draft_models=(str(model_directory(directory, "draft")), "ngram"),
+        gammas=(1, 7),
+        schedules=(Schedule.SYNC, Schedule.ASYNC),
+        network=NetworkConfig(rtts_ms=(0.0, 10.0), jitter_ms=2.0, bandwidth_mbps=100.0),
+        workload=WorkloadConfig(TWO_KINDS, num_runs=2, concurrencies=(1, 4), request_rates=(2.0,)),
+    )
+    return written(findings(settings))
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
+    """The second run is slower for all: speeds spread, their ratio does not; the target alone reaches its bound."""
+    found = findings(config(tmp_path))
+    fused, alone = (found.best(Contender(it), "structured", 0.0) for it in (Topology.FUSED, Topology.TARGET))
+    assert fused is not None
+    assert fused.speedup is not None
+    assert alone is not None
+    assert (fused.speedup.low, fused.speedup.high) == pytest.approx((3 * PASS_S / ROUND_S,) * 2)
+    assert fused.tokens_per_s.high / fused.tokens_per_s.low == pytest.approx(1.1)
+    assert fused.acceptance_rate == pytest.approx(2 / 3)
+    assert fused.mean_acceptance_length == 3
+    assert alone.bound_tokens_per_s == pytest.approx(1 / PASS_S)
+    assert alone.bound_speedup == 1.0
+    assert alone.percent_of_bound == pytest.approx(50 + 50 / 1.1)  # median of the two runs
+
+
+def test_without_the_target_there_is_no_speedup(tmp_path: Path) -> None:
+    found = findings(config(tmp_path, topologies=(Topology.FUSED, Topology.DISTRIBUTED), network=NEAR))
+    assert all(summary.speedup is None and summary.bound_speedup is None for summary in found.summaries)
+    assert (written(found) / "report.html").is_file()
+
+
+def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
+    """The second run is slower for all servers: in pairs nothing of it is left."""
+    found = findings(config(tmp_path, workload=WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=3)))
+    ratio = found.over_target(found.services[1], "end_to_end_latency_s")
+    assert ratio is not None
+    assert (ratio.low, ratio.high) == pytest.approx((ratio.estimate, ROUND_S / (3 * PASS_S)))
+    assert ratio.num_pairs == 6
+    assert found.over_target(found.services[0], "ttft_s") is None
+
+
+def test_an_uncertain_speed_up_says_so(tmp_path: Path) -> None:
+    """The page began with "0.81 times", and three tables below it stood that there was no difference."""
+    workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
+    settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
+    equal = samples(settings)
+    assert speedups(findings(settings, equal)) == ["k, fused: 2.00 times at 0 ms, 2.00 times at 10 ms"]
+    scatter = itertools.cycle((3.0, 0.3, 2.5, 0.5))
+    noisy = [
+        replace(sample, records=tuple(record(ALONE, prompt_index=i, slowdown=next(scatter)) for i in range(2)))
+        if sample.cell.contender.topology is Topology.FUSED
+        else sample
+        for sample in equal
+    ]
+    for measured, doubt in ((noisy, "no difference"), ([it for it in noisy if it.repeat == 0], "too few to tell")):
+        [sentence] = speedups(findings(settings, measured))
+        assert sentence.count(f"({doubt})") == 2
+
+
+def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
+    """The made-up servers with a draft are twice as fast at 0 ms; those over a link lose at 200 ms."""
+    topologies = Topology.TARGET, Topology.DISTRIBUTED
+    found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
+    sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
+    assert [sentence.partition(". ")[0] for sentence in sentences] == [
+        "What to run at round trips of 0 ms (2.00 times): distributed sync (draft draft, gamma 3)",
+        "What to run at round trips of 200 ms: the target alone",
+    ]
+    assert "What to run: these figures cannot say" in html.render(findings(found.config, load=BUSY), [])
+
+
+def test_quantiles_of_a_hundred_and_one_values() -> None:
+    found = describe([float(value) for value in reversed(range(101))])
+    assert {name: found[name] for name in ("p25", "p50", "p75", "p90", "p95", "p99", "min", "max", "mean")} == {
+        "p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99, "min": 0, "max": 100, "mean": 50,
+    }  # fmt: skip
+    assert found["stddev"] == pytest.approx(29.3002, abs=1e-4)
+    assert (describe([2.0])["stddev"], describe([])) == (0.0, {})
+
+
+SLOTS = [1, 2, 4, 6, 8, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("loads", "latencies", "expected"),
+    [
+        (SLOTS, [max(1.0, load / 6) for load in SLOTS], 6),  # six slots; a seventh client waits
+        (list(np.linspace(0.0, 0.95, 20)), [1 / (1 - load) for load in np.linspace(0.0, 0.95, 20)], 0.775),  # M/M/1
+        *((SLOTS[: len(it)], it, None) for it in ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [1.0, 1.0, 1.0], [1.0, 9.0])),
+    ],
+)
+def test_the_knee_is_where_the_queue_fills(
+    loads: Sequence[float], latencies: Sequence[float], expected: float | None
+) -> None:
+    index = knee(loads, latencies)
+    assert (None if index is None else loads[index]) == (expected and pytest.approx(expected, abs=0.08))
+
+
+# Requests in LLMPerf's terms ------------------------------------------------------------------------------------------
+
+
+def failed(code: str, failed_s: float = 0.0) -> RequestRecord:
+    return RequestRecord(0, 9.0, 0, (), (), code, "no room", failed_s=failed_s)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Sample:
+    """Return the first run of the target alone: two prompts, twelve tokens each."""
+    return samples(config(tmp_path))[0]
+
+
+def statistics_of(sample: Sample, limits: str = "") -> dict[str, object]:
+    return Service.of([sample], parse_slo(limits) if limits else Slo()).statistics()
+
+
+def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample, tmp_path: Path) -> None:
+    """Three tokens of a pass arrive together: between tokens passes less than a third of the gap between messages."""
+    found = Service.of([alone], Slo()).statistics()
+    assert found["ttft_s"]["p50"] == pytest.approx(PASS_S)
+    assert found["end_to_end_latency_s"]["mean"] == pytest.approx(len(TOKENS) * PASS_S)
+    assert found["inter_token_latency_s"]["p99"] == pytest.approx(PASS_S)
+    assert found["request_output_throughput_token_per_s"]["min"] == pytest.approx(1 / PASS_S)
+    assert (found["number_input_tokens"]["max"], found["number_output_tokens"]["p25"]) == (4, 12)
+    assert found["num_completed_requests_per_min"] == pytest.approx(60 / (len(TOKENS) * PASS_S))
+    fused = next(each for each in samples(config(tmp_path)) if each.cell.contender.topology is Topology.FUSED)
+    found = Service.of([fused], Slo()).statistics()
+    assert found["message_gap_s"]["p50"] == pytest.approx(ROUND_S)
+    assert found["inter_token_latency_s"]["p50"] == pytest.approx(3 * ROUND_S / 11)
+
+
+def test_failures_are_counted_by_code_and_not_measured(alone: Sample) -> None:
+    broken = replace(alone, failures=(failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED"), failed("429")))
+    found = statistics_of(broken)
+    assert found["error_code_frequency"] == {"RESOURCE_EXHAUSTED": 2, "429": 1}
+    assert (found["error_rate"], found["num_completed_requests"], found["num_requests_started"]) == (0.6, 2, 5)
+    assert found["end_to_end_latency_s"] == statistics_of(alone)["end_to_end_latency_s"]
+
+
+def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
+    slow = record(alone.cell.contender, prompt_index=1, slowdown=2.0)
+    mixed = replace(alone, records=(alone.records[0], slow), failures=(failed("INTERNAL"),))
+    found = statistics_of(mixed, "ttft:25ms,itl:0.025s")
+    assert found["goodput_share"] == pytest.approx(1 / 3)
+    assert found["goodput_requests_per_s"] == pytest.approx(1 / mixed.wall_s)
+    assert statistics_of(mixed)["goodput_share"] == pytest.approx(2 / 3)
+    assert str(parse_slo("ttft:25ms,itl:0.025s")) == "ttft within 25 ms, itl within 25 ms"
+
+
+def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
+    """Rates were taken over the time of the answers alone, also where every other request hung until its deadline: as
+    many requests per minute, and as much goodput, as if nothing had failed."""
+    broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
+    assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
+    found = statistics_of(broken)
+    assert found["num_completed_requests_per_min"] == pytest.approx(2 * 60 / broken.wall_s)
+    assert found["goodput_requests_per_s"] == pytest.approx(2 / broken.wall_s)
+    together = replace(broken, cell=replace(alone.cell, concurrency=2))
+    assert together.wall_s == pytest.approx(9.0 + 120.0)  # from the first sent to the end of the last, which failed
+
+
+# Names that LLMPerf writes, by its src/llmperf/common_metrics.py and token_benchmark_ray.py.
+LLMPERF_FIGURES = (
+    *("inter_token_latency_s", "ttft_s", "end_to_end_latency_s", "request_output_throughput_token_per_s"),
+    *("number_input_tokens", "number_output_tokens"),
+)
+LLMPERF_STATISTICS = (
+    *(f"quantiles_{name}" for name in ("p25", "p50", "p75", "p90", "p95", "p99")),
+    *("mean", "min", "max", "stddev"),
+)
+LLMPERF_TOTALS = (
+    *("num_requests_started", "error_rate", "number_errors", "error_code_frequency"),
+    *("mean_output_throughput_token_per_s", "num_completed_requests", "num_completed_requests_per_min"),
+)
+
+
+def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
+    write_llmperf(findings(config(tmp_path)), tmp_path / "llmperf")
+    files = sorted((tmp_path / "llmperf").iterdir())
+    assert len(files) == 2 * 4 * 2 * 2  # contenders, kinds, round trip times
+    summaries = [json.loads(file.read_text()) for file in files if file.stem.endswith("_summary")]
+    answers = [json.loads(file.read_text()) for file in files if file.stem.endswith("_individual_responses")]
+    named = {f"results_{figure}_{name}" for figure in LLMPERF_FIGURES for name in LLMPERF_STATISTICS}
+    for found in summaries:
+        assert {*named, *(f"results_{name}" for name in LLMPERF_TOTALS)} <= found.keys()
+        assert not [value for value in found.values() if isinstance(value, dict | list)]
+    for requests in answers:
+        assert {*LLMPERF_FIGURES, "number_total_tokens", "error_code", "error_msg", "timestamp_ms"} == requests[
+            0
+        ].keys()
+    # Each summary is made of its own answers.
+    values = [request["ttft_s"] for request in answers[0]]
+    assert summaries[0]["results_ttft_s_quantiles_p90"] == pytest.approx(float(np.quantile(values, 0.9)))
+
+
+# Agreement ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "parting"),
+    [
+        *(([1, 2], [1, 2], None), ([1, 2], [1, 3], (1, 2, 3)), ([1, 2], [1], (1, 2, None))),
+        *(([], [1], (0, None, 1)), ([], [], None), ("ab", "a", (1, "b", None))),
+    ],
+)
+def test_first_difference(expected: Output, actual: Output, parting: Parting | None) -> None:
+    assert first_difference(expected, actual) == parting
+
+
+def test_a_planted_difference_names_topology_prompt_and_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The difference is exit code 1, an error on stderr, and stands in JSON and page; equal answers are exit code 0."""
+    sets = (PromptSet("structured", ("1 2 3", "a b c")),)
+    settings = config(tmp_path, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
+    measured = samples(settings)
+    index = next(i for i, it in enumerate(measured) if it.cell.contender.topology is Topology.FUSED)
+    first, second = measured[index].records
+    wrong = replace(second, token_ids=(*TOKENS[:5], 9, *TOKENS[6:]))
+    planted = [*measured[:index], replace(measured[index], records=(first, wrong)), *measured[index + 1 :]]
+    prepare_directory(settings.output)
+    assert report(findings(settings, measured), Console(stderr=True)) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["same_tokens"], json.loads(line)["num_requests"]) == (True, 2 * len(measured))
+    assert report(findings(settings, planted), Console(stderr=True)) == 1
+    captured = capsys.readouterr()
+    place = (
+        f"fused (draft draft, gamma 3), structured prompt 2, output position 5: token 9 where target has {TOKENS[5]}"
+    )
+    assert f"error: {place}" in captured.err
+    (difference,) = json.loads(captured.out.splitlines()[-1])["differences"]
+    assert difference.startswith(place)
+    assert "DIFFERENT TOKENS" in (settings.output / "report.html").read_text()
+
+
+def _answer(endpoint: str | None, model_id: str, text: str, *token_ids: int) -> Sample:
+    contender = ALONE if endpoint is None else Contender(Topology.ENDPOINT, endpoint=endpoint)
+    answer = RequestRecord(0, 0.0, 3, token_ids, (), text=text, model_id=model_id)
+    return Sample(Cell(contender, "kind", 0.0, 1), 0, (answer,))
+
+
+def test_only_servers_of_the_same_model_are_compared() -> None:
+    """Tokens are compared where both servers send them, else texts; answers of other models are left out."""
+    ours, same = _answer(None, "m", "ab", 1, 2), _answer("a", "m", "ab")
+    unknown, others = _answer("b", "", "zz"), [_answer("c", "n", "yy", 9), _answer("d", "n", "yx")]
+    agreement = check_agreement([ours, same, unknown])
+    assert (agreement.holds, agreement.not_comparable, agreement.by_text) == (True, ("b",), True)
+    assert str(agreement).endswith("; not comparable, models are not known to be the same: b")
+    agreement = check_agreement([ours, _answer("a", "m", "ab", 1, 3), *others])
+    assert [str(it) for it in agreement.differences] == [
+        "a, kind prompt 1, output position 1: token 3 where target has 2 (rtt 0 ms, concurrency 1, run 1)",
+        "d, kind prompt 1, output position 1: character 'x' where c has 'y' (rtt 0 ms, concurrency 1, run 1)",
+    ]
+
+
+def test_equality_is_claimed_only_when_asserted() -> None:
+    strangers = [_answer("a", "", "ab"), _answer("b", "n", "ac", 1)]
+    agreement = check_agreement(strangers)
+    assert (agreement.is_known, agreement.holds, agreement.not_comparable) == (False, True, ("a", "b"))
+    assert str(agreement) == "not comparable, models are not known to be the same: a, b"
+    (difference,) = check_agreement(strangers, equal_weights=True).differences
+    assert (difference.cell.contender.label, difference.position) == ("b", 1)
+
+
+# Warnings -------------------------------------------------------------------------------------------------------------
+
+
+def slower_runs(sample: Sample) -> Sample:
+    contender, rtt_ms = sample.cell.contender, sample.cell.rtt_ms
+    slow = [record(contender, rtt_ms=rtt_ms, prompt_index=it.prompt_index, slowdown=4.0) for it in sample.records]
+    return replace(sample, records=tuple(slow)) if sample.repeat else sample
+
+
+def kept(sample: Sample) -> Sample:
+    return replace(sample, records=tuple(replace(each, num_cached_tokens=3) for each in sample.records))
+
+
+FIRST = "fused (draft draft, gamma 3), structured, rtt 0 ms, concurrency 1"
+"""Second cell of the samples."""
+DOUBTS: dict[str, tuple[Callable[[Sample], Sample], str]] = {
+    "none": (lambda sample: sample, ""),
+    "spread": (slower_runs, "The machine was busy or unsteady: "),
+    # A client with 32 streams read first tokens three times as late as they were sent.
+    "client": (
+        lambda it: replace(it, client_share=0.82 if str(it.cell) == FIRST else 0.5),
+        "The client itself used 82% ",
+    ),
+    "half a client": (lambda sample: replace(sample, client_share=0.5), ""),
+    # The baseline went on from kept prefixes, a fused graph cannot, and TTFTs stood side by side.
+    "kept": (
+        lambda it: kept(it) if it.cell.contender == ALONE else it,
+        "target had kept up to 75% of its prompts' tokens",
+    ),
+    "all kept": (kept, ""),
+    # Failures stood in a column of the second table alone: the page led with the speed of the answered requests.
+    "failed": (
+        lambda it: replace(it, failures=(failed("500", 1.0),)) if str(it.cell) == FIRST and not it.repeat else it,
+        f"{FIRST}: 1 of 5 requests failed, latencies are those of others",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
+    """The warning stands in JSON and page."""
+    change, expected = DOUBTS[name]
+    found = findings(config(tmp_path), list(map(change, samples(config(tmp_path)))))
+    results = json.loads((written(found) / "results.json").read_text())
+    assert [warning.startswith(expected) for warning in results["warnings"]] == ([True] if expected else [])
+    assert expected in (found.config.output / "report.html").read_text().replace("&#39;", "'")
+
+
+def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
+    """A report had no warning at a load average of 24 on two cores, and no load among its conditions."""
+    found = findings(config(tmp_path), load=BUSY)
+    results = json.loads((written(found) / "results.json").read_text())
+    assert results["load"] == {"before": 24.0, "after": 23.0, "num_cores": 2, "other_cores": 1.1, "spread": 1.1}
+    assert results["conditions"]["Host load"] == str(BUSY)
+    (warning,) = results["warnings"]
+    assert all(figure in warning for figure in ("24.0", "1.10 of 2 cores", "a factor of 1.10"))
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.index(f'<p class="verdict bad">{warning}') < page.index("In short</h2>")
+
+
+def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
+    """Reports of 10 and of 1000 input tokens, of torch and of ONNX, had the same conditions: `diff` called one slower
+    than the other."""
+    prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
+    settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
+    found = dict(conditions(settings))
+    assert found["Prompts"].startswith("2 k of 6 to 40 characters; up to 96 output tokens")
+    assert "Backend" not in found
+    for backend, text in (
+        (BackendConfig("torch", dtype="bfloat16"), "torch --dtype=bfloat16"),
+        (BackendConfig("torch", "auto"), "torch, of drafts auto"),
+    ):
+        assert dict(conditions(replace(settings, backend=backend)))["Backend"] == text
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_and_json_agree(sweep: Path) -> None:
+    cells = json.loads((sweep / "results.json").read_text())["cells"]
+    with (sweep / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(cells) == (1 + 4 * 2 * 2) * 2 * 2 * 3  # contenders, kinds, round trip times, loads
+    for fields, cell in zip(rows, cells, strict=True):
+        assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
+
+
+def test_without_matplotlib_there_are_figures_but_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sweep of hours in a Neuron environment, which has none, lost everything when it was written."""
+    for name in ("comparison.report.plots", "comparison.report.html"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    directory = written(findings(config(tmp_path)))
+    assert sorted(file.name for file in directory.glob("r*")) == ["results.csv", "results.json"]
+    assert "no report.html: it needs the package matplotlib" in caplog.text
+
+
+def test_unwritable_directory_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        prepare_directory(tmp_path / "file" / "report")
+
+
+FULL = Path("/dev/full")
+"""File that takes no byte, as on a full disk."""
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
+@pytest.mark.parametrize(("name", "refuge"), [("results.json", True), ("report.html", True), ("results.json", False)])
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    refuge: bool,
+) -> None:
+    """A comparison on a full disk ended in a traceback, and no line named what was left of it. Without any directory
+    that takes the files, their figures are printed."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
+    found = findings(config(tmp_path))
+    prepare_directory(found.config.output)
+    (found.config.output / name).symlink_to(FULL)
+    write = partial(in_full, partial(write_report, found), found.config.output, partial(json_of, found))
+    if not refuge:
+        with pytest.raises(SpecDecError, match="No space left on device; all figures are on stdout"):
+            write()
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(json_of(found)))
+        return
+    results, output = write()
+    assert output.parent == tmp_path / "elsewhere"
+    assert json.loads((output / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert (output / "report.html").stat().st_size > 10_000
+    (line,) = caplog.messages
+    assert all(words in line for words in (str(found.config.output), "No space left on device", str(output)))
+
+
+@pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
+def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
+    """The pool alone is slowed down. Rounds, which wait for the network, are left out."""
+    workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
+    settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
+    measured = [
+        replace(sample, records=(record(sample.cell.contender, slowdown=slowdown),))
+        if sample.cell.contender.topology is Topology.POOL
+        else sample
+        for sample in samples(settings)
+    ]
+    text = load_table(findings(settings, measured))
+    assert count in text
+    assert ("pool, structured, concurrency 4: 0." in text.replace("\n", " ")) is (slowdown > 1)
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + len(settings.contenders) * 2
+
+
+@pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])
+def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str) -> None:
+    """A comparison of minutes would else end without its page."""
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text("<!-- bench: a -->\n<!-- /bench -->\n")
+    assert page_part("page.md#a") == (Path("page.md"), "a")
+    with pytest.raises(ConfigError, match=message):
+        page_part(place)
+
+
+# Page -----------------------------------------------------------------------------------------------------------------
+
+
+class _Page(HTMLParser):
+    """Collects pictures, and everything that would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.images: list[str] = []
+        self.requests: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append((tag, values))
+        if tag == "img":
+            self.images.append(values["src"] or "")
+        elif values.get("src") or tag in ("link", "script", "iframe", "object"):
+            self.requests.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if re.search(r"@import|url\(", data):
+            self.requests.append(data)
+
+
+def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
+    page = _Page((sweep / "report.html").read_text())
+    pictures = {file.read_bytes() for file in sweep.glob("*.png")}
+    assert len(pictures) == 6
+    assert {base64.b64decode(source.partition(",")[2]) for source in page.images} == pictures
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert all(source.startswith("data:image/png;base64,") for source in page.images)
+    assert page.requests == []
+
+
+def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
+    """Landmarks, headings in order, captions and scopes, and text of pictures that has their figures."""
+    text = (sweep / "report.html").read_text()
+    page = _Page(text)
+    assert {"html", "header", "nav", "main", "section", "details"} <= {tag for tag, _ in page.tags}
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert (levels[0], levels.count(1)) == (1, 1)
+    assert all(deeper <= level + 1 for level, deeper in itertools.pairwise(levels))
+    targets = {values["id"] for _, values in page.tags if "id" in values}
+    links = [values["href"] for tag, values in page.tags if tag == "a"]
+    assert links[0] == "#main"
+    assert {link.removeprefix("#") for link in links if link} <= targets
+    assert text.count("<table") == text.count("<caption>") > 2
+    assert all(values.get("scope") in ("col", "row") for tag, values in page.tags if tag == "th")
+    texts = [values["alt"] or "" for tag, values in page.tags if tag == "img"]
+    assert all(re.search(r"structured, .*\d", shown) for shown in texts)
+
+
+@pytest.mark.parametrize("name", ["ink", "dim", "link"])
+def test_colours_of_text_have_contrast(name: str) -> None:
+    """WCAG AA: 4.5 to 1 on white and on the stripes."""
+    page = ROOT / "comparison" / "report" / "page.html"
+    found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
+    for background in ("ffffff", found["soft"]):
+        light, dark = sorted((_luminance(found[name]), _luminance(background)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_page_states_conditions_and_verdict(sweep: Path) -> None:
+    """Each picture has its conditions below it too."""
+    text = (sweep / "report.html").read_text()
+    for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
+        assert words in text
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text, re.DOTALL)
+    assert len(captions) == 6
+    shown = "cores per model", "1 structured of 5 characters, 1 open_ended", "greedy", "1, 4 in flight", "0, 10 ms"
+    assert all(words in caption for words in (*shown, "2 runs") for caption in captions)
+
+
+def test_page_escapes_what_users_name(tmp_path: Path) -> None:
+    sets = (PromptSet("<b>kind", ("text",)),)
+    found = findings(config(tmp_path, network=NEAR, workload=WorkloadConfig(sets, num_runs=1)))
+    assert "<b>kind" not in (written(found) / "report.html").read_text().lower()
+
+
+def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
+    """It had a bound in its legend that was drawn nowhere, round trips below 0, topologies that had not been started,
+    and in LLMPerf's files the bundled target's name."""
+    both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
+    measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NEAR))
+    figure = tokens_over_rtt(measured)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert [axes.get_xticks().tolist() for axes in figure.axes] == [[0.0]] * len(figure.axes)
+    page = html.render(measured, [])
+    for words, is_there in (
+        ("Servers that were running already: speed", True),
+        ("times over those of a</caption>", True),
+        *((text, False) for text in ("Target alone, both", "times over those of the target alone</caption>", "RTT")),
+    ):
+        assert (words in page) is is_there
+    texts = " ".join((*speedups(measured), short_conditions(measured.config)))
+    assert (" ms" in texts, "cores per model" in texts) == (False, False)
+    assert speedup_by_kind(measured).axes[0].get_title() == "1 in flight, endpoints where they are"
+    write_llmperf(measured, tmp_path / "llmperf")
+    [first, *_] = sorted((tmp_path / "llmperf").glob("*_summary.json"))
+    assert json.loads(first.read_text())["model"] == "a"
+    assert first.name.startswith("a_a-")
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
+    """The panels share their y axis. Its lower end was set panel by panel, which froze the upper one after the first:
+    where open-ended prompts were faster than structured ones, their line left the picture."""
+    settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
+    measured = [
+        sample
+        if sample.cell.kind == "structured"
+        else replace(sample, records=(record(sample.cell.contender, rtt_ms=sample.cell.rtt_ms, slowdown=0.4),))
+        for sample in samples(settings)
+    ]
+    for axes in tokens_over_rtt(findings(settings, measured)).axes:
+        low, high = axes.get_ylim()
+        assert low == 0.0
+        for line in axes.lines:
+            assert float(np.max(np.asarray(line.get_ydata(), dtype=float), initial=low)) <= high
+
+
+def test_every_draft_has_a_line(tmp_path: Path) -> None:
+    """There were six colours, and the seventh draft of a sweep was left out without a word."""
+    drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
+    topologies = Topology.TARGET, Topology.FUSED
+    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    drawn = [label for label in labels if label.startswith("draft: ")]
+    assert drawn == [f"draft: draft{number}" for number in range(7)]
+
+
+def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) -> None:
+    one, three = (
+        speedup_over_gamma(findings(config(tmp_path, gammas=(1, 3), network=NetworkConfig(rtts_ms=rtts_ms))))
+        for rtts_ms in ((0.0,), (0.0, 10.0, 50.0))
+    )
+    assert len(three.axes) == len(one.axes) + 2 * 2 * 2  # two kinds, two ways with a network, two further round trips
+    assert three.get_figwidth() == one.get_figwidth()
+
+
+@pytest.mark.parametrize("backend", [BackendConfig(), EMULATED], ids=["real", "emulated"])
+def test_pictures_and_files_name_emulation_and_conditions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendConfig
+) -> None:
+    """A picture, table or row must not pass for this machine's figures; each is shown without its page too."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, file: Path) -> None:
+        saved.append(figure)
+        save(figure, file)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
+    settings, is_emulated = config(tmp_path, gammas=(1, 3), workload=workload, backend=backend), backend is EMULATED
+    output = written(findings(settings))
+    assert len(saved) >= 4
+    assert {figure.get_suptitle() for figure in saved} == {LABEL if is_emulated else ""}
+    assert all("2 runs" in figure.legends[0].get_title().get_text() for figure in saved)
+    assert ((output / "report.html").read_text().count("EMULATED") >= 3) is is_emulated
+    named = "target:25ms,draft:3ms" if is_emulated else None
+    assert json.loads((output / "results.json").read_text())["emulated"] == named
+    with (output / "results.csv").open() as file:
+        assert {row["emulated"] for row in csv.DictReader(file)} == {named or ""}
+
+
+def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
+    """Tokens per second with --concurrency 4 alone stood on an axis "one client"."""
+    measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
+    assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
+    assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"
+
+
+def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
+    """The picture had the gaps between messages under that name, which with speculation are several times as long."""
+    measured = findings(config(tmp_path))
+    [axes] = [each for each in latency_shares(measured).axes if each.get_xlabel().startswith("ITL")]
+    drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]
+    of_target, of_fused = (measured.services[index].values["inter_token_latency_s"] for index in (0, 1))
+    assert drawn[:2] == pytest.approx([max(of_target) * 1e3, max(of_fused) * 1e3])

@@ -1,0 +1,23 @@
+"""Shapes of answers, piece by piece."""
+
+from __future__ import annotations
+
+from inference.commit import TokenLogprobs
+from inference.gateway.answers.formats import CompletionFormat, text_logprobs
+from inference.gateway.answers.parts import Choice, Part
+
+TOKENS = ("one", " t", "wo", " three")
+HELD_BACK = ("one", "", "", " two three")
+"""Texts that a stream shows of each token while " two!" is a stop string."""
+
+
+def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
+    """Once a chunk's offset was that of the text sent so far, so a stream and a whole answer disagreed."""
+    positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]
+    choice, answer = Choice(), CompletionFormat("tiny")
+    chunks = [
+        answer.chunk(0, Part(text, (False,), (position,)), choice)
+        for text, position in zip(HELD_BACK, positions, strict=True)
+    ]
+    offsets = [offset for chunk in chunks for offset in chunk["logprobs"]["text_offset"]]
+    assert offsets == text_logprobs(positions, 0)["text_offset"] == [0, 3, 5, 7]

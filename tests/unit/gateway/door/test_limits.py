@@ -1,0 +1,527 @@
+"""Limits of what an HTTP client may send and how long it may take, and probes of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from inference.caller import request_id
+from inference.commit import Event
+from inference.config import ServerConfig
+from inference.gateway import requests
+from inference.gateway.answers import stream
+from inference.gateway.app import HttpFront
+from inference.gateway.bodies.schema import CompletionBody
+from inference.gateway.door import middleware, protocol
+from inference.gateway.door.middleware import parse_fault
+from inference.gateway.door.port import Probes
+from inference.request import Provenance
+from inference.serving.host import opened
+from inference.serving.processes import free_port
+from inference.text import structured
+from inference.workers.calls.access import Access
+from inference.workers.completion import CompletionRequest
+from tests.support.completers import ScriptedCompleter, gateway
+from tests.support.ports import entry, token_of
+from tests.support.scripted import until
+
+BODY = CompletionBody.model_validate({"prompt": "x"})
+
+
+@asynccontextmanager
+async def serving(
+    passes: list[list[str]], *, stall_timeout_s: float = 30.0
+) -> AsyncGenerator[tuple[int, HttpFront], None]:
+    port = free_port()
+    front = HttpFront(gateway(ScriptedCompleter(passes), port=port), ServerConfig(stall_timeout_s=stall_timeout_s))
+    async with opened(front):
+        yield port, front
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"messages": [{"role": "user", "content": [0] * 500_000}]},
+        {"prompt": [-1] * 500_000},
+        {"prompt": ["a", *[[0] * 100] * 2000]},
+        {f"unknown{i}": 0 for i in range(100_000)},
+        {"prompt": "a", "logit_bias": {str(i): "x" for i in range(100_000)}},
+    ],
+    ids=["content", "prompt", "prompts", "fields", "biases"],
+)
+async def test_wrong_items_by_the_million_are_refused_at_once(document: dict[str, object]) -> None:
+    """The story: 1.9 MB of them became a million error objects: 10 s of frozen loop and 1.5 GB."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
+        began = time.monotonic()
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=document)
+        assert answer.status_code == 400
+        assert time.monotonic() - began < 20
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert len(error["message"]) < 200  # not one per item
+
+
+FULL: list[dict[str, Any]] = [
+    {"prompt": [7] * 100},
+    {"prompt": "a" * 100_000},
+    {"prompt": [[1.0] * 100] * 64},
+    {"prompt": "x", "logit_bias": {str(i): 1 for i in range(1024)}},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5}] * 1024},
+]
+
+
+@pytest.mark.parametrize("document", FULL)
+async def test_a_full_body_passes(document: dict[str, Any]) -> None:
+    path = "chat/completions" if "messages" in document else "completions"
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
+        assert (await client.post(f"http://127.0.0.1:{port}/v1/{path}", json=document)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "words"),
+    [
+        ("v1/completions", {"prompt": [7] * 2000}, ("prompt", "128", "2000")),
+        ("detokenize", {"tokens": [7] * 2000}, ("tokens", "128", "2000")),
+        ("v1/completions", {"prompt": [7] * 70_000}, ("65536 numbers",)),
+        ("v1/completions", {"prompt": "x", "guided_json": {"enum": [[7] * 1000] * 70}}, ("65536 numbers",)),
+        ("v1/completions", {"prompt": "x", "stop_token_ids": [7] * 2000}, ("stop_token_ids", "256", "2000")),
+        ("v1/completions", {"prompt": "x", **{f"f{i}": 0 for i in range(2000)}}, ("2001", "1024")),
+        ("v1/completions", {"prompt": "x", "logit_bias": {str(i): "x" for i in range(2000)}}, ("logit_bias", "1024")),
+        ("v1/chat/completions", {"messages": [{"role": "u", "content": "x"}] * 2000}, ("messages", "1024", "2000")),
+    ],
+    ids=["prompt", "tokens", "numbers", "numbers of a schema", "stop ids", "fields", "biases", "messages"],
+)
+async def test_too_many_items_are_refused_by_field_and_limit(path: str, document: object, words: list[str]) -> None:
+    """The story: a million numbers in a schema took 0.1 s to be written down, before it was found to be too long."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/{path}", json=document)
+    assert answer.status_code == 400
+    assert all(word in answer.json()["error"]["message"] for word in words), answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"f%d":0' % i for i in range(100_000)) + b"}",
+        b"[" + b"[]," * 200_000 + b"[]]",
+        b'{"prompt":[' + b"7," * 1_100_000 + b"7]}",
+        '["\u2200",{}]'.encode("utf-16"),
+    ],
+    ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
+)
+def test_what_is_dear_to_parse_is_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: json.loads keeps the interpreter to itself on every thread: 8 MB of members froze all streams and
+    health checks of a gateway for 0.4 s."""
+    monkeypatch.setattr(json, "loads", None)
+    assert parse_fault(body, 1_000_000) is not None
+
+
+def test_a_string_without_an_end_is_read_once() -> None:
+    """A search for its end from each of its two million quotes took hours."""
+    began = time.monotonic()
+    parse_fault(b'"\\' * 2_000_000, 1_000_000)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", '{{"prompt": "x", "vllm_xargs": {}}}'),
+        ("/v1/completions", '{{"prompt": "x", "guided_json": {}}}'),
+        ("/v1/completions", '{{"prompt": "x", "metadata": {}}}'),
+        ("/v1/chat/completions", '{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {}}}'),
+    ],
+)
+async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
+    """The story: what Python could just read, but not write again, was a 500 with a traceback of a thousand lines."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        for depth in range(850, 1000, 10):
+            nested = '{"a":' * depth + "1" + "}" * depth
+            answer = await client.post(path, content=body.format(nested), headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 400), (depth, answer.text)
+
+
+async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: once for each of 64 prompts times 64 answers, of which no more than 128 may be asked for: 60 kB of
+    schema kept a gateway for 7 s, to be refused."""
+    num_written, write = 0, structured.the_grammar
+
+    def counted(given: Any) -> Any:
+        nonlocal num_written
+        num_written += 1
+        return write(given)
+
+    monkeypatch.setattr(structured, "the_grammar", counted)
+    fields = {"n": 64, "guided_json": {"enum": ["a", "b"]}}
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        refused = await client.post("/v1/completions", json={"prompt": ["x"] * 64, **fields})
+        assert (refused.status_code, "4096 choices" in refused.text, num_written) == (400, True, 1)
+        answer = await client.post("/v1/completions", json={"prompt": ["x", "y"], **fields})
+    assert (answer.status_code, len(answer.json()["choices"]), num_written) == (200, 128, 3)
+
+
+async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
+    """Seconds until the server closes a connection that sends this, and then, for ever, more of the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began = time.monotonic()
+
+    async def flood() -> None:
+        while more:
+            writer.write(more)
+            await writer.drain()
+
+    writer.write(first)
+    flooding = asyncio.create_task(flood())
+    try:
+        async with asyncio.timeout(20):
+            while await reader.read(65536):
+                pass
+    except ConnectionError:
+        pass
+    finally:
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+        writer.close()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"", b""),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b""),
+        (b"GET /health HTTP/1.1\r\n", b"x: " + b"a" * 1000 + b"\r\n"),
+        (b"GET /health HTTP/1.1\r\nx: ", b"a" * 1000),
+    ],
+    ids=["silent", "no end of headers", "no end of the body", "many headers", "one long header"],
+)
+async def test_a_connection_without_a_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch, first: bytes, more: bytes
+) -> None:
+    """The story: 1500 silent connections were held for ever, and headers without end filled the memory."""
+    monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
+    async with serving([["a"]]) as (port, _):
+        assert await closed_after(port, first, more) < 10
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:80", "127.0.0.1:8000", "[::1]", "[::1]:8000"])
+async def test_names_of_this_machine_are_served(host: str) -> None:
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
+async def test_another_host_gets_the_way_out(host: str) -> None:
+    """It was 400 "Invalid host header" as plain text, without a line in the log; a proxy in front of a gateway on
+    loopback met it."""
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "Host", "invalid_host")
+    assert host.removesuffix(":80")[:50] in error["message"]
+    assert "Host: localhost" in error["message"]
+    assert len(error["message"]) < 500
+
+
+async def test_a_compressed_body_gets_the_way_out() -> None:
+    """Its bytes were parsed as they were: the fault named a character of the compressed text."""
+    body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
+        headers = {**json_type, "Content-Encoding": "gzip"}
+        error = (refused := await client.post("completions", content=body, headers=headers)).json()["error"]
+        assert (refused.status_code, error["code"]) == (415, "unsupported_content_encoding")
+        assert "send the body as it is" in error["message"]
+        headers = {**json_type, "Content-Encoding": "identity"}
+        assert (await client.post("completions", content=b'{"prompt": "x"}', headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
+async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
+    """It got nothing: its end of the connection looks like that of a client that has left, which cancels a request."""
+    head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
+    lines = (*head, b"Content-Length: 15", b"\r\n")
+    front = HttpFront(gateway(completer := ScriptedCompleter([["a"]], gap_s=30.0), port=free_port()), ServerConfig())
+    async with opened(front):
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"\r\n".join(lines) + part)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        await until(lambda: completer.num_running == 0)
+        writer.close()
+    status, _, body = answer.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(body)["error"]
+    assert (error["code"], "leave it open" in error["message"]) == ("half_closed", True)
+
+
+async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections beyond it are closed at once, before their first byte; the others go on."""
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 1)
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert await closed_after(port, b"") < protocol.HEADERS_TIMEOUT_S / 2
+        assert (await client.get("/livez")).status_code == 200
+
+
+async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
+    """The story: one read of a connection held 14,000 requests, which took the loop 0.2 s to separate, and again."""
+    async with serving([["a"]]) as (port, _):
+        one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert await closed_after(port, one * 5000) < 10
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(one * protocol.MAX_PIPELINED)
+        for _ in range(protocol.MAX_PIPELINED):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+def test_a_limit_that_closes_ends_the_answer_silently(caplog: pytest.LogCaptureFixture) -> None:
+    """The story: the answer went on into the closed connection, and uvloop's RuntimeError filled 90 lines of log."""
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 64}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    one = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def attack() -> None:
+        async with serving([["a"]] * 64) as (port, _):
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(one)
+                await reader.readuntil(b"data:")
+                writer.write(one * 200)
+                await asyncio.wait_for(reader.read(), 20)
+                writer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(attack())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"X-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
+async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
+    """The story: only headers before the body were counted. A field after it took all that 30 s can carry, and the
+    loop's time by the square of that: 80 MB came to some seconds."""
+    async with serving([["a"]]) as (port, _):
+        assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
+
+
+async def test_fields_after_a_body_are_no_headers() -> None:
+    """The story: fields after a chunked body passed for headers, and the last of a name counts: past a proxy that
+    checks headers, a request changed its id, its token or its deadline."""
+    body = b'{"prompt": "x"}'
+    fields = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
+    async with serving([["a"]]) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED + b"%x\r\n%b\r\n0\r\n%b" % (len(body), body, fields))
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"x-request-id: mine\r\n" in answer
+
+
+@pytest.mark.parametrize("name", ["Host", "Authorization"])
+async def test_a_request_has_one_host_and_one_token(name: str) -> None:
+    """The story: of two hosts the first was checked, of two tokens the last; a proxy in front may have gone by the
+    other."""
+    async with serving([["a"]]) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        given = b"Host: localhost\r\nAuthorization: Bearer one\r\n"
+        writer.write(b"GET /version HTTP/1.1\r\n%b\r\n" % given)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"GET /version HTTP/1.1\r\n%b%b: other\r\n\r\n" % (given, name.encode()))
+        assert b"HTTP/1.1 400 " in await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize("has_accounts", [True, False])
+async def test_bodies_that_have_not_ended_have_a_total(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
+) -> None:
+    """The story: each of 4096 connections could hold 8 MiB for 30 s; 120 of one account, with `in_flight = 1`, took
+    1.2 GB. An account may have half of the total, here as all where there are none: two bodies and no third."""
+    size, auth_file = 90_000, tmp_path / "auth.toml"
+    auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
+    monkeypatch.setattr(middleware, "MAX_UNFINISHED_BYTES", size * 5 // (1 if has_accounts else 2))
+    access = Access(auth_file) if has_accounts else None
+    front = HttpFront(gateway(ScriptedCompleter([["a"]]), port=0), ServerConfig(), access=access)
+
+    async def begun(account: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a body but for its last byte."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token_of(account)}\r\n"
+        head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+        writer.write(head.encode() + b'{"prompt": "x"'.ljust(size - 1))
+        return reader, writer
+
+    async with opened(front), asyncio.timeout(20):
+        flood = [await begun("mallory") for _ in range(3)]
+        answers = {asyncio.create_task(reader.read()): writer for reader, writer in flood}
+        (refused,), waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        if has_accounts:
+            reader, writer = await begun("alice")
+            answers[asyncio.create_task(reader.read())] = writer
+        for answer, writer in answers.items():
+            if answer is not refused:
+                writer.write(b"}")
+        statuses = {answer: (await answer).split(b" ", 2)[1] for answer in answers}
+        for writer in answers.values():
+            writer.close()
+    assert statuses.pop(refused) == b"503"
+    assert b"\r\nretry-after: 30\r\n" in refused.result()
+    assert [*statuses.values()] == [b"200"] * (len(waiting) + has_accounts)
+
+
+@pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
+async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    """The story: the time for a request ran while the answer to the one before was still being written, and a long
+    stream ended after 10 s. It runs after that answer."""
+    monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
+    front = HttpFront(gateway(ScriptedCompleter([["a"]] * 10, gap_s=0.1), port=0), ServerConfig())
+    body = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with opened(front), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await reader.readuntil(b"data: ")
+        writer.write(begun)
+        try:
+            answer = await reader.read()
+        except ConnectionError:
+            pytest.fail("the stream was cut")
+        writer.close()
+    assert b"[DONE]" in answer
+
+
+async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: a body so long that reading it paused kept its request's context: all that came later on the
+    connection was in the trace of that request."""
+    found: list[str] = []
+    answer = Probes.__call__
+
+    async def looking(self: Probes, scope: Any, receive: Any, send: Any) -> None:
+        found.append(request_id())
+        await answer(self, scope, receive, send)
+
+    monkeypatch.setattr(Probes, "__call__", looking)
+    async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        await client.post("/v1/completions", json={"prompt": "a" * 300_000}, headers={"X-Request-Id": "first"})
+        await client.get("/version")
+    assert found == ["", ""]
+
+
+async def test_a_reader_that_stands_still_is_dropped() -> None:
+    """Its request ends with it; another reader, however slow, gets its whole answer."""
+    passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
+    async with serving(passes, stall_timeout_s=0.5) as (port, front):
+        completer = front._gateway.completer
+        body = json.dumps({"prompt": "a", "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json"
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        await until(lambda: completer.num_running == 1)  # type: ignore[attr-defined]
+        await until(lambda: completer.num_running == 0)  # type: ignore[attr-defined]
+        writer.close()
+
+
+async def test_probes_separate_a_restart_from_a_pause() -> None:
+    """The story: /ping, which SageMaker asks for, was 200 of a server with a broken engine, and of one that drained."""
+    async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+
+        async def probes() -> list[int]:
+            return [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/health", "/ping")]
+
+        assert await probes() == [200, 200, 200, 200]
+        front.report(ready=False)
+        assert await probes() == [200, 503, 503, 503]
+        front.report(ready=False, alive=False)
+        assert await probes() == [503, 503, 503, 503]
+        front.report(ready=True)
+        assert await probes() == [200, 200, 200, 200]
+
+
+async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
+    """The story: clients with a pool kept their connections to a gateway that drained, until it closed them, and
+    lost the requests that were under way to it just then."""
+    body = {"prompt": "a"}
+    async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert "connection" not in (await client.post("/v1/completions", json=body)).headers
+        front.report(ready=False)
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: 128 choices ran on past a reader that stood still, and their events took 0.8 GB."""
+    monkeypatch.setattr(requests, "MAX_UNREAD", 10)
+    completer = ScriptedCompleter([["x"]] * 5000)
+    taken = 0
+
+    async def counting(request: CompletionRequest) -> AsyncGenerator[Event, None]:
+        nonlocal taken
+        async with aclosing(completer.complete(request)) as events:
+            async for event in events:
+                taken += 1
+                yield event
+
+    asking = [CompletionRequest("x")] * 8
+    source: Any = SimpleNamespace(complete=counting)
+    async with aclosing(requests.events_of(source, asking, BODY, deadline_s=60.0)) as events:
+        await anext(events)
+        await asyncio.sleep(0.1)
+        assert taken < 10 + 3 * len(asking)
+    assert completer.num_running == 0
+
+
+async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
+    threads, encode = [], stream.ChunkStream._encode
+
+    def watched(self: Any, index: int, event: Event) -> bytes:
+        threads.append(threading.current_thread())
+        return encode(self, index, event)
+
+    monkeypatch.setattr(stream.ChunkStream, "_encode", watched)
+    body = {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}
+    completer = ScriptedCompleter([["a"]] * 2, origin=Provenance("m"))
+    front = HttpFront(gateway(completer, port=(port := free_port())), ServerConfig())
+    async with opened(front), httpx.AsyncClient() as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [False, True, True, True]
+
+
+async def test_the_deadline_runs_while_a_write_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: it was looked at between events alone, and a reader that stood still was never late."""
+    monkeypatch.setattr(stream, "LAST_WORD_S", 0.1)
+    async with serving([["x" * 200_000]] * 100) as (port, front):
+        completer: Any = front._gateway.completer
+        body = json.dumps({"prompt": "a", "stream": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Deadline-S: 0.5\r\nContent-Type: application/json"
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await until(lambda: completer.num_running == 1)
+        await until(lambda: completer.num_running == 0)
+        writer.close()
