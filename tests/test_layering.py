@@ -62,6 +62,7 @@ SEEN_BY_COMPARISON = (
 )
 """The command line, starting servers by it, and a client of their API with what it sends and receives."""
 DOORS_OF_BACKENDS = ("inference.backends.registry", "inference.backends.identity")
+CONCRETE_BACKENDS = tuple(f"inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 """What scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
@@ -109,6 +110,8 @@ def is_allowed(module: str, name: str) -> bool:
         return package in MAY_SPEAK_GRPC
     if not is_in(name, "inference"):
         return package != "scheduling" or name.split(".")[0] in PURE
+    if any(is_in(name, backend) and not is_in(module, backend) for backend in CONCRETE_BACKENDS):
+        return module == "inference.backends.registry"
     if is_in(name, "inference.backends") and package != "backends":
         return layer_of(module) >= HEIGHTS["workers"] and any(is_in(name, door) for door in DOORS_OF_BACKENDS)
     return layer_of(name) <= layer_of(module)
@@ -166,6 +169,8 @@ def test_every_module_has_a_room() -> None:
         ("inference.speculation.tree", "import inference.backends.pytorch.backend"),
         ("inference.speculation.tree", "from inference.engine import loop"),
         ("inference.backends.pytorch.backend", "def f():\n    from inference.speculation import tree"),
+        ("inference.backends.pytorch.backend", "from inference.backends.neuron.environment import toolchain"),
+        ("inference.backends.devices", "from inference.backends.pytorch.shapes import Buckets"),
         ("inference.workers.local", "from inference.cli import app"),
         ("inference.workers.local", "from inference.serving import assembly"),
         ("inference.serving.assembly", "from inference.backends.pytorch.backend import TorchBackend"),

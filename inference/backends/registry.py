@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.environment import DEVICE, take_cores
+from inference.backends.devices import DEVICE, take_cores
 from inference.checkpoint_files import CheckpointFiles
 from inference.config import NO_TIME, ModelConfig
 from inference.errors import ConfigError, MissingPackageError, RoomError, UnsupportedModelError

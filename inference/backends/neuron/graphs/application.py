@@ -15,13 +15,12 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from inference.backends.architectures import architecture_name
+from inference.backends.devices import load_module, take_cores
 from inference.backends.neuron.checkpoints.fp8_checkpoint import check_rescaled
 from inference.backends.neuron.environment import (
     compiler_environment,
-    load_module,
     require_nxdi,
     set_fp8_environment,
-    take_cores,
     toolchain,
 )
 from inference.backends.neuron.graphs.fused_graph import corrected
