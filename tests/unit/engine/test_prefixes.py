@@ -214,7 +214,7 @@ async def test_without_caching_nothing_is_left() -> None:
 
 
 async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.target.MAX_PART_TOKENS", 16)
+    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 16)
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
