@@ -164,7 +164,7 @@ class Commit:
 
     @property
     def num_bytes(self) -> int:
-        """Estimate of its memory."""
+        """Return an estimate of this event's size in memory, in bytes."""
         return 500 + 40 * (len(self.token_ids) + len(self.rejected_token_ids)) + _score_bytes(self.logprobs)
 
 
@@ -182,7 +182,7 @@ class Opened:
 
     @property
     def num_bytes(self) -> int:
-        """Estimate of its memory."""
+        """Return an estimate of this event's size in memory, in bytes."""
         return 500 + _score_bytes(self.prompt_logprobs)
 
 

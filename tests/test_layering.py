@@ -231,11 +231,11 @@ def test_parsed_flags_stop_at_the_command_line() -> None:
 
 
 MAX_PARAMETERS = 5
-FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker)$")
+FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker|(Draft|Target)Session)$")
 
 
 def test_what_is_built_of_many_parts_takes_configurations() -> None:
-    """Constructors of engines, servicers and hosts have five parameters at most."""
+    """Constructors of engines, their sessions, servicers and hosts have five parameters at most."""
     long = [
         f"{node.name} in {file.name}: {len(parameters)}"
         for file in sources()

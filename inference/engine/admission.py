@@ -1,7 +1,7 @@
 """Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
 
 Where all slots are held, an account with several gives one up for an account that has none. The session that loses its
-slot waits before the others, and continues from its committed tokens.
+slot then queues first, and continues from its committed tokens.
 """
 
 from __future__ import annotations

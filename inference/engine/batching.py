@@ -15,7 +15,6 @@ from inference.engine.target_session import TargetSession
 from inference.model.decoder import Turn, Verdict
 from inference.scheduling.pass_times import PassTimes
 from inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
-from inference.scheduling.waiting import wait_s
 from inference.scheduling.widths import Widths
 
 Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
@@ -68,16 +67,13 @@ class Batching:
         if not turns or any(not _could_wait(session, turn) for session, turn in turns):
             return 0.0  # the pass runs anyway, so the others join it
         costs = self._passes.of(1)
-        return min(
-            wait_s(s.arrivals, s.acceptance.rate, costs, now=now, ready_s=s.ready_s, num_own=s.num_own_tokens)
-            for s, _ in turns
-        )
+        return min(session.sources.wait_s(costs, now=now, ready_s=session.ready_s) for session, _ in turns)
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
         """Return the turns, with run-ahead and looked-up proposals cut to the width that pays."""
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
-        rates = [session.rate(turn) for session, turn in free]
+        rates = [session.sources.rate(turn) for session, turn in free]
         probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
         widths = self._widths.choose(available, rates, self._passes.of(len(turns)), probes=probes)
         cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}

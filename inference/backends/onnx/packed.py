@@ -56,9 +56,9 @@ class PackedDecoder:
         folder: holds the weights' file.
         dtype: arithmetic of the linear layers, "float32" or "int8".
         config: Transformers' configuration of the checkpoint, as far as it can be written down.
-        weights: references into it, to be the initializers of a graph.
-        probe_token_ids: some tokens.
-        probe_logits: what Transformers makes of them, [num_tokens, vocab_size].
+        weights: initializers that refer to the weights' file.
+        probe_token_ids: tokens of the test at loading.
+        probe_logits: their logits in Transformers, float32 [num_tokens, vocab_size].
         narrow_logits: the same with the windows of `DecoderShape.narrowed`.
         lock: keeps the folder from being deleted for as long as it is open.
     """

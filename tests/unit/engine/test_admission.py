@@ -148,7 +148,7 @@ def test_one_account_is_served_as_it_came() -> None:
 
 
 def test_a_full_queue_prefers_callers_with_less() -> None:
-    """Else the flood would only have to be long enough."""
+    """A caller with many waiting requests cannot keep others out of the queue."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
     assert desk.running() == ["a0"]

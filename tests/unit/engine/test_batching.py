@@ -28,8 +28,8 @@ def helped(num_left: int, *, slot: int = 0) -> TargetSession:
     session.follow(Schedule.ASYNC)
     session.enter(slot, 2)
     for started in (0.0, 1.0):
-        session.arrivals.proposed(started + 0.2, 4)
-        session.arrivals.committed(started + 0.9, all_accepted=False)
+        session.sources.arrivals.proposed(started + 0.2, 4)
+        session.sources.arrivals.committed(started + 0.9, all_accepted=False)
     return session
 
 

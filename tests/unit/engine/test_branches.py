@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.draft import DraftEngine
-from inference.engine.draft_session import DraftSession
+from inference.engine.draft_session import DraftedSequence, DraftSession
 from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.pacing import Branching, Pacing
@@ -41,7 +41,7 @@ class Link:
     """A session and a target's tree, with messages on their way in both directions."""
 
     def __init__(self) -> None:
-        self.session = DraftSession([7], SamplingParams(), num_slots=2, num_branches=2)
+        self.session = DraftSession(DraftedSequence([7]), num_slots=2, num_branches=2)
         self.session.enter(1)
         self.session.pacing = Pacing(window=8, branching=Branching(count=2, depth=2))
         self.committed = [7]
@@ -139,7 +139,7 @@ def drafted(session: DraftSession, *token_ids: int, margin: float = 0.5) -> None
 
 
 def branching_session(num_branches: int = 2) -> DraftSession:
-    session = DraftSession([7], SamplingParams(), num_slots=1, num_branches=num_branches)
+    session = DraftSession(DraftedSequence([7]), num_slots=1, num_branches=num_branches)
     session.enter(0)
     session.pacing = Pacing(window=4, branching=Branching(count=num_branches, depth=2))
     return session

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from inference.engine.draft_session import DraftSession
+from inference.engine.draft_session import DraftedSequence, DraftSession
 from inference.model.proposer import DraftToken
-from inference.request import SamplingParams
 from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 
@@ -25,7 +24,7 @@ class Blind(Confidence):
 
 
 def session(pacing: Pacing) -> DraftSession:
-    found = DraftSession([7], SamplingParams(), confidence=Blind())
+    found = DraftSession(DraftedSequence([7]), confidence=Blind())
     found.enter(0)
     found.pacing = pacing
     return found

@@ -69,11 +69,11 @@ def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
     for i in range(20):
         clock.now = rejected + 0.001 * i
         session.propose([Branch(None, len(session.token_ids) - 1, [77, 78])])
-        late_s = session.arrivals.late_in(clock.now, at_most_s=1.0)
+        late_s = session.sources.arrivals.late_in(clock.now, at_most_s=1.0)
         assert late_s is not None
         assert clock.now + late_s < rejected + 0.01
-    assert session.arrivals.late_in(rejected + 0.03, at_most_s=1.0) == pytest.approx(
-        session.arrivals.late_in(rejected, at_most_s=1.0) - 0.03  # type: ignore[operator]
+    assert session.sources.arrivals.late_in(rejected + 0.03, at_most_s=1.0) == pytest.approx(
+        session.sources.arrivals.late_in(rejected, at_most_s=1.0) - 0.03  # type: ignore[operator]
     )
 
 

@@ -165,8 +165,10 @@ def test_an_output_is_what_its_schema_says(schema: dict[str, Any], seed: int) ->
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
 def test_what_a_schema_says_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
-    """The other direction: no instance is out of reach. Without objects, which hypothesis-jsonschema cannot draw with
-    this version of hypothesis."""
+    """The grammar refuses no instance of the schema.
+
+    Schemas with objects are left out: hypothesis-jsonschema cannot draw them with this version of hypothesis.
+    """
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
     text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone

@@ -150,7 +150,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _bring(file: Path, place: Path) -> None:
-    """Rename a file, which is free within one local file system; copy it elsewhere."""
+    """Move a file: rename it within one file system, else copy it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.rename(file, place)
