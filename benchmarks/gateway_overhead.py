@@ -27,7 +27,7 @@ import uvloop
 
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.server import Server
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings
 from inference.config import ROOT, HttpConfig, ServerConfig
 from inference.gateway.app import Gateway
 from inference.gateway.server import HttpFront
@@ -50,7 +50,7 @@ class ScriptedCompleter:
 
     gap_s: float
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`."""
         await asyncio.sleep(self.gap_s)
         yield Started(8, 1)

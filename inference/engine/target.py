@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from inference.commit import Answer, Commit
+from inference.commit import Commit, TokenEvent
 from inference.config import DEFAULT_PROMPT_SHARE
 from inference.engine.batching import Batching
 from inference.engine.grammars import Grammars
@@ -57,7 +57,7 @@ class EngineLimits:
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
-    """Engine that decodes alone, as a `Generator`, and verifies the proposals of draft workers.
+    """Engine that decodes alone, as a `TokenSource`, and verifies the proposals of draft workers.
 
     Args:
         decoder: runs the steps.
@@ -150,14 +150,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         session.follow(None)
         self.wake()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """Decode a request without a draft worker; see `Generator`."""
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Decode a request without a draft worker; see `TokenSource`."""
         session = self.open(request, grammar=await self.compiled(request))
         async with aclosing(self.answer(session)) as events:
             async for event in events:
                 yield event
 
-    async def answer(self, session: TargetSession) -> AsyncGenerator[Answer, None]:
+    async def answer(self, session: TargetSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened and its commits to the last one; closing the generator closes the session."""
         try:
             while True:

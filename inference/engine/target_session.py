@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.caller import request_id
-from inference.commit import Answer, Commit, FinishReason, Opened, Timings, TokenLogprobs
+from inference.commit import Commit, FinishReason, Opened, Timings, TokenEvent, TokenLogprobs
 from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
 from inference.model.decoder import Matcher, Turn, Verdict
@@ -29,10 +29,10 @@ class CommitQueue:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[Answer | Exception, int]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[TokenEvent | Exception, int]] = asyncio.Queue()
         self.num_bytes = 0
 
-    def put(self, event: Answer) -> None:
+    def put(self, event: TokenEvent) -> None:
         """Add an event; only one that waits after another counts into `num_bytes`."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
@@ -48,7 +48,7 @@ class CommitQueue:
             self._queue.get_nowait()
         self.num_bytes = 0
 
-    async def get(self) -> Answer:
+    async def get(self) -> TokenEvent:
         """Return the next event.
 
         Raises:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from inference.caller import caller
-from inference.commit import Delta, Event
+from inference.commit import Delta, TextEvent
 from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from inference.gateway.conversation import Tool
 from inference.gateway.dialect import Dialect
@@ -30,7 +30,7 @@ from inference.text.chat import Chat
 from inference.text.schema_fault import SEARCH_S, fault_of_schema
 from inference.workers.completion import Completer, CompletionRequest, ModelCard
 
-ChoiceEvent: TypeAlias = tuple[int, Event]
+ChoiceEvent: TypeAlias = tuple[int, TextEvent]
 """(index of the choice, its event)"""
 MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""
@@ -182,7 +182,7 @@ def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
     return "", ""
 
 
-_Items = asyncio.Queue[tuple[int, Event | Exception | None]]
+_Items = asyncio.Queue[tuple[int, TextEvent | Exception | None]]
 """(index of the choice, its event or failure; None: it has ended)"""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from inference.caller import caller
-from inference.commit import Event
+from inference.commit import TextEvent
 from inference.errors import InvalidRequestError
 from inference.request import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -121,7 +121,7 @@ class Completer(Protocol):
             text = "".join([event.text async for event in events if isinstance(event, Delta)])
     """
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request.
 
         Started comes with the first pass, so a request that is refused yields nothing.

@@ -10,13 +10,13 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from inference.commit import (
-    Event,
     Finished,
     FinishReason,
-    Generator,
     Opened,
     Started,
+    TextEvent,
     TokenLogprobs,
+    TokenSource,
 )
 from inference.engine.target import check_token_ids
 from inference.model.decoder import check_seed, is_seed_invariant
@@ -46,7 +46,7 @@ class LocalCompleter:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: TokenSource,
         tokenizer: Tokenizer,
         defaults: RequestDefaults = NO_DEFAULTS,
         *,
@@ -60,7 +60,7 @@ class LocalCompleter:
         )
         self.codec = self._reader.codec
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`."""
         defaults = self._reader.defaults if request.unsaid or request.max_new_tokens is None else None
         request = request.resolved(self._reader.defaults)

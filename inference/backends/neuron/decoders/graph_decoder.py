@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from inference.backends.neuron.backend import Application, CompiledModel
 from inference.backends.neuron.graphs.calls import GREEDY, Row, prompt_call
 from inference.backends.neuron.graphs.shape import SlotShape
-from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
 from inference.model.decoder import Turn, Verdict
 from inference.request import GenerationRequest

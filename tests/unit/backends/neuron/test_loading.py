@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from inference.backends.devices import check_cores
 from inference.backends.neuron import environment
+from inference.backends.neuron.backend import load_neuron_backend, prepare_slots
 from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.neuron.slots import load_neuron_backend, prepare_slots
 from inference.backends.registry import load_decoder
 from inference.config import ROOT, ModelConfig, NeuronOptions
 from inference.errors import ConfigError, UnsupportedModelError

@@ -14,7 +14,7 @@ import pytest
 from comparison.plan.config import OPEN_LOOP_BATCH, PromptSet, WorkloadConfig
 from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages, steady
 from comparison.run.record import RequestRecord, Round
-from inference.commit import Delta, Event, Started, Timings
+from inference.commit import Delta, Started, TextEvent, Timings
 from inference.errors import ConfigError
 from inference.request import Provenance
 from inference.workers.convert import event_to_message
@@ -30,7 +30,7 @@ def test_locust_processes_import_neither_torch_nor_asyncio() -> None:
 
 def test_messages_survive_json() -> None:
     timings = Timings(compute_us=9)
-    told: tuple[Event, ...] = (
+    told: tuple[TextEvent, ...] = (
         Started(4, 7, provenance=Provenance("model")),
         Delta(4, (1, 2), 3, 1, timings, text="ab"),
     )
