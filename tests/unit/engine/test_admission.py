@@ -1,4 +1,4 @@
-"""Slots and the queue behind them: who is next, and who has to go, when several accounts ask."""
+"""Slots and their queue with several accounts: the order of entering, and the session that leaves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Desk:
         return [request.name for request in self.admission.running]
 
     def served(self) -> list[str]:
-        """In which order all get their turn, one slot after the other."""
+        """Return the holders in the order in which they get the slot, one after the other."""
         order = []
         while names := self.running():
             order.append(names[0])
@@ -129,7 +129,7 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
 
 
 def test_nothing_is_kept_of_who_left_the_queue() -> None:
-    """The story: an account whose last request was cancelled in the queue, or pushed out of it, stayed for ever."""
+    """The story: an account stayed for ever if its last request was cancelled in the queue, or pushed out of it."""
     desk = Desk(num_slots=1, max_waiting=2)
     desk.ask("a0")
     assert desk.running() == ["a0"]
@@ -158,7 +158,7 @@ def test_a_full_queue_prefers_callers_with_less() -> None:
     for latecomer in ("a4", "b1"):  # b has one, a two: no injustice is left
         with pytest.raises(CapacityError, match="all 1 slots are busy and 3 requests wait already"):
             desk.ask(latecomer)
-    desk.admission.release(desk.requests["a3"])  # as whoever waits for it does: harmless
+    desk.admission.release(desk.requests["a3"])  # as a waiting session does: harmless
     assert desk.served() == ["a0", "b0", "a1", "a2"]
 
 

@@ -1,4 +1,4 @@
-"""When a draft tells the target: portions of a growing chain, and nothing that is worth less than a message."""
+"""Portions in which a growing chain is sent: no message costs more than its tokens save."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_the_end_of_the_window_sends_what_is_left() -> None:
 
 
 async def test_a_doubtful_token_ends_the_first_message() -> None:
-    """The target waits for it, and what comes behind is worth less than the time it takes."""
+    """Tokens after a doubtful one are worth less than the time for which the target waits for them."""
     it = session(Pacing(window=8, chunk=8, step_s=0.001, round_s=0.01))
     draft(it, SURE)
     assert not await is_time_to_send(it)

@@ -1,4 +1,4 @@
-"""A pass that fails costs nobody a token but who made it fail, and an engine that cannot go on says so."""
+"""A failed pass ends the session that made it fail and costs others no token; a broken engine reports it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_LIMITS = EngineLimits()
 
 
 class BreakingDecoder(ScriptedDecoder):
-    """Raises whenever `breaks` says so of a pass."""
+    """Decoder that raises in each pass for which `breaks` is true."""
 
     def __init__(self, breaks: Callable[[Sequence[Turn]], Exception | None]) -> None:
         super().__init__(num_slots=8)
@@ -93,7 +93,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """In doubt about everything, so that each session has branches; breaks on sequences that begin with 0."""
+    """Proposer that branches everywhere, and breaks on sequences that begin with 0."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 
@@ -180,7 +180,7 @@ async def test_what_the_device_samples_is_not_computed_again() -> None:
 
 
 async def test_steps_that_all_fail_break_the_engine() -> None:
-    """The story: a device was gone, every step failed at once, and health said SERVING: it attracted load."""
+    """The story: a device was gone and every step failed at once, but health stayed SERVING, which attracted load."""
     decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
     async with running(decoder) as engine:
         failures = 0
@@ -195,7 +195,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 
 
 async def test_an_engine_whose_loop_broke_says_so() -> None:
-    """A verdict short: delivering raised, the loop ended, and every request was told of a shutdown."""
+    """The story: a verdict was missing, the loop ended, and every request got the error of a shutdown."""
 
     class Short(ScriptedDecoder):
         def step(self, turns: Sequence[Turn]) -> list[Verdict]:
@@ -227,7 +227,7 @@ async def test_an_endless_pass_delays_nobody() -> None:
 
 
 class NanBackend:
-    """A slot model whose logits are no numbers from some position on."""
+    """Slot model with NaN as its logits from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 

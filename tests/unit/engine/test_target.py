@@ -1,4 +1,4 @@
-"""The target's loop: who gets a slot, what a step takes along, how a request ends, fails or is given up."""
+"""The target's loop: slots, steps, and the ends of requests by finishing, failing or cancelling."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
 
 
 async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngine) -> None:
-    """They were reported as verified and not accepted, so that even a perfect draft seemed to miss."""
+    """The story: they were reported as verified and rejected, so that even a perfect draft seemed to miss."""
     session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)
@@ -400,7 +400,7 @@ async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """While the draft drafts, the target reads: all but the last token, whose logits the first pass needs."""
+    """The target reads while the draft drafts: all but the last token, for its logits belong to the first pass."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

@@ -1,4 +1,4 @@
-"""What a session at the target learns of its draft, and tells it."""
+"""Exchange of a target's session with its draft: arrivals and waits one way, acknowledgements the other."""
 
 from __future__ import annotations
 
@@ -60,8 +60,11 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 
 
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
-    """They kept arriving for a round trip, each one looked like progress, and the target stood still for as long:
-    gaps of 34 ms were seen between passes of 6 ms."""
+    """Proposals for a rejected chain do not count as arrivals.
+
+    The story: they kept arriving for a round trip, each looked like progress, and the target stood still for as long:
+    gaps of 34 ms between passes of 6 ms.
+    """
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
     take_pass(session, clock, Verdict((99,), 2, 0))

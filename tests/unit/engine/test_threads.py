@@ -53,7 +53,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """Within an account the order is that of arrival. A job that is cancelled leaves the queue, or keeps its thread."""
+    """Jobs of one account keep their order; a cancelled job leaves the queue, or keeps its thread."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Choice of the replica that a request goes to."""
 
 from __future__ import annotations
 

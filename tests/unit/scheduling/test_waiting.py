@@ -81,7 +81,7 @@ DELAYS = st.floats(0.0, 0.1)
 def test_who_would_not_wait_does_not_wait_longer(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    """Within one pass: beyond it, what comes has to agree with more tokens of the target's own."""
+    """Waiting pays for each shorter delay within one pass; later tokens must agree with more of the target's own."""
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
     if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
@@ -122,7 +122,7 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """Whatever the draft has done so far; behind the limit, the target decodes by itself."""
+    """The target decodes by itself after the limit, with any history of the draft."""
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)
@@ -144,7 +144,7 @@ def test_nothing_is_waited_for_before_anything_came() -> None:
 
 
 def test_who_has_more_of_its_own_waits_less() -> None:
-    """With tokens that are looked up or forced, a pass without the draft's is worth several."""
+    """A pass without the draft's tokens gives several where tokens are looked up or forced."""
 
     def longest(num_own: float) -> int:
         waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, verify_s=0.010, num_own=num_own) for ms in range(40)]

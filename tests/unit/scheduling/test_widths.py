@@ -33,7 +33,7 @@ def line(base_s: float, slope_s: float) -> Callable[[int], float]:
 def test_no_other_widths_give_more_tokens_per_second(
     sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
-    """Whatever staircase the pass times are."""
+    """Every choice of widths is tried, for any staircase of pass times."""
 
     def seconds(num_draft_tokens: int) -> float:
         return base_s + sum(steps[:num_draft_tokens])
@@ -46,7 +46,7 @@ def test_no_other_widths_give_more_tokens_per_second(
 
 
 def test_a_width_behind_a_step_is_found() -> None:
-    """One more draft token would not pay for the step, but the four that fit behind it do."""
+    """One more draft token does not pay for the step; the four that fit after it do."""
     assert choose_widths([8], [0.9], lambda number: 0.010 if number < 4 else 0.013) == [8]
     assert choose_widths([4], [0.9], lambda number: 0.010 if number < 4 else 0.013) == [3]
 
@@ -65,7 +65,7 @@ def test_load_narrows_speculation() -> None:
 
 
 def test_costs_of_draft_tokens_are_remeasured() -> None:
-    """Else a cost that was measured in a bad moment would keep them out for good."""
+    """A cost that was measured in a bad moment does not keep draft tokens out for good."""
     costs = PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)

@@ -53,7 +53,7 @@ PARTS = st.sampled_from(
     st.booleans(),
 )
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
-    """So a stream and an answer in one piece agree, whatever the model writes and whatever a token is."""
+    """A stream and an answer in one piece agree, for any text and any tokens."""
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)

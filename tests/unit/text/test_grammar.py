@@ -76,8 +76,11 @@ def is_whole(output: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_mask_is_that_of_a_fresh_matcher(grammar: Grammar) -> None:
-    """After jumps back and forth between outputs, and after forced tokens and refused proposals, as draft paths make
-    them; over a thousand states of each grammar."""
+    """Masks do not depend on a matcher's past.
+
+    The past has jumps between outputs, forced tokens and refused proposals, as paths of a draft tree make them; over a
+    thousand states of each grammar.
+    """
     rng = random.Random(7)
     matcher = COMPILER.compile(grammar)
     outputs = [walk(COMPILER.compile(grammar), rng, limit=40) for _ in range(12)]
@@ -108,7 +111,7 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_what_a_mask_allows_is_taken(grammar: Grammar) -> None:
-    """Every token, behind every state of a walk. What is forced may be taken token by token, and is allowed whole."""
+    """Every allowed token is accepted after every state of a walk; forced tokens one by one, and as a whole."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
     matcher = COMPILER.compile(grammar)
@@ -289,15 +292,17 @@ EXPLODING = {
 
 @pytest.fixture
 def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server gives 3 s of a core, so that slow machines refuse nothing that others take."""
+    """Shorten a trial to 3 s of a core, as a server has it, so that slow machines refuse no more than others."""
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 1)
 
 
 @pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
-    """In time and memory, whether it is refused at once or at a later token. With a vocabulary that has long tokens;
-    with the library's own limits the first of these takes 4 s and 250 MB."""
+    """Time and memory are bounded, at the request or at a later token.
+
+    The vocabulary has long tokens. With the library's own limits the first of these grammars takes 4 s and 250 MB.
+    """
     compiler = GrammarCompiler(Tokenizer.load(BUNDLED_TARGET), 2048)
     compiler.compile(GRAMMARS[2])
     started, before_kib = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
