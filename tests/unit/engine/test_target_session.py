@@ -80,14 +80,14 @@ def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
     )
 
 
-def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
+async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
     session = drafted_session(clock)
     lost = Branch(None, 1, [9, 9, 9])  # counted all the same
     session.propose([Branch(None, 4, [5, 6]), lost])
     clock.now += 0.002
     take_pass(session, clock, Verdict((5, 99), 2, 1))
     take_pass(session, clock, Verdict((98,), 0, 0))
-    _, *commits = [session.commits._queue.get_nowait()[0] for _ in range(4)]
+    _, *commits = [await session.commits.get() for _ in range(4)]
     echoes = [(c.num_received_tokens, c.hold_us) for c in commits if isinstance(c, Commit)]
     assert echoes == [(0, 0), (5, 12_000), (0, 0)]
 
