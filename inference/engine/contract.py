@@ -44,7 +44,7 @@ class VerificationSession(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a draft worker proposes without waiting for verdicts."""
+        """Return whether a draft worker proposes without waiting for verdicts."""
 
     @property
     def idle_s(self) -> float:
@@ -62,7 +62,7 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
 
     @property
     def seed_invariant(self) -> bool:
-        """Whether a seed gives the same tokens at every engine of the same model."""
+        """Return whether a seed gives the same tokens at every engine of the same model."""
 
     @property
     def pass_us(self) -> int:

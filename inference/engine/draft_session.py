@@ -301,7 +301,7 @@ class DraftSession:
         return branches
 
     def _is_ripe(self, path: DraftPath) -> bool:
-        """Whether to send a path's new tokens now."""
+        """Return whether to send a path's new tokens now."""
         if not path.num_unsent:
             return False
         if path is not self._path:  # a runner-up without a successor saves no token
@@ -311,7 +311,7 @@ class DraftSession:
         return expected_gain(path.survivals, len(path.nodes), self.pacing) >= self.pacing.min_gain
 
     def _is_chunk(self, path: DraftPath) -> bool:
-        """Whether the new tokens of a growing chain are enough for a message."""
+        """Return whether the new tokens of a growing chain are enough for a message."""
         if path.num_unsent >= self.pacing.chunk:
             return True
         return not path.nodes and is_first_message_complete(path.survivals, self.pacing)

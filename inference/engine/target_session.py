@@ -230,7 +230,7 @@ class TargetSession:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a draft worker proposes without waiting for verdicts."""
+        """Return whether a draft worker proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
 
     @property
@@ -253,7 +253,7 @@ class TargetSession:
             self.tree.grow(branch)
         if self._ready and not was_ready:  # only a proposal that adds live tokens resets the idle timer
             self._clock.restart(self._last_message_at)
-        if len(self.tree) > num_live:  # others continue a rejected chain, and tell nothing of the new one's delay
+        if len(self.tree) > num_live:  # others continue a rejected chain, and show nothing of the new one's delay
             self.sources.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
 
     @property

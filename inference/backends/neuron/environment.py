@@ -90,7 +90,7 @@ def _require_package(package: str, probe_module: str) -> None:
 
 
 def _is_installed(package: str, module: str) -> bool:
-    """Whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
+    """Return whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:

@@ -62,7 +62,7 @@ class GraphDecoder(CompiledModel, ABC):
         return [verdicts[turn.slot] for turn in turns]
 
     def _goes_on(self, turn: Turn) -> bool:
-        """Whether the slot holds all of the turn's tokens but the last."""
+        """Return whether the slot holds all of the turn's tokens but the last."""
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
 
     def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:

@@ -54,7 +54,7 @@ class Publication:
         return sum(file["bytes"] for file in (self.manifest or {}).get("files", {}).values())
 
     def is_whole(self) -> bool:
-        """Whether the model is finished and every file has its size; reads no content."""
+        """Return whether the model is finished and every file has its size; reads no content."""
         return self.manifest is not None and not any(self._faults(reads=False))
 
     def faults(self) -> list[str]:
