@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron import slots
+from inference.backends.neuron import backend as slots
 from inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
 from inference.backends.neuron.graphs import application, calls, plan, settings, shape
 from inference.backends.neuron.graphs.calls import Row
