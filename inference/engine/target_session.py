@@ -144,9 +144,9 @@ class TargetSession:
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.schedule: Schedule | None = None
-        self.sources = Sources(looks_up=looks_up and gamma > 0)
+        self.sources = Sources()
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
-        self._gamma = gamma
+        self._gamma, self._lookup_limit = gamma, gamma if looks_up else 0
         self._was_asked = False  # for the target's own token, by an empty proposal
         self._last_message_at = 0.0
         self._num_acknowledged = 0  # draft tokens reported as received
@@ -273,8 +273,8 @@ class TargetSession:
         if self._ready:
             room = self._end - end - 1  # each pass adds one token of the target itself
             limit = min(self._widest, room)
-            proposal = self.tree.path(limit)
-            lookup = [] if proposal else self.sources.looked_up(self.token_ids, min(limit, self._gamma))
+            proposal, looked_up = self.tree.path(limit), min(limit, self._lookup_limit)
+            lookup = self.sources.lookup.propose(self.token_ids, looked_up) if looked_up > 0 and not proposal else []
             return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(end - 1, chooses=False)
@@ -317,7 +317,8 @@ class TargetSession:
         self._clock.computed(started, ended)
         self._prompt_logprobs.extend(verdict.prompt_logprobs)
         if not turn.chooses:
-            self.sources.read(self.token_ids)
+            if self._lookup_limit:
+                self.sources.lookup.read(self.token_ids)
             return None
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)

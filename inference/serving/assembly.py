@@ -311,15 +311,10 @@ def _warm_up(backend: Backend) -> None:
 
 
 def model_card(
-    name: str,
-    topology: str,
-    generator: TokenSource,
-    tokenizer: Tokenizer,
-    defaults: RequestDefaults,
-    model_id: str = "",
+    name: str, topology: str, source: TokenSource, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
     """Return the answer of GetModel."""
-    limits, words = (generator.max_length, generator.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
+    limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
     return ModelCard(name, topology, *limits, *words, defaults, model_id)
 
 
