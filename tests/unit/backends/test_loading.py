@@ -158,7 +158,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_what_is_no_model_says_what_to_do(tmp_path: Path, name: str) -> None:
+def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
     """A GGUF file that exists was "no such directory"."""
     make, way_out = FOREIGN[name]
     make(tmp_path / name)

@@ -74,7 +74,7 @@ def test_a_flood_of_one_does_not_starve_another() -> None:
     assert desk.served() == ["a0", "b0", "c0", "a1", "b1", "a2", "a3", "a4", "a5"]
 
 
-def test_a_freed_slot_goes_to_who_holds_least() -> None:
+def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "b0")
     assert desk.running() == ["a0", "b0", "a1"]
@@ -128,7 +128,7 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
     assert {name: request.error for name, request in desk.requests.items() if request.error} == {}
 
 
-def test_nothing_is_kept_of_who_left_the_queue() -> None:
+def test_accounts_that_left_the_queue_are_forgotten() -> None:
     """The story: an account stayed for ever if its last request was cancelled in the queue, or pushed out of it."""
     desk = Desk(num_slots=1, max_waiting=2)
     desk.ask("a0")

@@ -155,7 +155,7 @@ def test_branches_leave_the_chain_where_it_is_least_certain() -> None:
     assert session.branches == [[11], [10, 20, 31]]  # when the first began, there was no other
 
 
-def test_a_chain_that_is_behind_comes_first() -> None:
+def test_a_short_chain_gets_no_branches() -> None:
     session = branching_session()
     session.pacing = Pacing(window=4, branching=Branching(count=2, depth=2, min_chain=3))
     drafted(session, 10, 20)

@@ -131,7 +131,7 @@ async def test_failed_step_fails_the_round(
     assert list(await engine.propose(following, 1)) == tokens_at(1, 1)
 
 
-async def test_stop_fails_who_waits(engine: DraftEngine) -> None:
+async def test_stop_fails_waiting_sessions(engine: DraftEngine) -> None:
     sessions = [engine.open([1], GREEDY) for _ in range(3)]
     waiting = asyncio.create_task(sessions[2].admitted())
     await sessions[0].admitted()

@@ -73,7 +73,7 @@ async def test_a_doubtful_token_ends_the_first_message() -> None:
     assert await is_time_to_send(it)
 
 
-async def test_what_is_hardly_ever_right_is_not_sent() -> None:
+async def test_hopeless_tokens_are_not_sent() -> None:
     it = session(Pacing(window=8, chunk=1, min_gain=0.2))
     draft(it, UNSURE)
     assert not await is_time_to_send(it)

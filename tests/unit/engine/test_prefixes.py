@@ -190,7 +190,7 @@ async def test_one_token_is_always_computed() -> None:
 @pytest.mark.parametrize(
     ("fields", "num_cached"), [({"cache_salt": "b"}, 0), ({"cache_salt": "a"}, 39), ({"prompt_logprobs": 0}, 0)]
 )
-async def test_who_begins_anew(fields: dict[str, Any], num_cached: int) -> None:
+async def test_salts_and_scored_prompts_begin_anew(fields: dict[str, Any], num_cached: int) -> None:
     engine = TargetEngine(SlotDecoder(torch_backend()))
     engine.start()
     for salt in ("a", ""):
@@ -234,7 +234,7 @@ async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.Monke
     assert tokens(commits)[:1] == plain(request(PROMPT))[:1]
 
 
-async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
+async def test_leaving_during_a_failed_pass_leaves_no_prefix() -> None:
     """The slot of a session that left during a failed pass counts as empty: the pass may have written anything."""
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))

@@ -194,7 +194,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
             await tokens(engine, 3)
 
 
-async def test_an_engine_whose_loop_broke_says_so() -> None:
+async def test_an_engine_with_a_broken_loop_reports_it() -> None:
     """The story: a verdict was missing, the loop ended, and every request got the error of a shutdown."""
 
     class Short(ScriptedDecoder):
@@ -207,7 +207,7 @@ async def test_an_engine_whose_loop_broke_says_so() -> None:
         assert engine.broken is not None
 
 
-async def test_an_endless_pass_delays_nobody() -> None:
+async def test_an_endless_pass_delays_no_other_work() -> None:
     """The story: a hung pass was SERVING for ever, and SIGTERM waited for it on the event loop."""
     decoder = ScriptedDecoder()
     decoder.gate.close()

@@ -380,7 +380,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
     assert len(decoder.steps[-1][0].proposal) == 2
 
 
-async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngine) -> None:
+async def test_draft_tokens_after_a_stop_token_do_not_count(engine: TargetEngine) -> None:
     """The story: they were reported as verified and rejected, so that even a perfect draft seemed to miss."""
     session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])

@@ -57,7 +57,7 @@ async def test_of_many_answers_that_wait_the_longest_goes_first(
     assert await finish(engine, sessions[2]) == tokens_at(3, 60)
 
 
-async def test_what_is_read_or_given_up_is_forgotten(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_and_cancelled_answers_are_forgotten(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     for _ in range(5):
         given_up = unread(engine, 100)

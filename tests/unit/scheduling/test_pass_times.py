@@ -81,7 +81,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
     assert costs.seconds(4) == pytest.approx(0.03)
 
 
-def test_what_was_slow_once_is_tried_again() -> None:
+def test_a_slow_width_is_tried_again() -> None:
     """One bad moment would otherwise keep a width out for good, since a width that no pass takes is not measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]

@@ -107,7 +107,7 @@ def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
     assert found.records["a:1"].back_at == 5.0 + FIRST_PAUSE_S
 
 
-def test_success_between_failures_and_what_says_nothing() -> None:
+def test_success_between_failures_ejects_no_replica() -> None:
     found = replicas(*ADDRESSES)
     for outcome in (True, True, False, True, None, True):
         found.ended("a:1", 0.0, failed=outcome)
@@ -122,7 +122,7 @@ def test_all_are_ejected_and_still_one_is_chosen() -> None:
     assert not found.has_other(0.0, than=())
 
 
-def test_who_leaves_is_forgotten_and_who_stays_is_known() -> None:
+def test_removed_replicas_are_forgotten_and_others_kept() -> None:
     found = replicas(*ADDRESSES)
     found.choose(0.0, unfit={"b:1", "c:1"})
     found.keep(("a:1", "d:1"))

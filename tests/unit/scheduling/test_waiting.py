@@ -78,7 +78,7 @@ DELAYS = st.floats(0.0, 0.1)
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 8), st.floats(0.0, 1.0), st.floats(1e-3, 0.05), DELAYS, DELAYS)
-def test_who_would_not_wait_does_not_wait_longer(
+def test_a_longer_delay_never_pays_more(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
     """Waiting pays for each shorter delay within one pass; later tokens must agree with more of the target's own."""
@@ -143,7 +143,7 @@ def test_nothing_is_waited_for_before_anything_came() -> None:
     assert wait_s(Arrivals(), 0.8, PassCosts(), now=100.0, ready_s=0.0) == 0.0
 
 
-def test_who_has_more_of_its_own_waits_less() -> None:
+def test_more_tokens_of_its_own_shorten_the_wait() -> None:
     """A pass without the draft's tokens gives several where tokens are looked up or forced."""
 
     def longest(num_own: float) -> int:

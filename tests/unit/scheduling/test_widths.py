@@ -45,7 +45,7 @@ def test_no_other_widths_give_more_tokens_per_second(
     assert tokens_per_s(chosen, rates, seconds) == pytest.approx(best, rel=1e-9)
 
 
-def test_a_width_behind_a_step_is_found() -> None:
+def test_a_width_after_a_step_is_found() -> None:
     """One more draft token does not pay for the step; the four that fit after it do."""
     assert choose_widths([8], [0.9], lambda number: 0.010 if number < 4 else 0.013) == [8]
     assert choose_widths([4], [0.9], lambda number: 0.010 if number < 4 else 0.013) == [3]
@@ -75,7 +75,7 @@ def test_costs_of_draft_tokens_are_remeasured() -> None:
     assert taken[PROBE_EVERY - 1] == [0, 3]
 
 
-def test_a_probe_is_as_wide_as_was_said() -> None:
+def test_a_probe_has_the_given_width() -> None:
     widths, costs = Widths(), PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)

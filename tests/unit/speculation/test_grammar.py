@@ -190,7 +190,7 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 torch.set_num_threads(1)
 
 
-def test_what_has_no_mask_is_not_committed() -> None:
+def test_rows_without_a_mask_commit_nothing() -> None:
     """A pass commits nothing where no mask could be made; the next pass begins there, and fails or goes on."""
     allowed = Allowed([b"", b""])
     assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)

@@ -82,7 +82,7 @@ def test_another_sequence_in_the_slot() -> None:
 PERIOD = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def test_what_comes_true_is_proposed_at_length() -> None:
+def test_right_lookups_grow_longer() -> None:
     lookup, log = Lookup(), PERIOD * 3
     proposal = lookup.propose(log, 16)
     for _ in range(9):

@@ -110,7 +110,7 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
-def test_what_a_mask_allows_is_taken(grammar: Grammar) -> None:
+def test_allowed_tokens_are_accepted(grammar: Grammar) -> None:
     """Every allowed token is accepted after every state of a walk; forced tokens one by one, and as a whole."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
@@ -158,7 +158,7 @@ def simple_schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=simple_schemas(), seed=st.integers(0, 2**32))
-def test_an_output_is_what_its_schema_says(schema: dict[str, Any], seed: int) -> None:
+def test_an_output_matches_its_schema(schema: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
     output = walk(compiled(GrammarKind.JSON_SCHEMA, json.dumps(schema)), rng, limit=400)
     assert is_whole(output)
@@ -167,7 +167,7 @@ def test_an_output_is_what_its_schema_says(schema: dict[str, Any], seed: int) ->
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
-def test_what_a_schema_says_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
+def test_instances_of_a_schema_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
     """The grammar refuses no instance of the schema.
 
     Schemas with objects are left out: hypothesis-jsonschema cannot draw them with this version of hypothesis.
@@ -202,7 +202,7 @@ def test_gbnf_is_a_grammar_too() -> None:
     assert TOKENIZER.decode(matcher.forced((), 9)) == "the"
 
 
-def test_behind_the_end_nothing_is_allowed() -> None:
+def test_nothing_is_allowed_after_the_end() -> None:
     matcher = compiled(GrammarKind.REGEX, "the")
     forced = matcher.forced((), 9)
     assert forced[-1] == EOS_TOKEN_ID

@@ -44,7 +44,7 @@ def is_kept(grammar: Grammar, text: str) -> bool:
     st.text(alphabet="ab<>/think{}[]\n\u00e9", max_size=20).filter(lambda text: "</think>" not in text),
     st.sampled_from(["", "\n\n"]),
 )
-def test_a_grammar_begins_behind_the_reasoning(
+def test_a_grammar_begins_after_the_reasoning(
     output: tuple[Grammar, str], preamble: tuple[Preamble, str], thought: str, space: str
 ) -> None:
     plain, text = output
@@ -148,7 +148,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
     assert (path, "nonsense" in fault) == ("properties/a/items", True)
 
 
-def test_what_was_compiled_is_sent_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar goes to draft workers as the Lark that the target has compiled.
 
     The story: the library makes Lark of GBNF in Python, in a time that grows with the square of the length. A draft did

@@ -191,7 +191,7 @@ NO_CHATS = {
 
 
 @pytest.mark.parametrize(("chat", "part", "field"), NO_CHATS.values(), ids=NO_CHATS)
-def test_what_is_no_conversation_is_named(chat: Chat, part: str, field: str) -> None:
+def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
     with pytest.raises(InvalidRequestError, match=re.escape(part)) as caught:
         tokenizer.encode_chat(chat)
@@ -214,7 +214,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
     assert BYTE_LEVEL.call_markers == {}
 
 
-def test_a_character_that_a_mark_cuts_is_told_once() -> None:
+def test_a_character_that_a_mark_cuts_comes_once() -> None:
     """A new text begins after a mark; the streamed part of a character before it is not repeated."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})

@@ -188,7 +188,7 @@ def test_a_run_takes_memory_of_its_own_slots_only(tmp_path: Path, mappings: list
     assert touched.tolist() == [slot in (0, 3, 4, 6, 7) for slot in range(8)]
 
 
-def test_what_it_says_of_itself(backend: OnnxBackend) -> None:
+def test_sizes_are_those_of_the_model(backend: OnnxBackend) -> None:
     as_protocol: Backend = backend
     assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
     assert as_protocol.num_slots == NUM_SLOTS

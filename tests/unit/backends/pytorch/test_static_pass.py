@@ -158,7 +158,7 @@ def test_graphs_made_after_the_warm_up_are_counted() -> None:
     assert backend.graphs == GraphCounts(num_shapes + 1, 1)
 
 
-def test_what_fills_up_leaves_the_slots_alone() -> None:
+def test_filling_leaves_the_slots_alone() -> None:
     fixed = FixedShapes(Uncompiled(), BUCKETS)
     backend = TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
     backend.forward([Span(0, 0, TOKENS[:3], 0), Span(1, 0, TOKENS[:8], 0), Span(2, 0, TOKENS[:1], 0)])
