@@ -103,8 +103,11 @@ async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """The story: only silence counted against a worker. One that proposed nonsense was given the first session of each
-    moment, for it had attached first, and kept it to its end: a good one beside it idled."""
+    """Wrong draft tokens count against a worker, as silence does.
+
+    The story: a worker with nonsense as its proposals, attached first, got the first session of each moment and kept it
+    to its end, beside a good worker that idled.
+    """
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
     pool.attach(junk)
     pool.attach(good)

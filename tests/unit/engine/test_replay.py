@@ -148,8 +148,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """A decoder never gets the memory that eight sequences at once need. All eight requests end well all the same, and
-    in fewer passes than one by one would take.
+    """Eight requests end well, in fewer passes than one by one, where memory never suffices for all eight at once.
 
     The story: ONNX Runtime and torch raise a RuntimeError then. Passes were not halved: each failed, was taken apart
     and failed again, up to eight sessions ended, and prompts were read again for each token.

@@ -331,8 +331,11 @@ class SlowDrafter(SlowReader):
 
 
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
-    """The story: drafting counted as a part's cost and not as the step's time, so parts had the least length. Of 64
-    streams that came at once, half waited five times as long for their first token as without a draft."""
+    """Drafting counts as time of the step, not as cost of a part.
+
+    The story: parts had the least length. Of 64 streams that came at once, half waited five times as long for their
+    first token as without a draft.
+    """
     decoder = SlowDrafter(num_slots=2, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         decoding = asyncio.create_task(finish(engine, request(3, max_new_tokens=800)))

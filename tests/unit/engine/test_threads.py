@@ -28,8 +28,11 @@ async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """The story: with 17 grammars or long texts in the works, from a caller with `in_flight = 1`, every one of eight
-    requests of another account was refused; those places knew no accounts."""
+    """Places for grammars and long texts are shared by accounts.
+
+    The story: with 17 of them in the works, from a caller with `in_flight = 1`, all eight requests of another account
+    were refused.
+    """
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     grammars = Grammars(GrammarCompiler(tokenizer, DEFAULT_VOCAB_SIZE))
     codec = LocalCodec(tokenizer, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)

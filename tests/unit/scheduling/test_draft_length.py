@@ -113,8 +113,11 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """The story: each chain was judged as if all sessions of the pass drafted as much, so the sure one of 16 ended
-    soon, though its tokens were nearly all that the pass had to verify."""
+    """A chain pays for its own share of the time.
+
+    The story: each chain was judged as if all sessions of the pass drafted as much. So the sure one of 16 ended soon,
+    though its tokens were nearly all that the pass had to verify.
+    """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
         length.record_step(1, STEP_S / 8)

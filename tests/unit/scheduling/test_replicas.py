@@ -52,8 +52,10 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 
 
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
-    """The story: each new connection forgave all failures, and the server got every second request for ever, none of
-    which it answered."""
+    """A new connection does not clear the record of failures.
+
+    The story: a server that answered none got every second request for ever.
+    """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
         found.set_ready("b:1", ready=True)
