@@ -87,14 +87,8 @@ def test_a_longer_delay_never_pays_more(
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
 
 
-def test_waiting_pays_with_good_drafts_and_short_ways() -> None:
-    def pays(delay_s: float, rate: float) -> bool:
-        return waiting_pays(delay_s, 4, rate, pass_s=0.010, verify_s=0.012)
-
-    assert pays(0.003, 0.7)
-    assert not pays(0.003, 0.1)  # a poor draft
-    assert not pays(0.040, 0.7)  # a long way
-    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, verify_s=0.0)  # nothing is known yet
+def test_no_wait_pays_while_no_time_is_known() -> None:
+    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, verify_s=0.0)
 
 
 @pytest.mark.parametrize(("delay_s", "rate"), [(0.003, 0.7), (0.003, 0.1), (0.009, 0.6), (0.025, 0.9), (0.04, 0.7)])
