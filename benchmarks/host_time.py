@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import print_json, print_table
-from inference.commit import Answer, Commit, Delta, Opened
+from inference.commit import Commit, Delta, Opened, TokenEvent
 from inference.config import BUNDLED_TARGET
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
@@ -57,7 +57,7 @@ class FreeModel:
 
 @dataclass(frozen=True)
 class Resumed:
-    """`Generator` in front of an engine: every request starts with half of the context as output."""
+    """`TokenSource` in front of an engine: every request starts with half of the context as output."""
 
     engine: TargetEngine
     output: tuple[int, ...]
@@ -70,8 +70,8 @@ class Resumed:
     def vocab_size(self) -> int:
         return self.engine.vocab_size
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """See `Generator`; the first commit is the earlier output."""
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `TokenSource`; the first commit is the earlier output."""
         yield Opened()
         yield Commit(len(request.prompt_token_ids), self.output)
         rest = replace(request.resumed(self.output), max_new_tokens=NUM_TOKENS)

@@ -32,7 +32,7 @@ class PortTakenError(Exception):
 def listener(host: str, port: int) -> socket.socket:
     """Return a listening socket for servers other than gRPC's; port 0 takes a free one.
 
-    The socket is made with its protocol: asyncio sends small writes at once only where it reads TCP there.
+    Pass the protocol to the socket, or asyncio does not recognise TCP and leaves Nagle's delay on.
 
     Raises:
         PortTakenError: the address cannot be listened on.

@@ -27,7 +27,7 @@ ALL_RIGHTS = frozenset(Right)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallerLimits:
     """Limits of one caller's requests; None leaves only the server's own limit.
 
     Attributes:
@@ -57,7 +57,7 @@ class Caller:
 
     name: str = ""
     rights: frozenset[Right] = ALL_RIGHTS
-    limits: Limits = Limits()
+    limits: CallerLimits = CallerLimits()
     speaks_for_others: bool = False
     user: str = ""
     prefix_groups: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -164,13 +164,13 @@ class Commit:
 
     @property
     def num_bytes(self) -> int:
-        """Estimate of its memory."""
+        """Return an estimate of this event's size in memory, in bytes."""
         return 500 + 40 * (len(self.token_ids) + len(self.rejected_token_ids)) + _score_bytes(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """First event of a `Generator`: the request has a slot, and its first pass is done.
+    """First event of a `TokenSource`: the request has a slot, and its first pass is done.
 
     Attributes:
         num_cached_tokens: prompt tokens that the slot held already, from an earlier request.
@@ -182,12 +182,12 @@ class Opened:
 
     @property
     def num_bytes(self) -> int:
-        """Estimate of its memory."""
+        """Return an estimate of this event's size in memory, in bytes."""
         return 500 + _score_bytes(self.prompt_logprobs)
 
 
-Answer: TypeAlias = Opened | Commit
-"""Events of a `Generator`: one Opened, then Commits."""
+TokenEvent: TypeAlias = Opened | Commit
+"""Events of a `TokenSource`: one Opened, then Commits."""
 
 
 def _score_bytes(scores: tuple[TokenLogprobs, ...]) -> int:
@@ -254,11 +254,11 @@ class Finished:
     reason: FinishReason
 
 
-Event: TypeAlias = Started | Delta | Finished
+TextEvent: TypeAlias = Started | Delta | Finished
 """Events that a client receives for a request, in this order, with any number of Deltas."""
 
 
-class Generator(Protocol):
+class TokenSource(Protocol):
     """Source of committed tokens for a tokenized request: an engine, or a draft worker with a remote target.
 
     All methods run on the event loop, which computes nothing itself. Requests are independent: any number of iterators
@@ -278,7 +278,7 @@ class Generator(Protocol):
     def vocab_size(self) -> int:
         """Number of token ids: every id is below it."""
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield one Opened, then commits until one has a finish_reason; closing the iterator frees the slot.
 
         Commits follow one another without a gap: the first has the position after the prompt, each later one the

@@ -1,6 +1,18 @@
 """The project's exceptions. Messages name the offending value and the limit.
 
 They know nothing of gRPC or HTTP; the workers map them.
+
+    SpecDecError
+      ConfigError: found before anything is served
+        MissingPackageError, RoomError, UnsupportedModelError
+      RequestError: the fault of one request
+        InvalidRequestError: a value out of range
+          ContextLengthError
+        IncompatibleDraftError, NotFoundError, OtherServerError, UnauthenticatedError, ForbiddenError
+      CapacityError: ask again later
+      UnavailableError: ask another server
+        HandshakeError: no retry helps
+      DeadlineError, InternalError
 """
 
 from __future__ import annotations

@@ -246,25 +246,50 @@ class Provenance:
 UNKNOWN = Provenance()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Parameters that a request has alike in texts and in tokens; both are given to it by name.
+
+    Attributes:
+        stop_token_ids: ids that end the sequence once one of them is committed.
+        gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
+        schedule: schedule asked for by the client; None leaves it to the server.
+        logprobs: number of best tokens whose log-probabilities come with each token's own; None asks for none.
+        min_new_tokens: output tokens before which nothing ends the sequence.
+        prompt_logprobs: like `logprobs`, for the prompt's tokens, with the first commit.
+        grammar: grammar of the output; it ends with an end-of-sequence token, so those must end the sequence.
+        cache_salt: prompts share cached prefixes only if their salts are equal.
+        draft_session: name under which a private draft worker on the same connection proposes, in hexadecimal digits,
+            at a server after the worker's scope; empty without one.
+        include_rejected: commits carry the draft tokens that their passes rejected.
+    """
+
+    stop_token_ids: frozenset[int] = frozenset()
+    gamma: int | None = None
+    schedule: Schedule | None = None
+    logprobs: int | None = None
+    min_new_tokens: int = 0
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    cache_salt: str = ""
+    draft_session: str = ""
+    include_rejected: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options by name, for a request in another form."""
+        return {each.name: getattr(self, each.name) for each in fields(Options)}
+
+
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(Options):
     """Tokenized request.
 
     Attributes:
         prompt_token_ids: at least one token id.
         max_new_tokens: upper limit of output tokens, >= 1; generation also ends where the context is full.
-        stop_token_ids: ids that end the sequence once one of them is committed.
-        stop_at_eos: the sequence also ends after any end-of-sequence token of the target.
-        gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
-        schedule: schedule asked for by the client; None leaves it to the server.
+        stop_at_eos: the sequence also ends after any end-of-sequence token of the target; with a grammar it must.
         num_committed_tokens: number of the prompt's last tokens that are output of an earlier stream (resume).
-        logprobs: number of best tokens whose log-probabilities come with each token's own; None asks for none.
-        min_new_tokens: output tokens before which nothing ends the sequence.
-        prompt_logprobs: like `logprobs`, for the prompt's tokens, with the first commit.
-        grammar: grammar of the output; it ends with an end-of-sequence token, so `stop_at_eos` must be set.
-        cache_salt: prompts share cached prefixes only if their salts are equal.
-        draft_session: name under which a private draft worker proposes; empty without one.
-        include_rejected: commits carry the draft tokens that their passes rejected.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -273,18 +298,8 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
-    stop_token_ids: frozenset[int] = frozenset()
     stop_at_eos: bool = False
-    gamma: int | None = None
-    schedule: Schedule | None = None
     num_committed_tokens: int = 0
-    logprobs: int | None = None
-    min_new_tokens: int = 0
-    prompt_logprobs: int | None = None
-    grammar: Grammar | None = None
-    cache_salt: str = ""
-    draft_session: str = ""
-    include_rejected: bool = False
 
     def __post_init__(self) -> None:
         num_prompt_tokens, num_committed = len(self.prompt_token_ids), self.num_committed_tokens

@@ -63,6 +63,7 @@ SEEN_BY_COMPARISON = (
 )
 """The foundation, the command line, starting servers by it, and a client of their API with what it sends and gets."""
 DOORS_OF_BACKENDS = ("inference.backends.registry", "inference.backends.identity")
+CONCRETE_BACKENDS = tuple(f"inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 """What scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
@@ -124,6 +125,8 @@ def is_allowed(module: str, name: str) -> bool:
         return package in MAY_SPEAK_GRPC
     if not is_in(name, "inference"):
         return package != "scheduling" or name.split(".")[0] in PURE
+    if any(is_in(name, backend) and not is_in(module, backend) for backend in CONCRETE_BACKENDS):
+        return module == "inference.backends.registry"
     if is_in(name, "inference.backends") and package != "backends":
         return layer_of(module) >= HEIGHTS["workers"] and any(is_in(name, door) for door in DOORS_OF_BACKENDS)
     return layer_of(name) <= layer_of(module)
@@ -206,6 +209,8 @@ def test_every_module_has_a_room() -> None:
         ("inference.speculation.tree", "import inference.backends.pytorch.backend"),
         ("inference.speculation.tree", "from inference.engine import loop"),
         ("inference.backends.pytorch.backend", "def f():\n    from inference.speculation import tree"),
+        ("inference.backends.pytorch.backend", "from inference.backends.neuron.environment import toolchain"),
+        ("inference.backends.devices", "from inference.backends.pytorch.shapes import Buckets"),
         ("inference.workers.completing.local", "from inference.cli import app"),
         ("inference.workers.completing.local", "from inference.serving import assembly"),
         ("inference.serving.assembly", "from inference.backends.pytorch.backend import TorchBackend"),
@@ -270,11 +275,11 @@ def test_parsed_flags_stop_at_the_command_line() -> None:
 
 
 MAX_PARAMETERS = 5
-FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker)$")
+FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker|(Draft|Target)Session)$")
 
 
 def test_what_is_built_of_many_parts_takes_configurations() -> None:
-    """Constructors of engines, servicers and hosts have five parameters at most."""
+    """Constructors of engines, their sessions, servicers and hosts have five parameters at most."""
     long = [
         f"{node.name} in {file.name}: {len(parameters)}"
         for file in sources()

@@ -15,7 +15,7 @@ from comparison.plan.record import RequestRecord, Round
 from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
 from grpc_comm.channel import open_channel, wait_until_ready
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Delta, Event, Started
+from inference.commit import Delta, Started, TextEvent
 from inference.config import DialSecurity
 from inference.errors import SpecDecError, UnavailableError
 from inference.request import LEFT_TO_SERVER, SamplingParams
@@ -78,7 +78,7 @@ class GrpcClient:
         sent_s = request.left_s if due_s is None else due_s
         return record_of([(at_s - sent_s, event) for at_s, event in events], prompt_index, sent_s)
 
-    def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, Event]]:
+    def _events(self, arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, TextEvent]]:
         """Return the events of a whole answer; raise UnavailableError if some are missing, or too many."""
         try:
             events = [(at_s, event_from_message(pb.GenerateResponse.FromString(data))) for at_s, data in arrived]
@@ -124,7 +124,7 @@ def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contende
     )
 
 
-def record_of(events: Sequence[tuple[float, Event]], prompt_index: int, sent_s: float) -> RequestRecord:
+def record_of(events: Sequence[tuple[float, TextEvent]], prompt_index: int, sent_s: float) -> RequestRecord:
     """Return the record of one answer from its events, each with its seconds since the request was sent."""
     deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta)]
     started = next(event for _, event in events if isinstance(event, Started))

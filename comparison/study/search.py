@@ -62,7 +62,7 @@ def _varied(space: Space, best: Contender, choice: str) -> Iterator[Contender]:
 
 
 def _alike(space: Space, best: Contender) -> Iterator[Contender]:
-    """Yield the contenders of all ways with the draft, gamma and branches of the best one."""
+    """Yield every topology's contender with the best one's draft, gamma and branches."""
     for contender in space.contenders:
         both = [(getattr(contender, choice), getattr(best, choice)) for choice in CHOICES]
         if all(mine == its or None in (mine, its) for mine, its in both):

@@ -87,7 +87,7 @@ class Supervisor:
         child.kill()
 
     async def _registered(self, method: str, *args: Any) -> Any:
-        """Return the registry's answer. Its absence is no fault of the server here: wait for it, and log it."""
+        """Call the registry; while it is away, log that and try again every BEAT_S."""
         while True:
             try:
                 self._registry = self._registry or await asyncio.to_thread(registry)

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.environment import DEVICE, take_cores
+from inference.backends.devices import DEVICE, take_cores
 from inference.checkpoint_files import CheckpointFiles
 from inference.config import NO_TIME, ModelConfig
 from inference.errors import ConfigError, MissingPackageError, RoomError, UnsupportedModelError
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LOADERS = {
     "torch": ("inference.backends.pytorch.backend", "load_torch_backend"),
     "onnx": ("inference.backends.onnx.backend", "load_onnx_backend"),
-    "neuron": ("inference.backends.neuron.slots", "load_neuron_backend"),
+    "neuron": ("inference.backends.neuron.backend", "load_neuron_backend"),
     "transformers-neuronx": ("inference.backends.neuron.legacy", "load_legacy_backend"),
 }
 # name -> module and the function that loads a pair into one graph, (target, draft, decide) -> CompiledDecoder or None
@@ -36,6 +36,11 @@ DECODER_LOADERS = {"neuron": ("inference.backends.neuron.decoders.fused", "load_
 COMPILERS = {
     "neuron": ("inference.backends.neuron.decoders.fused", "compile_models"),
     "torch": ("inference.backends.pytorch.backend", "compile_models"),
+}
+# role -> module and the function that does its work on files and yields a line for each
+TOOLS = {
+    "artifacts": ("inference.backends.neuron.storage.upkeep", "report"),
+    "rescale_fp8": ("inference.backends.neuron.checkpoints.rescaling", "rescale"),
 }
 DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
@@ -210,18 +215,10 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
     _function(COMPILERS[asked[0]])(target, draft)
 
 
-def artifact_report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:
-    """Report on a folder of compiled models; see `inference.backends.neuron.storage.upkeep.report`."""
-    from inference.backends.neuron.storage.upkeep import report
-
-    return report(action, root, older_than_h)
-
-
-def rescale_fp8(model: Path, output: Path) -> Iterator[str]:
-    """Rescale an fp8 checkpoint; see `inference.backends.neuron.checkpoints.rescaling.rescale`."""
-    from inference.backends.neuron.checkpoints.rescaling import rescale
-
-    return rescale(model, output)
+def tool(role: str) -> Callable[..., Iterator[Any]]:
+    """Return the function that a role of TOOLS runs."""
+    run: Callable[..., Iterator[Any]] = _function(TOOLS[role])
+    return run
 
 
 def _load_fastest(config: ModelConfig) -> Backend:

@@ -1,7 +1,7 @@
 """Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
 
 Where all slots are held, an account with several gives one up for an account that has none. The session that loses its
-slot waits before the others, and continues from its committed tokens.
+slot then queues first, and continues from its committed tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Generic, Protocol, TypeVar
 
 from inference.caller import caller
-from inference.engine.prefixes import Place, Prefix, choose_place
+from inference.engine.prefixes import Prefix, SlotChoice, choose_slot
 from inference.errors import CapacityError
 from inference.model.slots import Backend, CompiledBackend, ForkingBackend
 
@@ -144,7 +144,7 @@ class Admission(Generic[HolderT]):
         """
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
-    def admit(self) -> list[tuple[HolderT, Place]]:
+    def admit(self) -> list[tuple[HolderT, SlotChoice]]:
         """Give free slots to waiting holders; return those that entered, each with its place."""
         entered = []
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
@@ -189,11 +189,11 @@ class Admission(Generic[HolderT]):
         self._begun.add(holder)
         return True
 
-    def _choose(self, holder: HolderT) -> Place:
+    def _choose(self, holder: HolderT) -> SlotChoice:
         left = {slot: prefix.length for slot, prefix in self._left.items()}
-        return choose_place(self._free, left, self._shared(holder), can_copy=isinstance(self._model, ForkingBackend))
+        return choose_slot(self._free, left, self._shared(holder), can_copy=isinstance(self._model, ForkingBackend))
 
-    def _take(self, place: Place) -> None:
+    def _take(self, place: SlotChoice) -> None:
         self._free.remove(place.slot)
         self._left.pop(place.slot, None)
         if place.source_slot in self._free:  # its content was of use, so it is overwritten last

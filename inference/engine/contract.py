@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, TypeVar
 
-from inference.commit import Answer, Generator
+from inference.commit import TokenEvent, TokenSource
 from inference.model.decoder import Matcher
 from inference.request import GenerationRequest, Schedule
 from inference.speculation.tree import Branch
@@ -44,7 +44,7 @@ class VerificationSession(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a draft worker proposes without waiting for verdicts."""
+        """Return whether a draft worker proposes without waiting for verdicts."""
 
     @property
     def idle_s(self) -> float:
@@ -57,12 +57,12 @@ class VerificationSession(Protocol):
 SessionT = TypeVar("SessionT", bound=VerificationSession)
 
 
-class VerificationEngine(Generator, Protocol[SessionT]):
-    """Engine of a target: a `Generator` that also verifies the proposals of draft workers."""
+class VerificationEngine(TokenSource, Protocol[SessionT]):
+    """Engine of a target: a `TokenSource` that also verifies the proposals of draft workers."""
 
     @property
     def seed_invariant(self) -> bool:
-        """Whether a seed gives the same tokens at every engine of the same model."""
+        """Return whether a seed gives the same tokens at every engine of the same model."""
 
     @property
     def pass_us(self) -> int:
@@ -85,7 +85,7 @@ class VerificationEngine(Generator, Protocol[SessionT]):
             UnavailableError: the engine is stopping.
         """
 
-    def answer(self, session: SessionT) -> AsyncGenerator[Answer, None]:
+    def answer(self, session: SessionT) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened and its commits to the last one; closing the generator closes the session."""
 
     def close(self, session: SessionT) -> None:

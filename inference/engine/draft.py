@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inference.engine.draft_session import DraftPath, DraftSession
+from inference.engine.draft_session import DraftedSequence, DraftPath, DraftSession
 from inference.engine.grammars import Grammars
 from inference.engine.loop import Engine
 from inference.model.decoder import Matcher
@@ -126,15 +126,10 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         if vocab_size is not None:
             token_map = replace(token_map, num_ids=vocab_size)
         session = DraftSession(
-            token_ids,
-            sampling,
-            output_start=output_start,
+            DraftedSequence(token_ids, sampling, output_start, grammar, cache_salt, token_map),
             num_slots=self._proposer.num_slots,
             num_branches=self.num_branches,
             confidence=self._confidence,
-            grammar=grammar,
-            cache_salt=cache_salt,
-            token_map=token_map,
         )
         self._enter(session)
         return session

@@ -72,38 +72,50 @@ class DraftPath:
         return math.prod(self.rates)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedSequence:
+    """Sequence to draft for.
+
+    Attributes:
+        token_ids: prompt and output so far.
+        output_start: position of the first output token; None if there is no output yet.
+        grammar: matcher of the request's grammar, for this sequence alone.
+        cache_salt: the request's cache salt.
+        token_map: the target's ids as the draft model has them.
+    """
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    output_start: int | None = None
+    grammar: Matcher | None = None
+    cache_salt: str = ""
+    token_map: TokenMap = SAME_IDS
+
+
 class DraftSession:
     """Session of one sequence at a draft model.
 
     Args:
         num_slots, num_branches: slots of sequences, and of branches per sequence; see `Proposer`.
         confidence: estimates how likely a draft token is to be right, from commits; all sessions share it.
-        grammar: matcher of the request's grammar, for this session alone.
-        cache_salt: the request's cache salt.
-        token_map: the target's ids as the draft model has them.
     """
 
     def __init__(
         self,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
+        sequence: DraftedSequence,
         *,
-        output_start: int | None = None,
         num_slots: int = 1,
         num_branches: int = 0,
         confidence: Confidence | None = None,
-        grammar: Matcher | None = None,
-        cache_salt: str = "",
-        token_map: TokenMap = SAME_IDS,
     ) -> None:
         self.slot: int | None = None
-        self.committed = list(token_ids)
-        self.output_start = len(token_ids) if output_start is None else output_start
-        self.sampling = sampling
-        self._tally = Tally(self.output_start) if sampling.penalizes else None
-        self.grammar = grammar
-        self._cache_salt = f"{token_map.name}{cache_salt}"  # ids of another tokenizer are other text
-        self._token_map = token_map
+        self.committed = list(sequence.token_ids)
+        self.output_start = len(self.committed) if sequence.output_start is None else sequence.output_start
+        self.sampling = sequence.sampling
+        self._tally = Tally(self.output_start) if self.sampling.penalizes else None
+        self.grammar = sequence.grammar
+        self._token_map = sequence.token_map
+        self._cache_salt = f"{self._token_map.name}{sequence.cache_salt}"  # ids of another tokenizer are other text
         self.pacing = Pacing()
         self.num_branch_hits = 0
         self.num_wasted_tokens = 0
@@ -284,7 +296,7 @@ class DraftSession:
         return branches
 
     def _is_ripe(self, path: DraftPath) -> bool:
-        """Whether to send a path's new tokens now."""
+        """Return whether to send a path's new tokens now."""
         if not path.num_unsent:
             return False
         if path is not self._path:  # a runner-up without a successor saves no token
@@ -294,7 +306,7 @@ class DraftSession:
         return expected_gain(path.survivals, len(path.nodes), self.pacing) >= self.pacing.min_gain
 
     def _is_chunk(self, path: DraftPath) -> bool:
-        """Whether the new tokens of a growing chain are enough for a message."""
+        """Return whether the new tokens of a growing chain are enough for a message."""
         if path.num_unsent >= self.pacing.chunk:
             return True
         return not path.nodes and is_first_message_complete(path.survivals, self.pacing)

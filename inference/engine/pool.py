@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from inference.commit import Answer, Commit
+from inference.commit import Commit, TokenEvent
 from inference.config import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_WORKER_SLOTS
 from inference.engine.contract import VerificationEngine, VerificationSession
 from inference.errors import CapacityError, InvalidRequestError
@@ -113,7 +113,7 @@ class _Help:
 
 
 class DraftPool:
-    """Pool that assigns workers to sessions by free capacity, and a `Generator` that uses the engine.
+    """Pool that assigns workers to sessions by free capacity, and a `TokenSource` that uses the engine.
 
     Args:
         max_worker_slots: most sessions of one worker of the pool.
@@ -143,8 +143,8 @@ class DraftPool:
         """Recent time of a pass of the engine, in microseconds; 0 while unknown."""
         return self._engine.pass_us
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """See `Generator`; a request with gamma 0 gets no worker."""
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `TokenSource`; a request with gamma 0 gets no worker."""
         grammar = await self._engine.compiled(request)
         session: VerificationSession = self._engine.open(request, grammar=grammar)
         try:

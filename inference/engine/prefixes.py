@@ -36,7 +36,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlotChoice:
     """Place where a sequence begins.
 
     Attributes:
@@ -50,7 +50,9 @@ class Place:
     num_tokens: int = 0
 
 
-def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[int, int], *, can_copy: bool) -> Place:
+def choose_slot(
+    free: Sequence[int], left: Mapping[int, int], shared: Mapping[int, int], *, can_copy: bool
+) -> SlotChoice:
     """Return the slot of a new sequence, and the tokens that it begins with.
 
     Args:
@@ -63,8 +65,8 @@ def choose_place(free: Sequence[int], left: Mapping[int, int], shared: Mapping[i
     usable: Collection[int] = shared.keys() if can_copy else room & shared.keys()
     source = max(usable, key=lambda slot: (shared[slot], slot in room, -left.get(slot, 0)), default=oldest)
     if not shared.get(source):
-        return Place(oldest, oldest)
-    return Place(source if source in room else oldest, source, shared[source])
+        return SlotChoice(oldest, oldest)
+    return SlotChoice(source if source in room else oldest, source, shared[source])
 
 
 def _oldest(free: Sequence[int], left: Mapping[int, int]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -11,18 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from inference.commit import Answer, Commit
+from inference.commit import Commit, TokenEvent
 from inference.config import DEFAULT_PROMPT_SHARE
+from inference.engine.batching import Batching
 from inference.engine.grammars import Grammars
 from inference.engine.loop import PASS_TIMEOUT_S, Engine
 from inference.engine.target_session import TargetSession
 from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
 from inference.request import GenerationRequest, Schedule
-from inference.scheduling.pass_times import PassTimes
-from inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
-from inference.scheduling.waiting import wait_s
-from inference.scheduling.widths import Widths
 from inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
@@ -61,7 +57,7 @@ class EngineLimits:
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
-    """Engine that decodes alone, as a `Generator`, and verifies the proposals of draft workers.
+    """Engine that decodes alone, as a `TokenSource`, and verifies the proposals of draft workers.
 
     Args:
         decoder: runs the steps.
@@ -82,10 +78,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._decoder = decoder
         self._limits = limits
         self._grammars = grammars
-        self._times = PassTimes()
-        self._steps = PassTimes()  # whole steps without prompts, drafting and draft tokens included
-        self._widths = Widths()
-        self._parts = PromptParts(limits.prompt_share)
+        self._batching = Batching(limits.prompt_share, decoder.prompt_chunk_tokens)
         self._unread: WeakSet[TargetSession] = WeakSet()  # until their readers have left
         self.max_length, self.vocab_size = decoder.max_length, decoder.vocab_size
         self.seed_invariant = is_seed_invariant(decoder)
@@ -93,7 +86,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     @property
     def pass_us(self) -> int:
         """Return the recent median of a pass over one session, without draft tokens if it had such, in microseconds."""
-        return round(self._times.of(1).seconds(0) * 1e6)
+        return round(self._batching.pass_s * 1e6)
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None without one.
@@ -157,14 +150,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         session.follow(None)
         self.wake()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """Decode a request without a draft worker; see `Generator`."""
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Decode a request without a draft worker; see `TokenSource`."""
         session = self.open(request, grammar=await self.compiled(request))
         async with aclosing(self.answer(session)) as events:
             async for event in events:
                 yield event
 
-    async def answer(self, session: TargetSession) -> AsyncGenerator[Answer, None]:
+    async def answer(self, session: TargetSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened and its commits to the last one; closing the generator closes the session."""
         try:
             while True:
@@ -176,73 +169,18 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self.close(session)
 
     def _schedule(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        turns = self._turns(sessions)
-        return [] if self._waits(turns) else self._narrowed(turns)
-
-    def _turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns of a pass. Sessions that read a prompt share the room for prompt tokens, oldest first."""
-        longest, room = self._decoder.prompt_chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
-        turns = []
-        for session in sessions:
-            is_reading = session.num_unread > 1
-            part = min(longest, room) if is_reading else longest
-            if part and (turn := session.next_turn(part)) is not None:
-                turns.append((session, turn))
-                room -= _num_unread(turn) if is_reading else 0
-        return turns
-
-    def _room(self, sessions: Sequence[TargetSession]) -> int:
-        """Return how many prompt tokens the next pass may read. Only sessions that decode in the same pass limit it.
-
-        A decoder whose prompt parts have a fixed length reads one part of each prompt per pass.
-        """
-        num_decoding = sum(session.num_unread == 1 for session in sessions)
-        if not num_decoding or self._decoder.prompt_chunk_tokens:
-            return sys.maxsize
-        return self._parts.room(self._steps.of(num_decoding).seconds(0))
-
-    def _waits(self, turns: Sequence[tuple[TargetSession, Turn]]) -> bool:
-        """Whether a pass begun a little later, with draft tokens, beats one begun now without any."""
-        if any(not _could_wait(session, turn) for session, turn in turns):
-            return False  # the pass runs anyway, so the others join it
-        now, costs = time.monotonic(), self._times.of(1)
-        waits = [
-            wait_s(s.arrivals, s.acceptance.rate, costs, now=now, ready_s=s.ready_s, num_own=s.num_own_tokens)
-            for s, _ in turns
-        ]
-        if not waits or min(waits) <= 0:
-            return False
-        asyncio.get_running_loop().call_later(min(waits), self.wake)
-        return True
-
-    def _narrowed(self, turns: Sequence[tuple[TargetSession, Turn]]) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns, with run-ahead and looked-up proposals cut to the width that pays."""
-        free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
-        available = [len(turn.proposal or turn.lookup) for _, turn in free]
-        rates = [session.rate(turn) for session, turn in free]
-        probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
-        widths = self._widths.choose(available, rates, self._times.of(len(turns)), probes=probes)
-        cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}
-        return [(session, cut.get(session, turn)) for session, turn in turns]
+        turns = self._batching.turns(sessions)
+        if (seconds := self._batching.wait_s(turns, time.monotonic())) > 0:
+            asyncio.get_running_loop().call_later(seconds, self.wake)
+            return []
+        return self._batching.narrowed(turns)
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:
         started = time.monotonic()
         verdicts = self._decoder.step(work)
         ended = time.monotonic()
-        self._learn_costs(work, verdicts, ended - started)
+        self._batching.record(work, verdicts, ended - started)
         return [(verdict, started, ended) for verdict in verdicts]
-
-    def _learn_costs(self, work: list[Turn], verdicts: list[Verdict], seconds: float) -> None:
-        """Record the time of a pass: as the cost of draft tokens, or of prompt tokens if it read any."""
-        num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
-        unread = [number for turn in work if (number := _num_unread(turn)) > 1]
-        num_decoding = len(work) - len(unread)
-        if not unread:
-            self._times.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
-            self._steps.record(num_decoding, 0, seconds)
-        else:
-            decoding_s = self._steps.of(num_decoding).seconds(0) if num_decoding else 0.0
-            self._parts.record(sum(unread), seconds - decoding_s)
 
     def _can_replay(self, session: TargetSession) -> bool:
         return self.seed_invariant or session.request.sampling.greedy
@@ -284,23 +222,8 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self._end(session, CapacityError(message, retry_after_s=1.0))
 
 
-def _could_wait(session: TargetSession, turn: Turn) -> bool:
-    return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
-
-
-def _cut(turn: Turn, width: int) -> Turn:
-    if len(turn.proposal or turn.lookup) == width:
-        return turn
-    return replace(turn, proposal=turn.proposal[:width], lookup=turn.lookup[:width])
-
-
-def _num_unread(turn: Turn) -> int:
-    """Return the number of committed tokens that the pass writes."""
-    return len(turn.token_ids) - turn.start
-
-
 def _width(turn: Turn) -> int:
-    return _num_unread(turn) + len(turn.proposal or turn.lookup)
+    return turn.num_unread + len(turn.proposal or turn.lookup)
 
 
 def check_prompt(token_ids: Sequence[int], *, max_length: int, vocab_size: int) -> None:

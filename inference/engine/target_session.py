@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.caller import request_id
-from inference.commit import Answer, Commit, FinishReason, Opened, Timings, TokenLogprobs
+from inference.commit import Commit, FinishReason, Opened, Timings, TokenEvent, TokenLogprobs
 from inference.engine.prefixes import Prefix
 from inference.errors import InvalidRequestError
 from inference.model.decoder import Matcher, Turn, Verdict
 from inference.request import MAX_GAMMA, GenerationRequest, Schedule
-from inference.scheduling.acceptance import Acceptance
 from inference.scheduling.prompt_parts import MAX_PART_TOKENS
 from inference.scheduling.waiting import Arrivals
-from inference.speculation.lookup import Lookup
+from inference.speculation.sources import Sources
 from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 from inference.tokens import Tally, TokenView
 
@@ -30,10 +29,10 @@ class CommitQueue:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[Answer | Exception, int]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[TokenEvent | Exception, int]] = asyncio.Queue()
         self.num_bytes = 0
 
-    def put(self, event: Answer) -> None:
+    def put(self, event: TokenEvent) -> None:
         """Add an event; only one that waits after another counts into `num_bytes`."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
@@ -49,7 +48,7 @@ class CommitQueue:
             self._queue.get_nowait()
         self.num_bytes = 0
 
-    async def get(self) -> Answer:
+    async def get(self) -> TokenEvent:
         """Return the next event.
 
         Raises:
@@ -62,9 +61,44 @@ class CommitQueue:
         return item
 
 
+class Clock:
+    """Clock of what a session does between two commits: queueing, computing, idling. All times are monotonic."""
+
+    def __init__(self) -> None:
+        self.restart(time.monotonic())
+
+    def restart(self, now: float) -> None:
+        """Begin anew: the session is ready for its next pass."""
+        self._ready_since = self._waiting_since = now
+        self._compute_s = 0.0  # in passes since then
+
+    def enter(self) -> None:
+        """Begin to count as idle: the session has got a slot."""
+        self._waiting_since = time.monotonic()
+
+    def computed(self, started: float, ended: float) -> None:
+        """Record a pass."""
+        self._compute_s += max(0.0, ended - max(started, self._ready_since))
+
+    @property
+    def ready_s(self) -> float:
+        """Return the seconds since the session became ready."""
+        return time.monotonic() - self._ready_since
+
+    @property
+    def idle_s(self) -> float:
+        """Return the seconds since the session became ready, or later took its slot."""
+        return time.monotonic() - self._waiting_since
+
+    def timings(self, ended: float, draft_us: int) -> Timings:
+        """Return a commit's timings; all time since the session became ready, except in passes, is queueing."""
+        busy_us = _us(self._compute_s)
+        queue_us = max(0, _us(ended - self._ready_since) - busy_us)
+        return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
+
+
 MAX_ADJUSTED_GAMMA = 16
 """Most draft tokens per pass of a request with penalties or biases, which make every draft token slower to verify."""
-_OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
 _numbers = itertools.count(1)
 
@@ -102,32 +136,30 @@ class TargetSession:
         self.token_ids = list(request.prompt_token_ids)
         self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
-        self._num_cached = 0
+        # In a slot: output_start <= len(prompt) <= _entered_at <= len(token_ids) <= _end; _num_cached < len(token_ids).
+        # A stop token may cut a commit; then the session ends, and _num_cached counts accepted tokens after the cut.
+        # _suspect_at <= len(token_ids): the session is a suspect while they are equal, up to its next commit.
+        self._num_cached = 0  # first tokens that the slot holds
         self.num_cached_tokens = 0  # prompt tokens that the slot held before; an estimate until there is a slot
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.schedule: Schedule | None = None
-        self.acceptance = Acceptance()
-        self.lookup = Lookup() if looks_up and gamma else None
+        self.sources = Sources()
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
-        self.num_own_tokens = 1.0
-        """Recent mean of tokens of a pass without a draft model's; above 1 where lookup or a grammar adds some."""
-        self.arrivals = Arrivals()
-        self._gamma = gamma
-        self._compute_s = 0.0  # time in passes since the session became ready
+        self._gamma, self._lookup_limit = gamma, gamma if looks_up else 0
         self._was_asked = False  # for the target's own token, by an empty proposal
         self._last_message_at = 0.0
         self._num_acknowledged = 0  # draft tokens reported as received
         self._num_helps = 0  # changes of the pool worker
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
-        self._become_ready(time.monotonic())
+        self._clock = Clock()
 
     def follow(self, schedule: Schedule | None) -> None:
         """Change the schedule; discard the tree and its node numbers, since the next draft worker starts its own."""
         self._num_helps += 1
         self.schedule = schedule
         self.tree = DraftTree(self.token_ids)
-        self.arrivals = Arrivals()
+        self.sources.arrivals = Arrivals()
         self._num_acknowledged = 0
 
     @property
@@ -139,7 +171,7 @@ class TargetSession:
         """Take a slot, which holds the first `num_cached_tokens` tokens already."""
         self.slot = slot
         self._num_cached = self.num_cached_tokens = num_cached_tokens
-        self._waiting_since = time.monotonic()
+        self._clock.enter()
         self._entered_at = len(self.token_ids)
 
     def leave(self) -> None:
@@ -178,12 +210,12 @@ class TargetSession:
     @property
     def idle_s(self) -> float:
         """Return the seconds for which the session has waited in its slot for a proposal; 0 if it waits for none."""
-        return 0.0 if self.slot is None or self._ready else time.monotonic() - self._waiting_since
+        return 0.0 if self.slot is None or self._ready else self._clock.idle_s
 
     @property
     def ready_s(self) -> float:
         """Return the seconds since the session became ready for its next pass."""
-        return time.monotonic() - self._ready_since
+        return self._clock.ready_s
 
     @property
     def _ready(self) -> bool:
@@ -198,7 +230,7 @@ class TargetSession:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a draft worker proposes without waiting for verdicts."""
+        """Return whether a draft worker proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
 
     @property
@@ -220,9 +252,9 @@ class TargetSession:
                 raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
             self.tree.grow(branch)
         if self._ready and not was_ready:  # only a proposal that adds live tokens resets the idle timer
-            self._become_ready(self._last_message_at)
-        if len(self.tree) > num_live:  # others continue a rejected chain, and tell nothing of the new one's delay
-            self.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
+            self._clock.restart(self._last_message_at)
+        if len(self.tree) > num_live:  # others continue a rejected chain, and show nothing of the new one's delay
+            self.sources.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
 
     @property
     def num_unread(self) -> int:
@@ -241,20 +273,12 @@ class TargetSession:
         if self._ready:
             room = self._end - end - 1  # each pass adds one token of the target itself
             limit = min(self._widest, room)
-            proposal = self.tree.path(limit)
-            lookup = [] if proposal else self._looked_up(limit)
+            proposal, looked_up = self.tree.path(limit), min(limit, self._lookup_limit)
+            lookup = self.sources.lookup.propose(self.token_ids, looked_up) if looked_up > 0 and not proposal else []
             return replace(self._turn(end), proposal=proposal, lookup=lookup, gamma=limit)
         if self._num_cached < end - 1:
             return self._turn(end - 1, chooses=False)
         return None
-
-    def rate(self, turn: Turn) -> float:
-        """Return the probability that the target accepts a token that the turn proposes."""
-        return self.acceptance.rate if turn.proposal or self.lookup is None else self.lookup.rate
-
-    def _looked_up(self, limit: int) -> list[int]:
-        limit = min(limit, self._gamma)
-        return self.lookup.propose(self.token_ids, limit) if self.lookup is not None and limit > 0 else []
 
     def _turn(self, end: int, *, chooses: bool = True) -> Turn:
         if self.slot is None:
@@ -290,18 +314,18 @@ class TargetSession:
             started, ended: start and end of the pass, in monotonic seconds.
         """
         self._num_cached = len(turn.token_ids) + verdict.num_accepted_tokens
-        self._compute_s += max(0.0, ended - max(started, self._ready_since))
+        self._clock.computed(started, ended)
         self._prompt_logprobs.extend(verdict.prompt_logprobs)
         if not turn.chooses:
-            if self.lookup is not None:
-                self.lookup.read(self.token_ids)
+            if self._lookup_limit:
+                self.sources.lookup.read(self.token_ids)
             return None
         position = len(self.token_ids)
         token_ids, reason = self._cut(verdict.token_ids)
         self.token_ids.extend(token_ids)
         self.tree.commit(token_ids)
         self._was_asked = False
-        self._learn(verdict, ended)
+        self.sources.record(verdict, ended)
         num_accepted = min(verdict.num_accepted_tokens, len(token_ids))
         num_drafted, own = verdict.num_draft_tokens, verdict.own
         rejected = verdict.rejected_token_ids if self.request.include_rejected else ()
@@ -309,7 +333,7 @@ class TargetSession:
             # Draft tokens after a stop token count as neither accepted nor rejected.
             num_drafted, own = len(token_ids), own.cut(len(token_ids), verdict.num_accepted_tokens)
             rejected = ()
-        timings = self._timings(ended, verdict.draft_us)
+        timings = self._clock.timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
         commit = Commit(
             position,
@@ -326,18 +350,8 @@ class TargetSession:
             self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs)))
             self._prompt_logprobs.clear()
         self.commits.put(self._acknowledging(commit, ended))
-        self._become_ready(ended)
+        self._clock.restart(ended)
         return reason
-
-    def _learn(self, verdict: Verdict, ended: float) -> None:
-        """Record the verdict, separately for each source of draft tokens."""
-        num_draft_tokens, num_accepted_tokens = verdict.of_draft
-        self.acceptance.record(num_draft_tokens, num_accepted_tokens)
-        self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)
-        if self.lookup is not None:
-            self.lookup.record(verdict.own.num_lookup_tokens, verdict.own.num_lookup_accepted)
-        if not num_draft_tokens:
-            self.num_own_tokens += _OWN_WEIGHT * (len(verdict.token_ids) - self.num_own_tokens)
 
     def _acknowledging(self, commit: Commit, ended: float) -> Commit:
         """Return the commit; it carries the number of draft tokens received if more have come since the last commit."""
@@ -346,17 +360,6 @@ class TargetSession:
             return commit
         self._num_acknowledged = num_received
         return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._last_message_at))
-
-    def _timings(self, ended: float, draft_us: int) -> Timings:
-        """Return a commit's timings; all time since the session became ready, except in passes, is queueing."""
-        busy_us = _us(self._compute_s)
-        queue_us = max(0, _us(ended - self._ready_since) - busy_us)
-        return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
-
-    def _become_ready(self, now: float) -> None:
-        """Restart the clocks of queueing, computing and idling."""
-        self._ready_since = self._waiting_since = now
-        self._compute_s = 0.0
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Return the tokens up to the sequence's end, and the finish reason if they reach it."""

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from inference.caller import caller
-from inference.commit import Delta, Event
+from inference.commit import Delta, TextEvent
 from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from inference.gateway.answers.errors import ApiError
 from inference.gateway.answers.parts import ChoiceEvent
@@ -180,7 +180,7 @@ def _fault_in(tools: Sequence[Tool]) -> tuple[str, str]:
     return "", ""
 
 
-_Items = asyncio.Queue[tuple[int, Event | Exception | None]]
+_Items = asyncio.Queue[tuple[int, TextEvent | Exception | None]]
 """(index of the choice, its event or failure; None: it has ended)"""
 
 

@@ -86,6 +86,11 @@ class Turn:
     lookup: Sequence[int] = ()
     tally: Tally | None = None
 
+    @property
+    def num_unread(self) -> int:
+        """Return how many committed tokens the pass writes: 1 while the sequence decodes, more of a prompt."""
+        return len(self.token_ids) - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from inference import VERSION
-from inference.commit import Answer, Commit, Counts, Event, FinishReason, Opened, Started, Timings
+from inference.commit import Commit, Counts, FinishReason, Opened, Started, TextEvent, Timings, TokenEvent
 from inference.model.slots import GraphMaker
 from inference.observe.stats import SOURCES, by_source
 from inference.request import MAX_GAMMA
@@ -333,7 +333,7 @@ class RequestMetrics:
         """Model, output tokens, and seconds up to now."""
         return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
-    def take(self, event: Event | Answer) -> None:
+    def take(self, event: TextEvent | TokenEvent) -> None:
         """Count an event that has just arrived."""
         if isinstance(event, Started):
             self._start(event)

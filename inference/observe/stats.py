@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Answer, Commit, Counts, Event, Opened, OwnDrafts, Started, Timings
+from inference.commit import Commit, Counts, Opened, OwnDrafts, Started, TextEvent, Timings, TokenEvent
 
 MAX_PASS_TOKENS = 4096
 """Most draft tokens counted for one pass; no real pass has more."""
@@ -85,7 +85,7 @@ class RequestStats:
     counts: list[Counts] = field(default_factory=list)
     by_source: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
-    def take(self, event: Event | Answer, at: float | None = None) -> None:
+    def take(self, event: TextEvent | TokenEvent, at: float | None = None) -> None:
         """Count an event that has arrived now, or `at` a time in monotonic seconds."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens

@@ -98,7 +98,7 @@ def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> 
 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
-    """Whether any row needs `adjust_logits`; if not, it would only copy."""
+    """Return whether any row needs `adjust_logits`; if not, it would only copy."""
     return any(
         params.penalizes or params.logit_bias or isinstance(params, MinLengthSampling) for params in sampling
     ) or (before is not None and any(row.allowed is not None for row in before))
@@ -172,7 +172,10 @@ def _adjust(scores: Array, entries: Sequence[tuple[npt.NDArray[Any], ...]]) -> N
 
 
 def _entries(params: SamplingParams, before: TokensBefore) -> tuple[npt.NDArray[Any], ...]:
-    """Return token ids, biases, repetition factors, frequency and presence deductions of those concerned: [num_ids]."""
+    """Return five columns with a row per token id that a bias or penalty changes, each [num_ids].
+
+    They are: id, bias, repetition factor, frequency deduction, presence deduction.
+    """
     seen = before if params.penalizes else NONE_BEFORE
     biased = [token_id for token_id, _ in params.logit_bias]
     if biased:

@@ -2,19 +2,21 @@
 
 Every draft token costs a step of the draft and a share of the wider pass. It gains a token if the target agrees with it
 and with all before it. Drafting continues while that can raise the expected tokens per second, with one more token or
-with a few: a wider pass may take no longer up to the next step of a staircase. This is the speculation length of
-Leviathan et al. (arXiv 2211.17192), but decided token by token from the draft's confidence and from measured times.
-Transformers and llama.cpp stop at a fixed probability instead.
+with a few: a wider pass may take no longer up to the next step of a staircase. Transformers and llama.cpp stop at a
+fixed probability instead.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.model.proposer import DraftToken
 from inference.scheduling.acceptance import Acceptance, Confidence
 from inference.scheduling.pass_times import PassTimes
+from inference.scheduling.throughput import fastest
 
 FIRST_LENGTH = 4
 """Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""
@@ -51,15 +53,19 @@ class _Outlook:
             self.tokens += self.survival
             self.num_seen += 1
 
-    def is_worth(self, prices: Sequence[float], now_s: float) -> bool:
-        """Return whether 1, 2, ... further tokens are expected to give more in `now_s` seconds than their price."""
-        rate, survival, gain = (self.session_rate + self.last) / 2, self.survival, 0.0
-        for price in prices:
+    def is_worth(self, tokens: float, now_s: float, added_s: Sequence[float]) -> bool:
+        """Return whether 1, 2, ... further tokens raise the `tokens` of `now_s` seconds by more than their time costs.
+
+        Args:
+            added_s: seconds of 1, 2, ... further tokens.
+        """
+        rate, survival = (self.session_rate + self.last) / 2, self.survival
+        plans = [(tokens, now_s)]
+        for seconds in added_s:
             survival *= rate
-            gain += survival
-            if gain * now_s >= price:
-                return True
-        return False
+            tokens += survival
+            plans.append((tokens, now_s + seconds))
+        return fastest(plans) > 0
 
 
 class DraftLength:
@@ -119,12 +125,11 @@ class DraftLength:
         num_drafted = sum(each.num_seen for each in (*outlooks, *others))
         step_s, pass_s = self._steps.of(number).seconds(0), passes.seconds(num_drafted)
         now_s = pass_s + max(each.num_seen for each in outlooks) * step_s
-        # Seconds of 1, 2, ... further tokens of one chain, times the tokens that the pass gives without them.
-        prices = [
-            (passes.seconds(num_drafted + further * number) - pass_s + further * step_s) / number * tokens
+        added_s = [
+            (passes.seconds(num_drafted + further * number) - pass_s + further * step_s) / number
             for further in range(1, LOOKED_AHEAD + 1)
         ]
-        return [outlook.is_worth(prices, now_s) for outlook in outlooks]
+        return [outlook.is_worth(tokens, now_s, added_s) for outlook in outlooks]
 
     def num_worth(self, slot: int, tokens: Sequence[DraftToken], num_sessions: int) -> int:
         """Return how many of the tokens that one step gave are worth their places in a pass over `num_sessions`.
@@ -135,14 +140,9 @@ class DraftLength:
         passes, rate = self._passes.of(num_sessions), self._of(slot).rate
         if not passes.is_known:
             return min(len(tokens), FIRST_LENGTH)
-        best, best_expected, best_s = 0, 1.0, passes.seconds(0)
-        survival = expected = 1.0
-        for number, token in enumerate(tokens, 1):
-            survival *= (rate + self._confidence.rate(token)) / 2
-            expected += survival
-            if (seconds := passes.seconds(number * num_sessions)) * best_expected <= expected * best_s:
-                best, best_expected, best_s = number, expected, seconds
-        return best
+        rates = ((rate + self._confidence.rate(token)) / 2 for token in tokens)
+        expected = itertools.accumulate(itertools.accumulate(rates, operator.mul), initial=1.0)
+        return fastest((each, passes.seconds(number * num_sessions)) for number, each in enumerate(expected))
 
     def _outlook(self, slot: int, chain: Sequence[DraftToken]) -> _Outlook:
         outlook = self._outlooks.get(slot)

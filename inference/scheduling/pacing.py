@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from inference.request import MAX_GAMMA
+from inference.scheduling.throughput import fastest
 
 MESSAGE_S = 0.2e-3
 """Seconds of the target's CPU that a message is assumed to cost, apart from its pass."""
@@ -126,17 +127,15 @@ def choose_branching(limit: int, measured: Measured) -> Branching:
 
 
 def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
-    """Whether a target that has no draft tokens should get these now rather than with one more a step later.
+    """Return whether a target that has no draft tokens should get these now, not with one more a step later.
 
-    One more token is taken to survive as often as the last one. It pays as long as it raises expected tokens per
-    second of the round, which is the rule for the speculation length of Leviathan et al., arXiv 2211.17192, applied
-    token by token.
+    One more token is taken to survive as often as the last one.
     """
-    seconds = pacing.round_s + len(survivals) * pacing.step_s
+    seconds, tokens = pacing.round_s + len(survivals) * pacing.step_s, 1.0 + sum(survivals)
     if survivals[-1] <= 0.0:  # a draft that was never right: the product has underflown
         return True
     next_survival = survivals[-1] * (survivals[-1] / survivals[-2] if len(survivals) > 1 else survivals[-1])
-    return next_survival * seconds < pacing.step_s * (1.0 + sum(survivals))
+    return fastest([(tokens, seconds), (tokens + next_survival, seconds + pacing.step_s)]) == 0
 
 
 def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:

@@ -70,7 +70,7 @@ class PassCosts:
 
     @property
     def has_slope(self) -> bool:
-        """Return whether numbers of draft tokens far enough apart are known to tell what more of them cost."""
+        """Return whether numbers of draft tokens far enough apart are known to show the cost of more of them."""
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def asks_for_short(self) -> bool:

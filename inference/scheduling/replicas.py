@@ -96,7 +96,7 @@ class Replicas:
         return chosen
 
     def has_other(self, now: float, *, than: Collection[str]) -> bool:
-        """Whether a replica outside `than` is ready and not paused."""
+        """Return whether a replica outside `than` is ready and not paused."""
         return any(
             record.ready and record.back_at <= now and address not in than for address, record in self.records.items()
         )

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from inference.scheduling.pass_times import PassCosts
+from inference.scheduling.throughput import fastest
 
 MAX_WAIT_OF_PASS = 1.5
 """Longest wait of the target for draft tokens, in passes."""
@@ -137,6 +138,6 @@ def waiting_pays(
     passes_per_delay = math.ceil(delay_s / pass_s)
     agreement_rate = max(rate ** (passes_per_delay * num_own), 1e-9)  # of draft tokens with the tokens of one delay
     num_passes: float = rejection_rate * passes_per_delay / agreement_rate  # expected number without draft tokens
-    waiting = tokens / (verify_s + rejection_rate * delay_s)  # tokens per second
-    decoding = (tokens + num_passes * num_own) / (verify_s + num_passes * pass_s)
-    return waiting > decoding
+    waiting = tokens, verify_s + rejection_rate * delay_s
+    decoding = tokens + num_passes * num_own, verify_s + num_passes * pass_s
+    return fastest([waiting, decoding]) == 0

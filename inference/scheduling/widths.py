@@ -1,18 +1,19 @@
 """Widths: how many draft tokens are worth verifying, by expected tokens and measured pass times. Pure.
 
 A session whose draft is accepted with probability a per token gains a^k tokens from the k-th draft token. Draft tokens
-are added, the most probable first, and the number of them that gives the most tokens per second is taken. It may lie
-behind some that lower it, since the time of a pass is a staircase over its width. That maximises the throughput of the
-whole pass: a single session gets many draft tokens, sessions under load get few, and one with a poor draft none. The
-expectation is from Leviathan et al. (arXiv 2211.17192).
+are added, the most probable first, and the number of them that gives the most tokens per second is taken. That
+maximises the throughput of the whole pass: a single session gets many draft tokens, sessions under load get few, and
+one with a poor draft none.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Sequence
 
 from inference.scheduling.pass_times import PassCosts
+from inference.scheduling.throughput import fastest
 
 PROBE_EVERY = 32
 """Number of passes that decline all draft tokens, after which one pass verifies those of one session."""
@@ -54,12 +55,9 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Cal
         Widths that maximise expected tokens per second, each at most what is available.
     """
     order = _by_gain(available, rates)
-    tokens = float(len(available))  # each session's own token
-    best, best_tokens, best_s = 0, tokens, seconds(0)
-    for number, (gain, _) in enumerate(order, 1):
-        tokens += gain
-        if (total_s := seconds(number)) * best_tokens <= tokens * best_s:
-            best, best_tokens, best_s = number, tokens, total_s
+    own = float(len(available))  # each session gets a token of the target's own
+    expected = itertools.accumulate((gain for gain, _ in order), initial=own)
+    best = fastest((tokens, seconds(number)) for number, tokens in enumerate(expected))
     widths = [0] * len(available)
     for _, session in order[:best]:
         widths[session] += 1

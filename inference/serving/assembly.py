@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from inference.backends.identity import model_id_of
 from inference.backends.registry import has_fixed_slots, load_backend, load_decoder
-from inference.commit import Generator
+from inference.commit import TokenSource
 from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
 from inference.engine.contract import SessionT, VerificationEngine
 from inference.engine.draft import DraftEngine, TargetWords
@@ -311,10 +311,10 @@ def _warm_up(backend: Backend) -> None:
 
 
 def model_card(
-    name: str, topology: str, generator: Generator, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
+    name: str, topology: str, source: TokenSource, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
     """Return the answer of GetModel."""
-    limits, words = (generator.max_length, generator.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
+    limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
     return ModelCard(name, topology, *limits, *words, defaults, model_id)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpc_comm.server import Servicer
-from inference.commit import Generator
+from inference.commit import TokenSource
 from inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
 from inference.engine.pool import DraftPool
 from inference.observe.metrics import Metrics
@@ -54,7 +54,7 @@ def host_of(
     if (share := running.vocabulary_share) is not None:
         metrics.watch_vocabulary(lambda: share)
     metrics.watch_graphs(running.models)
-    generator: Generator = engine
+    generator: TokenSource = engine
     card = model_card(name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []
     if topology == TARGET:

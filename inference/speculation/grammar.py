@@ -130,7 +130,7 @@ def _forced(draft: Draft) -> list[DraftToken] | None:
 
 
 def was_step(extensions: Sequence[Sequence[DraftToken] | None]) -> bool:
-    """Whether the step was one of drafting: it read no prompt, and gave tokens that were not forced."""
+    """Return whether the step was one of drafting: it read no prompt, and gave tokens that were not forced."""
     return None not in extensions and any(tokens and not tokens[0].is_forced for tokens in extensions)
 
 

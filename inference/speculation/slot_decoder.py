@@ -129,7 +129,7 @@ def _num_choices(turn: Turn) -> int:
 
 
 def _num_logits(turn: Turn) -> int:
-    return len(turn.token_ids) - turn.start + len(turn.proposal) if turn.scored else _num_choices(turn)
+    return turn.num_unread + len(turn.proposal) if turn.scored else _num_choices(turn)
 
 
 def _span(turn: Turn) -> Span:

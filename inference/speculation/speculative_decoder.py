@@ -139,7 +139,7 @@ class SpeculativeDecoder:
         for turn, verdict in zip(turns, verdicts, strict=True):
             if turn.slot in chains:
                 self._length.record_verdict(turn.slot, chains[turn.slot], verdict.of_draft[1])
-        if all(len(turn.token_ids) - turn.start == 1 for turn in turns):  # reading a prompt shows nothing about drafts
+        if all(turn.num_unread == 1 for turn in turns):  # reading a prompt shows nothing about drafts
             self._length.record_pass(len(turns), sum(verdict.num_draft_tokens for verdict in verdicts), seconds)
 
 

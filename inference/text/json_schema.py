@@ -1,7 +1,7 @@
 """JSON schemas as llguidance takes them; and strict ones, which leave no object open.
 
 The library refuses some schemas that it could keep: `oneOf`, which it only approximates by `anyOf`; `not` of required
-properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which says nothing. What
+properties; formats that it does not know, which are annotations; and `uniqueItems: false`, which means nothing. What
 replaces them allows no value that the schema does not: alternatives that could match at once lose the properties that
 others require. Dependencies of properties on others become alternatives.
 """

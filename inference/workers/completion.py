@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from inference.caller import caller
-from inference.commit import Event
+from inference.commit import TextEvent
 from inference.errors import InvalidRequestError
 from inference.request import (
     DEFAULT_MAX_NEW_TOKENS,
     NO_DEFAULTS,
-    Grammar,
+    Options,
     Provenance,
     RequestDefaults,
     SamplingParams,
-    Schedule,
 )
 from inference.text.chat import Chat
 from inference.text.stop_strings import check_stops
@@ -61,7 +60,7 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(Options):
     """Request of a client.
 
     Attributes:
@@ -69,14 +68,10 @@ class CompletionRequest:
         seed: None lets the server draw one; `sampling.seed` is ignored.
         unsaid: fields of `sampling` that the client left to the server, among LEFT_TO_SERVER.
         max_new_tokens: None leaves it to the server.
-        stop_token_ids: beside the model's own end-of-sequence ids, which `ignore_eos` switches off.
-        gamma, schedule, logprobs: see `GenerationRequest`.
+        ignore_eos: the model's own end-of-sequence ids do not end the sequence.
         stop: strings before which the text ends.
         echo: give the prompt's text in Started; with it, `max_new_tokens` may be 0.
-        min_new_tokens, prompt_logprobs, grammar, cache_salt, include_rejected: see `GenerationRequest`.
         deadline: the event loop's time at which the client stops waiting; None waits for ever.
-        draft_session: name of the session for a private draft worker on the same connection, in hexadecimal digits,
-            at a server after the worker's scope; empty without such a worker.
         ids_only: give token ids without their text; `stop` must be empty then.
         resume: committed tokens to continue after; all else is as in the first server's request. None is a new one.
 
@@ -88,23 +83,13 @@ class CompletionRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
     max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
-    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    gamma: int | None = None
-    schedule: Schedule | None = None
     stop: tuple[str, ...] = ()
-    logprobs: int | None = None
     echo: bool = False
     deadline: float | None = None
-    min_new_tokens: int = 0
-    prompt_logprobs: int | None = None
     unsaid: frozenset[str] = frozenset()
-    grammar: Grammar | None = None
     resume: Resume | None = None
-    cache_salt: str = ""
-    draft_session: str = ""
     ids_only: bool = False
-    include_rejected: bool = False
 
     def __post_init__(self) -> None:
         check_stops(self.stop)
@@ -136,7 +121,7 @@ class Completer(Protocol):
             text = "".join([event.text async for event in events if isinstance(event, Delta)])
     """
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request.
 
         Started comes with the first pass, so a request that is refused yields nothing.

@@ -79,6 +79,6 @@ def require_device(name: str) -> None:
         built = "a build with CUDA" if torch.version.cuda else "a build without CUDA"
         raise ConfigError(f"device cuda: torch {torch.__version__} ({built}) sees no GPU here, so nothing was measured")
     if name == "neuron":
-        from inference.backends.neuron.environment import require_torch_neuron
+        from inference.backends.devices import require_torch_neuron
 
         require_torch_neuron()

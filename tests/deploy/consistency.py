@@ -288,7 +288,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Of a certificate's Secret, unless it says which."""
+    """Return the files that a Secret becomes in the pod; without items, those of a certificate."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from inference.backends.neuron.backend import load_neuron_backend
 from inference.backends.neuron.decoders.fused import load_fused_decoder
-from inference.backends.neuron.slots import load_neuron_backend
 from inference.config import ModelConfig, NeuronOptions
 from inference.model.decoder import Turn
 from inference.model.slots import Span

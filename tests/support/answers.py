@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 
-from inference.commit import Answer, Commit, Opened
+from inference.commit import Commit, Opened, TokenEvent
 from inference.engine.target_session import TargetSession
 
 
-async def opened_and_commits(events: AsyncIterable[Answer]) -> tuple[Opened, list[Commit]]:
+async def opened_and_commits(events: AsyncIterable[TokenEvent]) -> tuple[Opened, list[Commit]]:
     """Read an answer that has exactly one Opened, which comes first."""
     opened, *rest = [event async for event in events]
     assert isinstance(opened, Opened)
@@ -17,17 +17,17 @@ async def opened_and_commits(events: AsyncIterable[Answer]) -> tuple[Opened, lis
     return opened, commits
 
 
-async def commits_of(events: AsyncIterable[Answer]) -> list[Commit]:
+async def commits_of(events: AsyncIterable[TokenEvent]) -> list[Commit]:
     """Read the commits of an answer."""
     return (await opened_and_commits(events))[1]
 
 
-async def tokens_of(events: AsyncIterable[Answer]) -> list[int]:
+async def tokens_of(events: AsyncIterable[TokenEvent]) -> list[int]:
     """Read the token ids of an answer."""
     return [token_id for commit in await commits_of(events) for token_id in commit.token_ids]
 
 
-async def each_commit(events: AsyncIterable[Answer]) -> AsyncIterator[Commit]:
+async def each_commit(events: AsyncIterable[TokenEvent]) -> AsyncIterator[Commit]:
     """Yield the commits of an answer as they come."""
     async for event in events:
         if isinstance(event, Commit):

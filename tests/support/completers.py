@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprobs
+from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
 from inference.config import HttpConfig
 from inference.gateway.app import Gateway
 from inference.observe.metrics import Metrics
@@ -63,7 +63,7 @@ class ScriptedCompleter:
         self.num_running = 0
         self.hangs = False  # behind its last pass, for ever
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         self.requests.append(request)
         self.num_running += 1
         try:

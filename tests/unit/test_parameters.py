@@ -126,8 +126,11 @@ def test_a_device_sampler_serves_or_names_each_parameter(decoder: DeviceDecoder,
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("decoder", DEVICE_DECODERS)
 def test_a_device_refuses_an_unknown_sampling_parameter(decoder: DeviceDecoder, temperature: float) -> None:
-    """The decoder named what it refuses, so that a parameter added later would have been ignored in silence: another
-    law than the one that was asked for."""
+    """Parameters that are added later are refused too.
+
+    The story: the decoder named the refused ones, so that another would have been ignored in silence, and the law of
+    the tokens been another than asked for.
+    """
     with pytest.raises(InvalidRequestError, match=r"typical_p 0\.3: .*chooses tokens on the device") as caught:
         check_request(decoder, GenerationRequest((3, 4), LaterSampling(temperature=temperature, typical_p=0.3)))
     assert caught.value.field == "typical_p"

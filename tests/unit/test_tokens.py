@@ -1,4 +1,4 @@
-"""A view is the list that it stands for, whatever is cut off it or put behind it."""
+"""A view equals the list that it stands for, after every cut and every appended token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_view_is_the_list_that_it_stands_for(log: list[int], tail: list[int], 
 def test_views_are_compared_as_lists_are(
     log: list[int], grown: list[int], one_tail: list[int], other_tail: list[int], steps: list[object]
 ) -> None:
-    """Also of one log at two times, where the comparison begins behind what both have of it."""
+    """Views of one log at two times are compared from the end of their common part on."""
     one = TokenView(log, end=len(log), tail=one_tail)
     plain = [*one]
     log += grown

@@ -1,4 +1,4 @@
-"""Checks that this Python can drive a Neuron device, and the choice of its cores.
+"""Checks that this Python can drive a Neuron device through NxD Inference or its predecessor.
 
 Placeholders on PyPI have taken the names of all Neuron packages: some raise at import, some cannot be imported under
 the package's name. So each check looks for a module that only the real package has. A package that is installed
@@ -9,37 +9,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from types import ModuleType
 from typing import Any
 
+from inference.backends.devices import (
+    OLDEST_TORCH_NEURON,
+    REMEDY,
+    TORCH_NEURONX,
+    load_module,
+    release_of,
+    version_of,
+)
 from inference.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
-REMEDY = (
-    "run inside a Neuron virtual environment of a Deep Learning AMI or container, or install from AWS's own Neuron "
-    "package index (docs/neuron.md)"
-)
 NXDI = "neuronx-distributed-inference"
 VERSIONS = (NXDI, "neuronx-distributed", "torch-neuronx", "neuronx-cc")
 FORMAT = 2
 """Version of this project's own part in a graph. Raise it whenever equal settings compile to something else."""
 OLDEST_NXDI = (0, 7)
 """Release of SDK 2.27; the interfaces that this backend uses were checked from it on."""
-TORCH_NEURONX = "torch-neuronx"
-DEVICE = "neuron"
-"""Name of the device, and of the compiler, that TorchNeuron adds to PyTorch."""
-OLDEST_TORCH_NEURON = (2, 10)
-"""First release that is TorchNeuron, with none of the old modules; NxDI runs on PyTorch/XLA, torch-neuronx to 2.9."""
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04"
 LAST_IMAGE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.1-ubuntu24.04"
 """The last image with NxDI, and the only one that starts on a host with the driver of SDK 2.31 or later."""
-VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 COMPILER_ENVIRONMENT = (
     "NEURON_CC_FLAGS",
     "NEURON_LOGICAL_NC_CONFIG",
@@ -55,7 +49,7 @@ def require_nxdi() -> None:
     """Raise ConfigError unless NxD Inference, recent enough, and a real torch-neuronx can be imported."""
     _require_xla()
     _require_package(NXDI, "neuronx_distributed_inference.models.config")
-    if () < _release_of(NXDI) < OLDEST_NXDI:
+    if () < release_of(NXDI) < OLDEST_NXDI:
         oldest = ".".join(map(str, OLDEST_NXDI))
         raise ConfigError(
             f"backend neuron needs NxD Inference {oldest} or newer, this Python has {version_of(NXDI)}, of Neuron SDK "
@@ -63,32 +57,9 @@ def require_nxdi() -> None:
         )
 
 
-def require_torch_neuron() -> None:
-    """Raise ConfigError unless TorchNeuron is installed, which adds its device to PyTorch."""
-    if _release_of(TORCH_NEURONX) < OLDEST_TORCH_NEURON:
-        raise ConfigError(
-            f"device {DEVICE} needs TorchNeuron, which is {TORCH_NEURONX} 2.13 or newer, of Neuron SDK 2.33 or later; "
-            f"the version in this Python is {version_of(TORCH_NEURONX)} (docs/torchneuron.md)"
-        )
-    load_module("torch_neuronx")
-
-
 def toolchain() -> dict[str, Any]:
     """Return what compiles here: the conditions of a compiled model that come from the image, not from settings."""
     return {"format": FORMAT, "versions": {package: version_of(package) for package in VERSIONS}}
-
-
-def version_of(package: str) -> str:
-    """Return the version of a package; "unknown" if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _release_of(package: str) -> tuple[int, ...]:
-    """Return major and minor version of an installed package; () where they are unknown."""
-    return tuple(int(part) for part in version_of(package).split(".")[:2] if part.isdigit())
 
 
 def require_transformers_neuronx() -> None:
@@ -97,21 +68,9 @@ def require_transformers_neuronx() -> None:
     _require_package("transformers-neuronx", "transformers_neuronx.llama.model")
 
 
-def load_module(name: str) -> ModuleType:
-    """Import a module of a Neuron package.
-
-    Raises:
-        ConfigError: the module cannot be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # placeholders and incomplete packages raise errors of any type
-        raise ConfigError(f"backend neuron: {name} cannot be imported ({error}): {REMEDY}") from error
-
-
 def _require_xla() -> None:
     """Raise ConfigError unless the torch-neuronx for PyTorch/XLA is installed."""
-    if _release_of(TORCH_NEURONX) >= OLDEST_TORCH_NEURON:
+    if release_of(TORCH_NEURONX) >= OLDEST_TORCH_NEURON:
         found = f"{TORCH_NEURONX} {version_of(TORCH_NEURONX)}"
         raise ConfigError(
             f"backend neuron: {found} is TorchNeuron, on which NxD Inference does not run: take an image of Neuron "
@@ -131,7 +90,7 @@ def _require_package(package: str, probe_module: str) -> None:
 
 
 def _is_installed(package: str, module: str) -> bool:
-    """Whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
+    """Return whether the package or its module exists: a placeholder may raise at import, or hold no module at all."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -155,47 +114,6 @@ def set_fp8_environment() -> None:
     for name, value in FP8_ENVIRONMENT.items():
         if os.environ.setdefault(name, value) != value:
             raise ConfigError(f"fp8 needs {name}={value}, the environment has {os.environ[name]}")
-
-
-def take_cores(cores: str | None, tp_degree: int) -> None:
-    """Make this process take the given cores; call this before the Neuron runtime starts.
-
-    Args:
-        cores: such as 0-3,8; None leaves the choice to the environment.
-
-    Raises:
-        ConfigError: there are fewer cores than tp_degree.
-    """
-    if cores is not None:
-        os.environ[VISIBLE_CORES] = cores
-    check_cores(tp_degree, os.environ)
-
-
-def check_cores(tp_degree: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a core allocation that is too small; without one, warn that this process takes every core.
-
-    Raises:
-        ConfigError: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES gives fewer cores than tp_degree.
-    """
-    visible, number = environment.get(VISIBLE_CORES), environment.get("NEURON_RT_NUM_CORES")
-    if visible is None and number is None:
-        logger.warning("%s is not set: this process takes every NeuronCore of the instance", VISIBLE_CORES)
-        return
-    name, text = ("NEURON_RT_NUM_CORES", number) if visible is None else (VISIBLE_CORES, visible)
-    num_cores = _count(name, str(text), is_list=visible is not None)
-    if num_cores < tp_degree:
-        raise ConfigError(f"{name}={text} gives {num_cores} NeuronCores, tp_degree {tp_degree} needs as many")
-
-
-def _count(name: str, text: str, *, is_list: bool) -> int:
-    """Return the number of cores in a list such as 0-3,8, or the plain number."""
-    try:
-        if not is_list:
-            return int(text)
-        bounds = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        return sum(part[-1] - part[0] + 1 for part in bounds)
-    except ValueError as error:
-        raise ConfigError(f"{name}={text} cannot be read: a list such as 0-3,8 or a number is expected") from error
 
 
 def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> None:

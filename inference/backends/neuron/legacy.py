@@ -13,11 +13,12 @@ import torch
 
 from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
 from inference.backends.checkpoint import load_config
-from inference.backends.neuron.environment import load_module, require_transformers_neuronx, take_cores
+from inference.backends.devices import load_module, take_cores
+from inference.backends.neuron.backend import NeuronBackend
+from inference.backends.neuron.environment import require_transformers_neuronx
 from inference.backends.neuron.graphs.checks import check_sharding
 from inference.backends.neuron.graphs.settings import DEFAULT_DTYPE, verification_width
 from inference.backends.neuron.graphs.shape import slot_shape
-from inference.backends.neuron.slots import NeuronBackend
 from inference.config import ModelConfig
 from inference.errors import ConfigError, UnsupportedModelError
 

@@ -57,7 +57,7 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
 
 
 def is_constant(name: str) -> bool:
-    """Whether an initializer is no weight."""
+    """Return whether an initializer is a constant of the graph, not a weight."""
     return name.rstrip("_0123456789") in CONSTANTS
 
 

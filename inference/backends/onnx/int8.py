@@ -38,9 +38,9 @@ CONSTANTS: dict[str, np.ndarray[Any, Any]] = {
 
 
 def weight_levels() -> int:
-    """Largest quantized weight.
+    """Return the largest absolute value of a quantized weight: 127, or 63 on x86 without VNNI.
 
-    x86 processors without VNNI instructions add two products in 16 bits, which only 7-bit weights cannot overflow.
+    Such processors add two products in 16 bits, which only 7-bit weights cannot overflow.
     """
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return 63 if is_x86 and "vnni" not in instruction_sets() else 127

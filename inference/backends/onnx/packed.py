@@ -56,9 +56,9 @@ class PackedDecoder:
         folder: holds the weights' file.
         dtype: arithmetic of the linear layers, "float32" or "int8".
         config: Transformers' configuration of the checkpoint, as far as it can be written down.
-        weights: references into it, to be the initializers of a graph.
-        probe_token_ids: some tokens.
-        probe_logits: what Transformers makes of them, [num_tokens, vocab_size].
+        weights: initializers that refer to the weights' file.
+        probe_token_ids: tokens of the test at loading.
+        probe_logits: their logits in Transformers, float32 [num_tokens, vocab_size].
         narrow_logits: the same with the windows of `DecoderShape.narrowed`.
         lock: keeps the folder from being deleted for as long as it is open.
     """
@@ -84,21 +84,21 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
     Raises:
         ConfigError: the checkpoint cannot be used, or the cache cannot be written.
     """
-    folder = _cache_folder(path, dtype)
+    folder = folder_of(path, dtype)
     require_private(folder.parents[1])
     if folder.exists():
         try:
-            return _read(folder, dtype)
+            return read(folder, dtype)
         except Exception as error:  # whatever the readers of the files' formats raise about a damaged one
             logger.warning("model %s: its packed form at %s cannot be read: %r", path.name, folder, error)
             remove_unused(folder)
     from inference.backends.onnx.packing import make  # torch and Transformers take seconds to import, only to make it
 
     make(path, folder, dtype, sequence_length)
-    if _cache_folder(path, dtype) != folder:
+    if folder_of(path, dtype) != folder:
         remove_unused(folder)  # its weights may be of the old files or of the new
         raise ConfigError(f"model {path}: its files were replaced while they were being read")
-    return _read(folder, dtype)
+    return read(folder, dtype)
 
 
 def discard(decoder: PackedDecoder) -> None:
@@ -116,8 +116,8 @@ def require_private(folder: Path) -> None:
         raise ConfigError(f"the cache {folder} is another user's, or anybody may write to it")
 
 
-def _cache_folder(path: Path, dtype: str) -> Path:
-    """One folder per checkpoint and arithmetic, in it one per state of the checkpoint's files."""
+def folder_of(path: Path, dtype: str) -> Path:
+    """Return the folder of a packed form: a folder per checkpoint and dtype has one per state of the files."""
     place = path.resolve()
     return user_cache() / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
 
@@ -131,7 +131,8 @@ def _facts(path: Path) -> list[object]:
     return [LAYOUT_VERSION, onnxruntime.__version__, instruction_sets(), *contents(path)]
 
 
-def _read(folder: Path, dtype: str) -> PackedDecoder:
+def read(folder: Path, dtype: str) -> PackedDecoder:
+    """Read a packed form, and lock its folder; raise an error of any type if a file is missing or damaged."""
     lock = FolderLock(folder)
     try:
         return _read_locked(folder, dtype, lock)

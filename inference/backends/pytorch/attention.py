@@ -120,7 +120,7 @@ def scored_attention(
 
 
 def changes_scores(options: Options) -> bool:
-    """Whether a layer asks for more than masked scores."""
+    """Return whether a layer asks for more than masked scores."""
     return options.get("softcap") is not None or options.get("s_aux") is not None
 
 

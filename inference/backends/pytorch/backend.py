@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from inference.backends.architectures import require_supported_config, require_supported_model, resolve_length
 from inference.backends.checkpoint import load_config, load_weights
+from inference.backends.devices import DEVICE, require_torch_neuron
 from inference.backends.digests import user_cache
-from inference.backends.neuron.environment import DEVICE, require_torch_neuron
 from inference.backends.pytorch.attention import SlotPass
 from inference.backends.pytorch.graphs import Captured, Compiled
 from inference.backends.pytorch.packed_linear import pack_linears

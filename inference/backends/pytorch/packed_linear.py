@@ -56,7 +56,7 @@ class PackedLinear(torch.nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features]"""
+        """Return the products: [..., in_features] -> [..., out_features]."""
         if torch.compiler.is_compiling():  # inductor takes oneDNN's operator only over weights of its own making
             output: torch.Tensor = torch.ops.specdec.packed_linear(tokens, self._weight, self._bias)
             return output

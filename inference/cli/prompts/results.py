@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
+from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, TokenLogprobs
 from inference.errors import SpecDecError
 from inference.observe.stats import RequestStats
 from inference.workers.calls.status import code_name
@@ -39,7 +39,7 @@ class Result:
     error: SpecDecError | None = None
     pieces: list[tuple[str, bool]] = field(default_factory=list)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: TextEvent) -> None:
         """Add an event that has just arrived."""
         self.stats.take(event)
         if isinstance(event, Started):

@@ -34,10 +34,10 @@ async def run(settings: ArtifactSettings) -> int:
 
 
 def _report(action: str, root: Path | None, older_than_h: float) -> bool:
-    from inference.backends.registry import artifact_report
+    from inference.backends.registry import tool
 
     is_well = True
-    for line, is_good in artifact_report(action, root, older_than_h):
+    for line, is_good in tool("artifacts")(action, root, older_than_h):
         print(line)
         is_well = is_well and is_good
     return is_well

@@ -38,9 +38,9 @@ class RescaleSettings:
 
 async def run(settings: RescaleSettings) -> int:
     """Print a line per file. Ctrl-C ends the run after the file that is being written."""
-    from inference.backends.registry import rescale_fp8
+    from inference.backends.registry import tool
 
-    lines = rescale_fp8(settings.checkpoints.model, settings.checkpoints.output)
+    lines = tool("rescale_fp8")(settings.checkpoints.model, settings.checkpoints.output)
     while (line := await asyncio.to_thread(next, lines, None)) is not None:
         print(line, flush=True)
     return 0

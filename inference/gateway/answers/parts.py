@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprobs
+from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
 
-ChoiceEvent: TypeAlias = tuple[int, Event]
+ChoiceEvent: TypeAlias = tuple[int, TextEvent]
 """(index of the choice, its event)"""
 
 
@@ -74,7 +74,7 @@ class Choice:
     finish_reason: FinishReason | None = None
     has_scored_prompt: bool = False
 
-    def take(self, event: Event, *, per_token: bool) -> Iterator[Part]:
+    def take(self, event: TextEvent, *, per_token: bool) -> Iterator[Part]:
         """Count an event, and yield the parts of it that are to be sent."""
         if isinstance(event, Started):
             self.num_prompt_tokens, self.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from inference.commit import Event
+from inference.commit import TextEvent
 from inference.errors import CapacityError, SpecDecError
 from inference.gateway.answers.documents import JsonAnswer, encoded
 from inference.gateway.answers.errors import ApiError, from_error, unexpected
@@ -157,11 +157,11 @@ class AnswerStream(ABC):
             if self.last_word:
                 yield self.last_word
 
-    async def _encoded(self, index: int, event: Event) -> bytes:
+    async def _encoded(self, index: int, event: TextEvent) -> bytes:
         """Return the chunks of an event; a prompt's log-probabilities are encoded off the event loop."""
         return await converted(partial(self._encode, index), event, getattr(event, "prompt_logprobs", ()))
 
-    def _encode(self, index: int, event: Event) -> bytes:
+    def _encode(self, index: int, event: TextEvent) -> bytes:
         choice = self._choices[index]
         return b"".join(self._part(index, part, choice) for part in choice.take(event, per_token=self._per_token))
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from grpc_comm.watched import UnusableError
-from inference.caller import Caller, Limits, Right
+from inference.caller import Caller, CallerLimits, Right
 
 logger = logging.getLogger(__name__)
 
@@ -148,12 +148,12 @@ def _accounts(entry: dict[str, Any], group: str) -> list[str]:
     return [_name(account, f"{where}: account") for account in accounts]
 
 
-def _limits(entry: dict[str, Any], name: str) -> Limits:
-    _refuse_others(entry, {field.name for field in fields(Limits)}, f"limits of {name}")
+def _limits(entry: dict[str, Any], name: str) -> CallerLimits:
+    _refuse_others(entry, {field.name for field in fields(CallerLimits)}, f"limits of {name}")
     for key, value in entry.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < (key != "logprobs"):
             raise ValueError(f"{name}: limit {key} {value!r} is no whole number from {int(key != 'logprobs')} on")
-    return Limits(**entry)
+    return CallerLimits(**entry)
 
 
 def _sha256(entry: dict[str, Any]) -> bytes:

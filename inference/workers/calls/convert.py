@@ -14,11 +14,11 @@ from inference.commit import (
     Commit,
     Counts,
     Delta,
-    Event,
     Finished,
     FinishReason,
     OwnDrafts,
     Started,
+    TextEvent,
     Timings,
     TokenLogprobs,
 )
@@ -320,7 +320,7 @@ def completion_from_message(message: pb.GenerateRequest) -> completion.Completio
     )
 
 
-def event_to_message(event: Event) -> pb.GenerateResponse:
+def event_to_message(event: TextEvent) -> pb.GenerateResponse:
     if isinstance(event, Started):
         started = pb.Started(
             prompt_logprobs=map(logprobs_to_message, event.prompt_logprobs),
@@ -337,7 +337,7 @@ def event_to_message(event: Event) -> pb.GenerateResponse:
     return pb.GenerateResponse(delta=delta)
 
 
-def event_from_message(message: pb.GenerateResponse) -> Event:
+def event_from_message(message: pb.GenerateResponse) -> TextEvent:
     kind = message.WhichOneof("event")
     if kind == "started":
         begun = message.started

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from inference.caller import audit, caller, request_id
-from inference.commit import Answer, Event
+from inference.commit import TextEvent, TokenEvent
 from inference.observe.metrics import Metrics, RequestMetrics
 from inference.observe.profile import Profile
 from inference.observe.stats import RequestStats
@@ -28,7 +28,7 @@ class Observation:
     stats: RequestStats | None
     metrics: RequestMetrics
 
-    def take(self, event: Event | Answer) -> None:
+    def take(self, event: TextEvent | TokenEvent) -> None:
         """Count an event that has just arrived."""
         if self.stats is not None:
             self.stats.take(event)

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from inference.caller import Caller, Limits, caller
-from inference.commit import Event, Finished, Started
+from inference.caller import Caller, CallerLimits, caller
+from inference.commit import Finished, Started, TextEvent
 from inference.errors import CapacityError, DeadlineError, InvalidRequestError, SpecDecError, UnavailableError
 from inference.workers.calls.observer import Observation, Observer
 from inference.workers.completion import Completer, CompletionRequest
@@ -55,7 +55,7 @@ class RequestScope:
         late = DeadlineError("the request is not finished at its deadline")
         self._timer = None if deadline is None else loop.call_at(deadline, self.end, late)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: TextEvent) -> None:
         """Record an event before it is passed on."""
         self.has_started = self.has_started or isinstance(event, Started)
         if self._observation is not None:
@@ -135,7 +135,7 @@ class SupervisedCompleter:
         """Number of requests that have not started yet."""
         return len(self._scopes) - self.num_running
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`.
 
         Raises:
@@ -210,7 +210,7 @@ class InFlight:
             CapacityError: the caller has as many requests in flight as it may.
             InvalidRequestError: a value is above the caller's limit.
         """
-        if who.limits == Limits():
+        if who.limits == CallerLimits():
             yield
             return
         _check(request, who)

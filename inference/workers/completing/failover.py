@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from inference.commit import Event
+from inference.commit import TextEvent
 from inference.config import ConnectionConfig
 from inference.text.chat import Chat
 from inference.workers.calls.fleet import Fleet, Replica
@@ -23,7 +23,7 @@ class Drafter(Protocol):
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextEvent, None]:
         """Yield the events of a request at one server, and draft for it meanwhile; see `Completer.complete`."""
 
 
@@ -41,7 +41,7 @@ class FailoverCompleter:
         self._fleet = fleet
         self._connection = connection
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`. A request that has begun waits for a server; a new one is refused if there is none."""
         answer = Progress(request)
         resuming = Resuming(
@@ -52,7 +52,7 @@ class FailoverCompleter:
             deadline=request.deadline,
         )
 
-        def attempt(replica: Replica) -> AsyncGenerator[Event, None]:
+        def attempt(replica: Replica) -> AsyncGenerator[TextEvent, None]:
             answer.answered = self._fleet.is_ready(replica)
             at, rest = self._at(replica, deadline_s=resuming.left_s), answer.rest()
             return at.complete(rest) if self._drafter is None else self._drafter.complete(at, replica, rest)

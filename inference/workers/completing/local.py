@@ -10,13 +10,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from inference.commit import (
-    Event,
     Finished,
     FinishReason,
-    Generator,
     Opened,
     Started,
+    TextEvent,
     TokenLogprobs,
+    TokenSource,
 )
 from inference.engine.target import check_token_ids
 from inference.model.decoder import check_seed, is_seed_invariant
@@ -55,7 +55,7 @@ class LocalCompleter:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: TokenSource,
         tokenizer: Tokenizer,
         defaults: RequestDefaults = NO_DEFAULTS,
         *,
@@ -69,7 +69,7 @@ class LocalCompleter:
         )
         self.codec = self._reader.codec
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`."""
         job = await self._prepared(request)
         request, wants_tokens = job.request, job.request.max_new_tokens != 0

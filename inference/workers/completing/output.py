@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from typing import TypeVar
 
-from inference.commit import Commit, Delta, Event, Finished, Started
+from inference.commit import Commit, Delta, Finished, Started, TextEvent
 from inference.errors import InvalidRequestError, UnavailableError
 from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS
 from inference.workers.calls.convert import converted
@@ -46,7 +46,7 @@ class Output:
         except InvalidRequestError as exc:
             raise self._broken(exc.message) from exc
 
-    def check(self, event: Event) -> None:
+    def check(self, event: TextEvent) -> None:
         """Take the next event.
 
         Raises:

@@ -58,21 +58,16 @@ class Reader:
             raise InvalidRequestError("the prompt is empty: it has no token", field="prompt")
         check_logit_bias(request.sampling, vocab_size=self.vocab_size)
         seed = _seed_of(request) if request.seed is None else request.seed
+        here = {
+            "grammar": self._after_prompt(token_ids, request.grammar),
+            "cache_salt": caller().cache_salt(request.cache_salt),
+        }
         generation = GenerationRequest(
-            prompt_token_ids=token_ids,
-            sampling=replace(request.sampling, seed=seed),
-            max_new_tokens=max(1, request.max_new_tokens or 0),  # 0 reads the prompt, which a pass of one token does
-            stop_token_ids=request.stop_token_ids,
+            token_ids,
+            replace(request.sampling, seed=seed),
+            max(1, request.max_new_tokens or 0),  # 0 reads the prompt, which a pass of one token does
             stop_at_eos=not request.ignore_eos,
-            gamma=request.gamma,
-            schedule=request.schedule,
-            logprobs=request.logprobs,
-            min_new_tokens=request.min_new_tokens,
-            prompt_logprobs=request.prompt_logprobs,
-            grammar=self._after_prompt(token_ids, request.grammar),
-            cache_salt=caller().cache_salt(request.cache_salt),
-            draft_session=request.draft_session,
-            include_rejected=request.include_rejected,
+            **request.options | here,
         )
         # A draft must follow the same sampling, and only the tokenizer knows the end tokens.
         return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))

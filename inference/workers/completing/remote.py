@@ -10,7 +10,7 @@ import grpc
 from grpc_comm.call import CAN_MOVE
 from grpc_comm.specdec.v1 import specdec_pb2 as pb
 from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Event, Started
+from inference.commit import Started, TextEvent
 from inference.errors import (
     ForbiddenError,
     HandshakeError,
@@ -56,7 +56,7 @@ class RemoteCompleter:
         self._metadata = CAN_MOVE if can_move else None
         self._num_bytes = 0
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`."""
         message, timeout_s = completion_to_message(request), self._timeout_s(request)
         call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)

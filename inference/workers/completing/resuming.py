@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from inference.commit import Commit, Event, Finished, FinishReason, Started
+from inference.commit import Commit, Finished, FinishReason, Started, TextEvent
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -64,7 +64,7 @@ class Progress:
     def has_begun(self) -> bool:
         return self._started is not None
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: TextEvent) -> bool:
         """Record an event; return False to keep it from the client: a second server's Started, and every Finished."""
         if isinstance(event, Started):
             is_news, self._started = self._started is None, self._started or event
@@ -145,8 +145,8 @@ class Resuming:
         return self._fleet.has_other(*self._failed, *self._unfit)
 
     async def events(
-        self, attempt: Callable[[Replica], AsyncGenerator[Event, None]], prefix: str
-    ) -> AsyncGenerator[Event, None]:
+        self, attempt: Callable[[Replica], AsyncGenerator[TextEvent, None]], prefix: str
+    ) -> AsyncGenerator[TextEvent, None]:
         """Yield the answer's events to the last one.
 
         Args:

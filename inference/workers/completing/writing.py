@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from inference.commit import Commit, Delta, Event, Finished, FinishReason, TokenLogprobs
+from inference.commit import Commit, Delta, Finished, FinishReason, TextEvent, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.text.chat import Chat
 from inference.text.stop_strings import StopStrings
@@ -31,7 +31,7 @@ class TextCompleter:
         self._completer = completer
         self._tokenizer = tokenizer
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         """See `Completer`; closing the inner answer at a stop string cancels the request."""
         if request.ids_only or request.max_new_tokens == 0:
             text = None

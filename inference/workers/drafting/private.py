@@ -14,7 +14,7 @@ from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 from inference.caller import caller
-from inference.commit import Delta, Event
+from inference.commit import Delta, TextEvent
 from inference.config import DraftConfig
 from inference.engine.draft import DraftEngine
 from inference.errors import CapacityError, InvalidRequestError, RequestError, UnavailableError
@@ -97,7 +97,7 @@ class PrivateWorker:
 
     async def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextEvent, None]:
         """Yield the events of one attempt of a request at a server, and draft for it meanwhile; see `Drafter`."""
         stream, name = self._stream(replica), secrets.token_hex(DRAFT_SESSION_BYTES)
         request = replace(

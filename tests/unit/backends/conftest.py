@@ -1,5 +1,7 @@
-"""Tiny models on one thread: on a busy machine several threads only wait for each other. Caches go to a folder of the
-run's own."""
+"""Fixtures of backends: one thread for tiny models, and a folder of the run's own for caches.
+
+Several threads would only wait for each other on a busy machine.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_layer_that_attends_more_than_once_is_refused() -> None:
         ("sliding_window", LENGTH - 1, "a sliding window of 31, and its configuration for None"),
     ],
 )
-def test_what_a_layer_may_not_ask_for(option: str, value: object, reason: str) -> None:
+def test_options_of_layers_that_change_scores_are_refused(option: str, value: object, reason: str) -> None:
     recorder, layer = ShapeRecorder("Wants", [None, None], LENGTH), Layer(1)
     ones = torch.ones(1, 2, 1, 8)
     recorder.attend(layer, ones, ones, ones, scaling=None, options={option: None, "sliding_window": LENGTH})
@@ -159,7 +159,7 @@ def test_a_model_that_cannot_run_one_token_is_refused() -> None:
         TorchBackend(model, num_slots=1, max_length=LENGTH)
 
 
-def test_a_model_that_cannot_be_told_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_position_ids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     monkeypatch.setattr(type(model), "forward", lambda self, input_ids, logits_to_keep=0, **_: None)
     with pytest.raises(UnsupportedModelError, match=r"Llama.* is not supported: its forward takes no position_ids"):

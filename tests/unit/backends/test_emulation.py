@@ -31,7 +31,7 @@ PASS_TIME = PassTime(0.03, 0.01, 0.008)
         ("draft:3ms+0.1ms/token", Emulation(draft=PassTime(0.003, 0.0, 0.0001))),
     ],
 )
-def test_what_is_said_is_read_and_said_again(text: str, expected: Emulation) -> None:
+def test_texts_of_emulation_are_read_and_written_back(text: str, expected: Emulation) -> None:
     emulation = Emulation.parse(text)
     assert emulation == expected
     assert emulation == NOT_EMULATED or Emulation.parse(str(emulation)) == emulation

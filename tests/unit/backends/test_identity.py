@@ -37,7 +37,7 @@ def test_another_context_is_another_model(models: ModelDirectories) -> None:
     assert one == same != other
 
 
-def test_every_byte_counts_whatever_the_dates_say(tmp_path: Path) -> None:
+def test_every_byte_counts_and_no_date(tmp_path: Path) -> None:
     """The story: samples of 4 KiB missed most edits of a layer."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(1 << 20))

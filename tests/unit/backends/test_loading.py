@@ -158,7 +158,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_what_is_no_model_says_what_to_do(tmp_path: Path, name: str) -> None:
+def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
     """A GGUF file that exists was "no such directory"."""
     make, way_out = FOREIGN[name]
     make(tmp_path / name)
@@ -222,7 +222,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
         config_for(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("max_length", [2**40, 2**60])  # more than a machine has; more than an address can say
+@pytest.mark.parametrize("max_length", [2**40, 2**60])  # more than a machine has; more than an address can hold
 def test_slots_that_do_not_fit_into_memory_are_refused(max_length: int) -> None:
     model, message = tiny_model("llama"), f"4096 slots of {max_length} positions do not fit into the memory of cpu"
     with pytest.raises(ConfigError, match=message):
@@ -260,7 +260,7 @@ def test_a_pickle_is_not_read(checkpoint: Path) -> None:
 
 
 def test_an_adapter_is_no_model(checkpoint: Path) -> None:
-    """Where PEFT is installed, Transformers would load whatever model it names instead."""
+    """Transformers would load the model that an adapter names, where PEFT is installed."""
     (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/elsewhere"}))
     with pytest.raises(ConfigError, match="adapter"):
         load_backend(config_for(checkpoint))

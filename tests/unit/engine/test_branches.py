@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.draft import DraftEngine
-from inference.engine.draft_session import DraftSession
+from inference.engine.draft_session import DraftedSequence, DraftSession
 from inference.model.proposer import Draft, DraftToken
 from inference.request import SamplingParams
 from inference.scheduling.pacing import Branching, Pacing
@@ -33,7 +33,7 @@ actions = st.one_of(
 
 
 def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
-    """What is left of paths: those that agree with everything, from behind it."""
+    """Return the rests of the paths that agree with all committed tokens."""
     return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
 
 
@@ -41,7 +41,7 @@ class Link:
     """A session and a target's tree, with messages on their way in both directions."""
 
     def __init__(self) -> None:
-        self.session = DraftSession([7], SamplingParams(), num_slots=2, num_branches=2)
+        self.session = DraftSession(DraftedSequence([7]), num_slots=2, num_branches=2)
         self.session.enter(1)
         self.session.pacing = Pacing(window=8, branching=Branching(count=2, depth=2))
         self.committed = [7]
@@ -115,15 +115,17 @@ def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple
 
 
 def sent(session: DraftSession) -> Iterator[tuple[list[int], list[int]]]:
-    """For the chain and each branch, the token ids that the target was sent from the committed ones on, and their
-    node numbers."""
+    """Return the token ids and node numbers that the target has of the chain and of each branch."""
     chain = session._path
     for path, token_ids in zip((chain, *session._branches), (session.chain, *session.branches), strict=True):
         yield token_ids[: path.start - chain.start + len(path.nodes)], path.nodes
 
 
 def ends_at(link: Link, path: list[int], node: int) -> bool:
-    """Whether the target's node of this number is the end of this path: a token hung on either is the same token."""
+    """Return whether the target's node of this number is the end of this path.
+
+    Then a token after the one is the same token as after the other.
+    """
     committed, tree = copy.deepcopy((link.committed, link.tree))
     committed.extend(path)
     tree.commit(path)
@@ -139,7 +141,7 @@ def drafted(session: DraftSession, *token_ids: int, margin: float = 0.5) -> None
 
 
 def branching_session(num_branches: int = 2) -> DraftSession:
-    session = DraftSession([7], SamplingParams(), num_slots=1, num_branches=num_branches)
+    session = DraftSession(DraftedSequence([7]), num_slots=1, num_branches=num_branches)
     session.enter(0)
     session.pacing = Pacing(window=4, branching=Branching(count=num_branches, depth=2))
     return session
@@ -153,7 +155,7 @@ def test_branches_leave_the_chain_where_it_is_least_certain() -> None:
     assert session.branches == [[11], [10, 20, 31]]  # when the first began, there was no other
 
 
-def test_a_chain_that_is_behind_comes_first() -> None:
+def test_a_short_chain_gets_no_branches() -> None:
     session = branching_session()
     session.pacing = Pacing(window=4, branching=Branching(count=2, depth=2, min_chain=3))
     drafted(session, 10, 20)
@@ -193,7 +195,7 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
 
 
 def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
-    """At a round trip of 40 passes a fifth of all messages were of such branches, and cost the target time."""
+    """The story: at a round trip of 40 passes a fifth of all messages were such useless branches."""
     session = branching_session(1)
     session.pacing = Pacing(window=8, num_ahead=6, branching=Branching(count=1, depth=2))
     for token_id in range(10, 14):
@@ -214,7 +216,7 @@ def test_a_step_of_a_lost_branch_is_dropped() -> None:
 
 
 class DoubtfulProposer:
-    """A proposer that is in doubt about everything; what it drafts tells the length of the sequence."""
+    """Proposer without any margin; its draft tokens are the lengths of the sequence."""
 
     num_slots = 2
     num_branches = 2

@@ -50,7 +50,7 @@ async def test_no_tokens_are_no_work(engine: DraftEngine, proposer: ScriptedProp
 
 
 async def test_commit_that_agrees_keeps_the_rest(engine: DraftEngine) -> None:
-    """What was drafted past the committed tokens is still good: the next round begins with it."""
+    """Draft tokens past the committed ones begin the next round."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 5)
     session.commit(tokens_at(3, 2))
@@ -75,7 +75,7 @@ async def test_commit_that_disagrees_drops_the_chain(engine: DraftEngine) -> Non
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """The step extends a chain that a commit may cut off meanwhile: its token must not end up behind the new one."""
+    """A commit may cut off the chain that a running step extends; its token does not join the new chain."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()
@@ -122,7 +122,7 @@ async def test_failed_step_fails_the_round(
     assert list(await engine.propose(following, 1)) == tokens_at(1, 1)
 
 
-async def test_stop_fails_who_waits(engine: DraftEngine) -> None:
+async def test_stop_fails_waiting_sessions(engine: DraftEngine) -> None:
     sessions = [engine.open([1], GREEDY) for _ in range(3)]
     waiting = asyncio.create_task(engine.propose(sessions[2], 1))
     await engine.propose(sessions[0], 1)

@@ -95,7 +95,7 @@ async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatc
 async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And ends its own session alone."""
+    """Such a fault ends its own session alone."""
     lying = COMPILER.compile(WORDS)
     monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
     session = engine.open(REQUEST, grammar=lying)
@@ -123,7 +123,7 @@ async def test_a_decoder_that_chooses_elsewhere_refuses_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "others"), [("ignore_eos", {"stop_at_eos": False}), ("min_new_tokens", {"min_new_tokens": 3})]
 )
-def test_what_contradicts_a_grammar_is_refused(name: str, others: dict[str, int]) -> None:
+def test_contradictions_of_a_grammar_are_refused(name: str, others: dict[str, int]) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         GenerationRequest((1,), **{"stop_at_eos": True, "grammar": WORDS, **others})  # type: ignore[arg-type]
     assert caught.value.field == name

@@ -1,4 +1,4 @@
-"""Drafts in the gaps: what a target looks up changes no token, takes no draft's place, and is nobody else's merit."""
+"""Looked-up drafts in a target's gaps: they change no token, displace no draft's tokens and count apart."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _truths: dict[GenerationRequest, list[Commit]] = {}
 
 
 async def plainly(request: GenerationRequest) -> list[Commit]:
-    """What one token a pass gives, computed once."""
+    """Return the tokens of passes without any draft, computed once."""
     request = replace(request, gamma=0)
     if request not in _truths:
         _truths[request] = await alone(request)
@@ -109,7 +109,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Nothing, or a chain whose tokens are right nine times out of ten, and sometimes a branch beside it."""
+    """Draw no branch, or a chain with nine right tokens in ten, and sometimes a branch beside it."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)
@@ -178,7 +178,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """And every source is counted by itself: a pass has draft tokens or looked up ones, and never both."""
+    """Every source counts by itself: a pass has draft tokens or looked-up ones, never both."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)
@@ -219,7 +219,7 @@ async def test_lookups_earn_a_silent_worker_no_trust() -> None:
 
 
 async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
-    """And looked up all the same: the words of a prompt are what an answer repeats."""
+    """Answers repeat words of their prompt, so a prompt that is read in parts is looked up too."""
     truth = tokens(await plainly(PLAIN))
     prompt = (*PLAIN.prompt_token_ids, *truth[:40])
     request = GenerationRequest(prompt, max_new_tokens=20)

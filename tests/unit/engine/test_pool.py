@@ -1,4 +1,4 @@
-"""Who helps whom: workers are judged by what they give, not by what they claim."""
+"""The pool gives sessions to workers by the draft tokens that arrive, not by the room that workers claim."""
 
 from __future__ import annotations
 
@@ -97,14 +97,17 @@ async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
         assert percent > 25
     assert silent.most <= FIRST_SESSIONS
     assert silent.sessions == good.sessions == set()
-    # Afterwards it is given one at a time, and only where nobody better has room.
+    # Afterwards it is given one at a time, and only where no better one has room.
     _, percent = await drafted(pool, 3)
     assert percent > 25
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """The story: only silence counted against a worker. One that proposed nonsense was given the first session of each
-    moment, for it had attached first, and kept it to its end: a good one beside it idled."""
+    """Wrong draft tokens count against a worker, as silence does.
+
+    The story: a worker with nonsense as its proposals, attached first, got the first session of each moment and kept it
+    to its end, beside a good worker that idled.
+    """
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
     pool.attach(junk)
     pool.attach(good)
@@ -141,7 +144,7 @@ class FullWorker(SilentWorker):
 
 
 async def test_what_one_worker_declines_another_gets(pool: DraftPool) -> None:
-    """The story: a worker without room said nothing, and its sessions stayed with it, undrafted."""
+    """The story: a worker without room did not answer, and its sessions stayed with it, undrafted."""
     full, good = FullWorker("full", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(full)
     pool.attach(good)
@@ -166,7 +169,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """It keeps what it has room for; the rest goes to others, and may come back."""
+    """The worker keeps as many as it has room for; the rest goes to others, and may come back."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
@@ -184,8 +187,11 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """The story: a session that a worker gave back, and got again, had its old name. Branches that crossed the close
-    then counted among the new ones, or named tokens that nobody knew any more, and the worker was thrown out."""
+    """A session has another name each time a worker gets it.
+
+    The story: a worker that gave a session back and got it again knew it under the old name. Branches that crossed the
+    close counted among the new ones, or named unknown tokens, and the worker lost its stream.
+    """
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
     asked = [pool.generate(GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS)) for length in (3, 4)]
@@ -288,7 +294,7 @@ async def test_a_private_worker_takes_its_session_from_the_pool(pool: DraftPool)
 async def test_an_invalid_proposal_costs_a_private_worker_one_session(
     pool: DraftPool, fault: tuple[Branch, ...]
 ) -> None:
-    """It ends the stream of a worker of the pool."""
+    """The stream of a worker of the pool ends with it."""
     private = PrivateWorker("private", 8, pool)
     pool.attach(private)
     answers = {name: pool.generate(named(name)) for name in ("good", "bad")}
@@ -345,7 +351,7 @@ async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """Such as one without a slot for the request, which says so before or after the request arrives."""
+    """A private worker may decline a request, as for want of a slot, before or after the request arrives."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

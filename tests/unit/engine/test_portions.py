@@ -1,13 +1,12 @@
-"""When a draft tells the target: portions of a growing chain, and nothing that is worth less than a message."""
+"""Portions in which a growing chain is sent: no message costs more than its tokens save."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 
-from inference.engine.draft_session import DraftSession
+from inference.engine.draft_session import DraftedSequence, DraftSession
 from inference.model.proposer import DraftToken
-from inference.request import SamplingParams
 from inference.scheduling.acceptance import Confidence
 from inference.scheduling.pacing import Pacing
 
@@ -25,7 +24,7 @@ class Blind(Confidence):
 
 
 def session(pacing: Pacing) -> DraftSession:
-    found = DraftSession([7], SamplingParams(), confidence=Blind())
+    found = DraftSession(DraftedSequence([7]), confidence=Blind())
     found.enter(0)
     found.pacing = pacing
     return found
@@ -66,7 +65,7 @@ async def test_the_end_of_the_window_sends_what_is_left() -> None:
 
 
 async def test_a_doubtful_token_ends_the_first_message() -> None:
-    """The target waits for it, and what comes behind is worth less than the time it takes."""
+    """Tokens after a doubtful one are worth less than the time for which the target waits for them."""
     it = session(Pacing(window=8, chunk=8, step_s=0.001, round_s=0.01))
     draft(it, SURE)
     assert not await is_time_to_send(it)
@@ -74,7 +73,7 @@ async def test_a_doubtful_token_ends_the_first_message() -> None:
     assert await is_time_to_send(it)
 
 
-async def test_what_is_hardly_ever_right_is_not_sent() -> None:
+async def test_hopeless_tokens_are_not_sent() -> None:
     it = session(Pacing(window=8, chunk=1, min_gain=0.2))
     draft(it, UNSURE)
     assert not await is_time_to_send(it)

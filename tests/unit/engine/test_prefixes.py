@@ -1,4 +1,4 @@
-"""A request begins behind what an earlier one has left, and nobody can tell but by the time it takes."""
+"""A request begins with the tokens that a slot holds already; it changes no token, only the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Commit, Opened
 from inference.engine.draft import DraftEngine
-from inference.engine.prefixes import Place, Prefix, choose_place
+from inference.engine.prefixes import Prefix, SlotChoice, choose_slot
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.model.decoder import Decoder, Turn
 from inference.model.proposer import Draft, DraftToken
@@ -40,7 +40,7 @@ def torch_backend(*, seed: int = 1, num_slots: int = 3) -> TorchBackend:
 
 
 class Unforkable:
-    """A slot model that cannot copy; a pass fails when it is told to, and has written nonsense by then."""
+    """Slot model that cannot copy; a pass that is to fail writes nonsense first."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self.backend = backend
@@ -80,24 +80,24 @@ class Forkable(Unforkable):
 
 
 def test_a_conversation_goes_on_where_it_was() -> None:
-    place = choose_place([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True)
-    assert place == Place(1, 1, 40)
+    place = choose_slot([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True)
+    assert place == SlotChoice(1, 1, 40)
 
 
 def test_shared_prefixes_are_copied() -> None:
-    assert choose_place([2, 0, 1], {0: 500, 1: 400}, {0: 100, 1: 100}, can_copy=True) == Place(2, 1, 100)
+    assert choose_slot([2, 0, 1], {0: 500, 1: 400}, {0: 100, 1: 100}, can_copy=True) == SlotChoice(2, 1, 100)
 
 
 def test_without_copies_a_short_match_overwrites_nothing_long() -> None:
     free, left = [0, 1], {0: 30, 1: 500}
-    assert choose_place(free, left, {1: 100}, can_copy=False) == Place(0, 0)
-    assert choose_place(free, left, {1: 300}, can_copy=False) == Place(1, 1, 300)
-    assert choose_place([1], {1: 500}, {1: 100}, can_copy=False) == Place(1, 1, 100), "there is no other"
+    assert choose_slot(free, left, {1: 100}, can_copy=False) == SlotChoice(0, 0)
+    assert choose_slot(free, left, {1: 300}, can_copy=False) == SlotChoice(1, 1, 300)
+    assert choose_slot([1], {1: 500}, {1: 100}, can_copy=False) == SlotChoice(1, 1, 100), "there is no other"
 
 
 def test_empty_slots_go_first_then_the_oldest() -> None:
-    assert choose_place([1, 2, 0], {1: 30, 0: 50}, {}, can_copy=True) == Place(2, 2)
-    assert choose_place([1, 2, 0], {1: 30, 2: 10, 0: 50}, {}, can_copy=True) == Place(1, 1)
+    assert choose_slot([1, 2, 0], {1: 30, 0: 50}, {}, can_copy=True) == SlotChoice(2, 2)
+    assert choose_slot([1, 2, 0], {1: 30, 2: 10, 0: 50}, {}, can_copy=True) == SlotChoice(1, 1)
 
 
 slots = st.integers(0, 5)
@@ -107,10 +107,10 @@ slots = st.integers(0, 5)
 def test_of_what_can_be_had_the_longest_is_taken(free: list[int], held: dict[int, int], data: st.DataObject) -> None:
     shared = {slot: data.draw(st.integers(1, length)) for slot, length in held.items() if data.draw(st.booleans())}
     left = {slot: length for slot, length in held.items() if slot in free}
-    place = choose_place(free, left, shared, can_copy=True)
+    place = choose_slot(free, left, shared, can_copy=True)
     assert place.slot in free
     assert place.num_tokens == max(shared.values(), default=0) == shared.get(place.source_slot, 0)
-    alone = choose_place(free, left, {slot: n for slot, n in shared.items() if slot in free}, can_copy=False)
+    alone = choose_slot(free, left, {slot: n for slot, n in shared.items() if slot in free}, can_copy=False)
     assert alone.slot == alone.source_slot
     assert alone.num_tokens == shared.get(alone.slot, 0)
 
@@ -169,7 +169,7 @@ async def test_the_next_turn_reads_what_is_new(kind: type[Unforkable]) -> None:
     turn = request([*PROMPT, *tokens(first), 5, 6, 7])
     second_cached, second = await cached(engine, turn)
     await engine.stop()
-    num_cached = len(PROMPT) + NUM_TOKENS - 1  # nothing was computed behind the last token
+    num_cached = len(PROMPT) + NUM_TOKENS - 1  # no pass has read the last token
     assert (first_cached, second_cached) == (0, num_cached)
     assert backend.num_read == 4 + NUM_TOKENS - 1
     assert tokens(second) == plain(turn)
@@ -190,7 +190,7 @@ async def test_one_token_is_always_computed() -> None:
 @pytest.mark.parametrize(
     ("fields", "num_cached"), [({"cache_salt": "b"}, 0), ({"cache_salt": "a"}, 39), ({"prompt_logprobs": 0}, 0)]
 )
-async def test_who_begins_anew(fields: dict[str, Any], num_cached: int) -> None:
+async def test_salts_and_scored_prompts_begin_anew(fields: dict[str, Any], num_cached: int) -> None:
     engine = TargetEngine(SlotDecoder(torch_backend()))
     engine.start()
     for salt in ("a", ""):
@@ -214,7 +214,7 @@ async def test_without_caching_nothing_is_left() -> None:
 
 
 async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.target.MAX_PART_TOKENS", 16)
+    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 16)
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
@@ -234,8 +234,8 @@ async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.Monke
     assert tokens(commits)[:1] == plain(request(PROMPT))[:1]
 
 
-async def test_who_left_during_a_pass_that_failed_leaves_nothing() -> None:
-    """The pass may have written anything, and whoever asked for it is not there any more to begin again."""
+async def test_leaving_during_a_failed_pass_leaves_no_prefix() -> None:
+    """The slot of a session that left during a failed pass counts as empty: the pass may have written anything."""
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()
@@ -261,7 +261,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Says whether going on pays."""
+    """Slot model with a rule for when it pays to go on after held tokens."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -359,7 +359,7 @@ async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Aske
     requests = prompts(history)
     running: list[asyncio.Task[tuple[int, list[Commit]]]] = []
     for each, wanted in zip(history, requests, strict=True):
-        if not each.beside:  # whoever fails twice ends, and rightly
+        if not each.beside:  # a session that fails twice ends
             await asyncio.gather(*running)
             backend.num_failures = int(each.fails)
         running.append(asyncio.create_task(cached(engine, wanted, each.leaves_after)))
@@ -372,7 +372,7 @@ async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Aske
 
 
 def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:
-    """A slot holds what a prefill of these tokens writes: the logits behind them say so."""
+    """Compare the logits after a slot's tokens with those after a prefill of the same tokens."""
     logits = backend.forward([Span(slot, len(token_ids), [9], 1)])
     expected = fresh.forward([Span(0, 0, [*token_ids, 9], 1)])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
@@ -403,7 +403,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
         try:
             await play(engine, backend, history)
             await until(lambda: engine.num_running == 0)
-            await engine._thread.run(lambda: None)  # the pass of who has left is over too
+            await engine._thread.run(lambda: None)  # the pass of the session that left is over too
         finally:
             backend.num_failures = 0
             await engine.stop()
@@ -419,7 +419,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
 
 
 class Doubtful(ModelProposer):
-    """In doubt about everything, so that branches begin everywhere."""
+    """Proposer with small margins alone, so that branches begin everywhere."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
         """Every token has a small lead over a runner-up that is the next id."""
@@ -484,7 +484,7 @@ def test_a_draft_knows_what_its_slots_hold(history: list[tuple[Asked, bool]]) ->
             backend.num_failures = int(each.fails)
             _, committed = await drafted(engine, prompt, salt=each.salt, takes_branch=takes_branch)
             sequences.append(committed)
-        await engine._thread.run(lambda: None)  # the step of who has left is over too
+        await engine._thread.run(lambda: None)  # the step of the session that left is over too
         await engine.stop()
 
     asyncio.run(play_drafts())

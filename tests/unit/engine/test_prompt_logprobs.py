@@ -38,7 +38,7 @@ async def scores_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 @pytest.mark.parametrize("chunk", [3, 22, 256])
 @pytest.mark.parametrize("name", ["alone", "drafted"])
 async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.target.MAX_PART_TOKENS", chunk)
+    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", chunk)
     engine = TargetEngine(decoders()[name], EngineLimits(gamma=3))
     engine.start()
     asked = GenerationRequest(PROMPT, max_new_tokens=6, logprobs=1, prompt_logprobs=2)
@@ -58,8 +58,8 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
 
 @pytest.mark.parametrize("failing", [2, 5, 8, 9])
 async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a pass failed in the middle of a prompt; 855 scores of 600 tokens were sent. Or behind it: again."""
-    monkeypatch.setattr("inference.engine.target.MAX_PART_TOKENS", 3)
+    """The story: a pass failed within a prompt of 600 tokens, or after it, and 855 scores were sent."""
+    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 3)
     decoder = decoders()["alone"]
     step, passes = decoder.step, itertools.count(1)
 

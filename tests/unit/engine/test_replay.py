@@ -1,4 +1,4 @@
-"""A pass that fails costs nobody a token but who made it fail, and an engine that cannot go on says so."""
+"""A failed pass ends the session that made it fail and costs others no token; a broken engine reports it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_LIMITS = EngineLimits()
 
 
 class BreakingDecoder(ScriptedDecoder):
-    """Raises whenever `breaks` says so of a pass."""
+    """Decoder that raises in each pass for which `breaks` is true."""
 
     def __init__(self, breaks: Callable[[Sequence[Turn]], Exception | None]) -> None:
         super().__init__(num_slots=8)
@@ -93,7 +93,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """In doubt about everything, so that each session has branches; breaks on sequences that begin with 0."""
+    """Proposer that branches everywhere, and breaks on sequences that begin with 0."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 
@@ -148,8 +148,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """A decoder never gets the memory that eight sequences at once need. All eight requests end well all the same, and
-    in fewer passes than one by one would take.
+    """Eight requests end well, in fewer passes than one by one, where memory never suffices for all eight at once.
 
     The story: ONNX Runtime and torch raise a RuntimeError then. Passes were not halved: each failed, was taken apart
     and failed again, up to eight sessions ended, and prompts were read again for each token.
@@ -180,7 +179,7 @@ async def test_what_the_device_samples_is_not_computed_again() -> None:
 
 
 async def test_steps_that_all_fail_break_the_engine() -> None:
-    """The story: a device was gone, every step failed at once, and health said SERVING: it attracted load."""
+    """The story: a device was gone and every step failed at once, but health stayed SERVING, which attracted load."""
     decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
     async with running(decoder) as engine:
         failures = 0
@@ -194,8 +193,8 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
             await tokens(engine, 3)
 
 
-async def test_an_engine_whose_loop_broke_says_so() -> None:
-    """A verdict short: delivering raised, the loop ended, and every request was told of a shutdown."""
+async def test_an_engine_with_a_broken_loop_reports_it() -> None:
+    """The story: a verdict was missing, the loop ended, and every request got the error of a shutdown."""
 
     class Short(ScriptedDecoder):
         def step(self, turns: Sequence[Turn]) -> list[Verdict]:
@@ -207,7 +206,7 @@ async def test_an_engine_whose_loop_broke_says_so() -> None:
         assert engine.broken is not None
 
 
-async def test_an_endless_pass_delays_nobody() -> None:
+async def test_an_endless_pass_delays_no_other_work() -> None:
     """The story: a hung pass was SERVING for ever, and SIGTERM waited for it on the event loop."""
     decoder = ScriptedDecoder()
     decoder.gate.close()
@@ -227,7 +226,7 @@ async def test_an_endless_pass_delays_nobody() -> None:
 
 
 class NanBackend:
-    """A slot model whose logits are no numbers from some position on."""
+    """Slot model with NaN as its logits from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 

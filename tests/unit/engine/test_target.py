@@ -1,4 +1,4 @@
-"""The target's loop: who gets a slot, what a step takes along, how a request ends, fails or is given up."""
+"""The target's loop: slots, steps, and the ends of requests by finishing, failing or cancelling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.commit import Commit, FinishReason
-from inference.engine import target as target_module
 from inference.engine.admission import Admission
 from inference.engine.target import EngineLimits, TargetEngine
 from inference.engine.target_session import TargetSession
@@ -262,12 +261,12 @@ async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No pass is wider than a part; the tokens stay, and another session decodes between the parts."""
-    monkeypatch.setattr(target_module, "MAX_PART_TOKENS", 10)
+    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
     assert tokens(short) == tokens_at(3, 4)
     turns = [turn for step in decoder.steps for turn in step]
-    assert max(len(turn.token_ids) - turn.start for turn in turns) <= 10
+    assert max(turn.num_unread for turn in turns) <= 10
     assert sum(not turn.chooses for turn in turns) == 4
     first_choice = next(i for i, step in enumerate(decoder.steps) if any(len(turn.token_ids) >= 45 for turn in step))
     assert sum(turn.chooses for step in decoder.steps[:first_choice] for turn in step) >= 3
@@ -277,7 +276,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part that runs ends, no further one begins, and the next pass reads the request that waited for the slot."""
-    monkeypatch.setattr(target_module, "MAX_PART_TOKENS", 5)
+    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 5)
     decoder.gate.close()
     longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
     await at_gate(decoder)
@@ -299,7 +298,7 @@ class SlowReader(ScriptedDecoder):
     """A decoder for which a prompt token takes a fifth of a decoding pass."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        time.sleep(1e-3 + 2e-4 * sum(len(turn.token_ids) - turn.start for turn in turns))
+        time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))
         return super().step(turns)
 
 
@@ -314,7 +313,7 @@ async def test_prompts_give_way_to_decoding_sessions() -> None:
         decoding.cancel()
         await asyncio.gather(decoding, return_exceptions=True)
     assert tokens(longs[0]) == tokens(longs[1]) == tokens(alone)
-    read = [sum(n for turn in step if (n := len(turn.token_ids) - turn.start) > 1) for step in decoder.steps]
+    read = [sum(turn.num_unread for turn in step if turn.num_unread > 1) for step in decoder.steps]
     beside = [number for number, step in zip(read, decoder.steps, strict=True) if number and len(step) > 1]
     assert max(read) == 256, "alone, in parts of full length"
     assert len(beside) > 10, "beside a stream, in more and shorter ones, of both prompts together"
@@ -325,15 +324,18 @@ class SlowDrafter(SlowReader):
     """A slow reader that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        if all(len(turn.token_ids) - turn.start > 1 for turn in turns):
+        if all(turn.num_unread > 1 for turn in turns):
             return super().step(turns)
         time.sleep(6e-3)
         return [replace(verdict, draft_us=6000) for verdict in super().step(turns)]
 
 
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
-    """The story: drafting counted as a part's cost and not as the step's time, so parts had the least length. Of 64
-    streams that came at once, half waited five times as long for their first token as without a draft."""
+    """Drafting counts as time of the step, not as cost of a part.
+
+    The story: parts had the least length. Of 64 streams that came at once, half waited five times as long for their
+    first token as without a draft.
+    """
     decoder = SlowDrafter(num_slots=2, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         decoding = asyncio.create_task(finish(engine, request(3, max_new_tokens=800)))
@@ -341,7 +343,7 @@ async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
         await finish(engine, request(600))
         decoding.cancel()
         await asyncio.gather(decoding, return_exceptions=True)
-    read = [sum(n for turn in step if (n := len(turn.token_ids) - turn.start) > 1) for step in decoder.steps]
+    read = [sum(turn.num_unread for turn in step if turn.num_unread > 1) for step in decoder.steps]
     assert statistics.median([each for each in read[1:] if each]) > 32
 
 
@@ -381,8 +383,8 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
     assert len(decoder.steps[-1][0].proposal) == 2
 
 
-async def test_draft_tokens_behind_a_stop_token_do_not_count(engine: TargetEngine) -> None:
-    """They were reported as verified and not accepted, so that even a perfect draft seemed to miss."""
+async def test_draft_tokens_after_a_stop_token_do_not_count(engine: TargetEngine) -> None:
+    """The story: they were reported as verified and rejected, so that even a perfect draft seemed to miss."""
     session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)
@@ -401,7 +403,7 @@ async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """While the draft drafts, the target reads: all but the last token, whose logits the first pass needs."""
+    """The target reads while the draft drafts: all but the last token, for its logits belong to the first pass."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]
@@ -425,15 +427,3 @@ async def test_timings_of_a_commit_add_up(engine: TargetEngine) -> None:
         assert commit.timings.compute_us >= 0
         assert commit.timings.queue_us < 5_000_000
     assert engine.pass_us > 0
-
-
-@pytest.mark.parametrize(("num_left", "could_wait"), [(1, False), (2, True)])
-def test_no_wait_for_tokens_that_find_no_room(num_left: int, could_wait: bool) -> None:
-    """Before the last token of an answer, the target waited up to 1.5 passes for draft tokens that it could not use."""
-    wanted = request(3, max_new_tokens=num_left)
-    session = TargetSession(wanted, max_length=MAX_LENGTH, gamma=4)
-    session.follow(Schedule.ASYNC)
-    session.enter(0)
-    turn = session.next_turn()
-    assert turn is not None
-    assert target_module._could_wait(session, turn) == could_wait

@@ -1,4 +1,4 @@
-"""What a session at the target learns of its draft, and tells it."""
+"""Exchange of a target's session with its draft: arrivals and waits one way, acknowledgements the other."""
 
 from __future__ import annotations
 
@@ -60,8 +60,11 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 
 
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
-    """They kept arriving for a round trip, each one looked like progress, and the target stood still for as long:
-    gaps of 34 ms were seen between passes of 6 ms."""
+    """Proposals for a rejected chain do not count as arrivals.
+
+    The story: they kept arriving for a round trip, each looked like progress, and the target stood still for as long:
+    gaps of 34 ms between passes of 6 ms.
+    """
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
     take_pass(session, clock, Verdict((99,), 2, 0))
@@ -69,22 +72,22 @@ def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
     for i in range(20):
         clock.now = rejected + 0.001 * i
         session.propose([Branch(None, len(session.token_ids) - 1, [77, 78])])
-        late_s = session.arrivals.late_in(clock.now, at_most_s=1.0)
+        late_s = session.sources.arrivals.late_in(clock.now, at_most_s=1.0)
         assert late_s is not None
         assert clock.now + late_s < rejected + 0.01
-    assert session.arrivals.late_in(rejected + 0.03, at_most_s=1.0) == pytest.approx(
-        session.arrivals.late_in(rejected, at_most_s=1.0) - 0.03  # type: ignore[operator]
+    assert session.sources.arrivals.late_in(rejected + 0.03, at_most_s=1.0) == pytest.approx(
+        session.sources.arrivals.late_in(rejected, at_most_s=1.0) - 0.03  # type: ignore[operator]
     )
 
 
-def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
+async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
     session = drafted_session(clock)
     lost = Branch(None, 1, [9, 9, 9])  # counted all the same
     session.propose([Branch(None, 4, [5, 6]), lost])
     clock.now += 0.002
     take_pass(session, clock, Verdict((5, 99), 2, 1))
     take_pass(session, clock, Verdict((98,), 0, 0))
-    _, *commits = [session.commits._queue.get_nowait()[0] for _ in range(4)]
+    _, *commits = [await session.commits.get() for _ in range(4)]
     echoes = [(c.num_received_tokens, c.hold_us) for c in commits if isinstance(c, Commit)]
     assert echoes == [(0, 0), (5, 12_000), (0, 0)]
 

@@ -28,8 +28,11 @@ async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """The story: with 17 grammars or long texts in the works, from a caller with `in_flight = 1`, every one of eight
-    requests of another account was refused; those places knew no accounts."""
+    """Places for grammars and long texts are shared by accounts.
+
+    The story: with 17 of them in the works, from a caller with `in_flight = 1`, all eight requests of another account
+    were refused.
+    """
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     grammars = Grammars(GrammarCompiler(tokenizer, DEFAULT_VOCAB_SIZE))
     codec = LocalCodec(tokenizer, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)
@@ -53,7 +56,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """Within an account the order is that of arrival. A job that is cancelled leaves the queue, or keeps its thread."""
+    """Jobs of one account keep their order; a cancelled job leaves the queue, or keeps its thread."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

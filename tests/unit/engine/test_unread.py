@@ -1,4 +1,4 @@
-"""What nobody reads has a budget: of a call, and of all calls of an engine together."""
+"""Unread commits have a budget for each call, and one for all calls of an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def engine() -> AsyncGenerator[TargetEngine, None]:
 
 
 def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:
-    """A call whose client does not read."""
+    """Return a call with a client that does not read."""
     return engine.open(GenerationRequest((1, 2, 3), max_new_tokens=num_tokens))
 
 
@@ -41,7 +41,7 @@ async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypa
     assert len(session.token_ids) < 100
     with pytest.raises(CapacityError, match="read faster"):
         await finish(engine, session)
-    assert await finish(engine, unread(engine, 900)) == tokens_at(3, 900)  # who reads gets all, however long
+    assert await finish(engine, unread(engine, 900)) == tokens_at(3, 900)  # a client that reads gets all, however long
 
 
 async def test_of_many_answers_that_wait_the_longest_goes_first(
@@ -57,7 +57,7 @@ async def test_of_many_answers_that_wait_the_longest_goes_first(
     assert await finish(engine, sessions[2]) == tokens_at(3, 60)
 
 
-async def test_what_is_read_or_given_up_is_forgotten(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_and_cancelled_answers_are_forgotten(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     for _ in range(5):
         given_up = unread(engine, 100)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from inference import VERSION, errors
-from inference.commit import Delta, Event
+from inference.commit import Delta, TextEvent
 from inference.gateway.answers import stream
 from inference.gateway.app import create_app
 from inference.gateway.requests import MAX_AT_ONCE
@@ -98,7 +98,7 @@ async def test_choices_are_summed_up_and_no_draft_has_no_metrics() -> None:
 class Undrafted(ScriptedCompleter):
     """A server without a draft."""
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):
             yield replace(event, num_draft_tokens=0, num_accepted_tokens=0) if isinstance(event, Delta) else event
 

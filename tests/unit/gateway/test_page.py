@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from inference.commit import Delta, Event
+from inference.commit import Delta, TextEvent
 from inference.config import ServerConfig
 from inference.errors import ContextLengthError
 from inference.gateway.app import LIBRARY, PAGE, HttpFront
@@ -270,7 +270,7 @@ class FaultyCompleter(ScriptedCompleter):
 
     is_faulty = False
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         async for event in super().complete(request):
             is_other = self.is_faulty and request.gamma != 0 and isinstance(event, Delta) and event.position > 4
             yield replace(event, token_ids=(8, 8)) if is_other and isinstance(event, Delta) else event

@@ -9,7 +9,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference import VERSION
 from inference.caller import ANYBODY, Caller, request_context
-from inference.commit import Commit, Counts, Delta, Event, Finished, FinishReason, Opened, OwnDrafts, Started, Timings
+from inference.commit import (
+    Commit,
+    Counts,
+    Delta,
+    Finished,
+    FinishReason,
+    Opened,
+    OwnDrafts,
+    Started,
+    TextEvent,
+    Timings,
+)
 from inference.errors import CapacityError
 from inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
 from inference.observe.profile import Profile
@@ -28,7 +39,7 @@ class Completer:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         yield Started(5, 1, num_cached_tokens=3)
         yield Delta(0, (1, 2, 3), 4, 2, TIMINGS, counts=COUNTS, text="abc")
         yield Delta(3, (4,), 0, 0, TIMINGS, counts=COUNTS, text="d")

@@ -195,7 +195,7 @@ def test_numpy_and_torch_choose_the_same_tokens(
 
 
 def doc_rows(first_column: str) -> list[dict[str, str]]:
-    """The rows of the table in docs/noise.md whose first column has this title."""
+    """Return the rows of the table in docs/noise.md that has this title in its first column."""
     _, table = NOISE_DOC.split(f"\n| {first_column} |", maxsplit=1)
     header, _, *lines = f"| {first_column} |{table}".split("\n\n")[0].strip().splitlines()
     titles, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in (header, *lines))
@@ -203,7 +203,7 @@ def doc_rows(first_column: str) -> list[dict[str, str]]:
 
 
 def test_the_documented_listing_gives_the_same_bits() -> None:
-    """Whoever copies the listing from the doc gets our noise, and the doc cannot go stale."""
+    """A copy of the listing in docs/noise.md makes the project's noise."""
     listing = re.search(r"```python\n(.*?)```", NOISE_DOC, re.DOTALL)
     assert listing is not None
     names: dict[str, Any] = {}
@@ -249,7 +249,7 @@ NUM_BINS = 8
 
 
 def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
-    """Uniforms behind the noise of neighbouring seeds, positions and tokens: float64 [seed, position, token]."""
+    """Return the uniforms of neighbouring seeds, positions and tokens: float64 [seed, position, token]."""
     pairs = list(itertools.product(range(first_seed, first_seed + CUBE_SIDE), range(CUBE_SIDE)))
     keys = np.array(noise_keys([seed for seed, _ in pairs], [position for _, position in pairs]))
     values: npt.NDArray[np.float64] = gumbel_noise(keys[:, None], np.arange(CUBE_SIDE))
@@ -299,7 +299,7 @@ def test_noise_has_a_gumbels_mean_and_variance() -> None:
 
 
 def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
-    """What Transformers' own warpers make of the logits, in double; each is used where `generate` would use it."""
+    """Return the logits after Transformers' own warpers, in double; each is used where `generate` would use it."""
     warpers = [
         TemperatureLogitsWarper(params.temperature),
         TopKLogitsWarper(params.top_k) if params.top_k else None,
@@ -317,7 +317,7 @@ def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams)
 @settings(relaxed, max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 40), sampled_params)
 def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: SamplingParams) -> None:
-    """Same support, same values: who compares with `generate` must find the same distribution."""
+    """Support and values are those of `generate`, so that both sample one distribution."""
     logits = random_logits(logits_seed, 1, vocab_size)
     assume(len(np.unique(logits)) == vocab_size)
     # A probability within rounding of a limit may fall on either side of it.
@@ -404,7 +404,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
     ids=str,
 )
 def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: list[int]) -> None:
-    """Which of two equal tokens goes must not depend on a library's sort."""
+    """A library's sort decides nothing: of equal tokens all stay."""
     for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
         assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
 
@@ -464,7 +464,7 @@ def test_one_survivor_is_greedy(logits_seed: int, vocab_size: int, params: Sampl
     ],
 )
 def test_values_outside_their_range_are_refused_by_name(name: str, value: Any, limit: str) -> None:
-    """A client must be told what to change; NaN must not slip through as a comparison that is never true."""
+    """The error names the parameter; NaN is refused too, though every comparison with it is false."""
     with pytest.raises(InvalidRequestError, match=rf"^{name} {re.escape(str(value))} .*{re.escape(limit)}$"):
         SamplingParams(**{name: value})
 

@@ -99,7 +99,7 @@ def test_a_draft_with_other_noise_changes_nothing() -> None:
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_a_draft_equal_to_the_target_is_always_accepted(sampling: SamplingParams) -> None:
-    """With equal logits, parameters and noise both sides make one choice; anything below 1.0 is a wrong position."""
+    """Equal logits, parameters and noise give one choice on both sides; less than 1.0 is a wrong position."""
     generated = law.speculate(choices("target", sampling), choices("same", sampling), gamma=4, verify=verify)
     assert generated.num_accepted_tokens == generated.num_draft_tokens > 0
 

@@ -1,6 +1,6 @@
-"""Under a grammar the output has exactly the law of the masked logits: masked before temperature and truncation.
+"""Output under a grammar has exactly the law of the masked logits: masked before temperature and truncation.
 
-A toy grammar says which token may follow which. As in test_law.py one G-test judges right and wrong variants alike.
+A toy grammar allows each token some followers. As in test_law.py one G-test judges right and wrong variants alike.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """What the project does: masks beside the rows."""
+    """Mask the rows as the project does."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
@@ -57,7 +57,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
 def masked_after_truncation(
     _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
 ) -> list[int]:
-    """As if the grammar filtered what truncation left; where that is nothing, whatever it allows."""
+    """Mask the tokens that truncation left; all allowed ones where none of these is left."""
     scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
     nothing = ~np.isfinite(scores).any(axis=-1)
     scores[nothing] = MASKED[previous][nothing]
@@ -119,5 +119,5 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """So that the variant above fails for its order, and not for another reason."""
+    """The variant above fails for its order, and not for another reason."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

@@ -33,7 +33,7 @@ def test_ends_are_held_back_below_the_position_alone(temperature: float) -> None
         assert {best, second} == {1, 3}
 
 
-def test_the_request_says_which_and_until_when() -> None:
+def test_ends_are_held_back_until_the_least_length() -> None:
     request = GenerationRequest((5, 6, 7), stop_token_ids=frozenset({9}), stop_at_eos=True, min_new_tokens=4)
     law = request.effective_sampling(frozenset({2}))
     assert law == MinLengthSampling(held_back=(2, 9), until=7)

@@ -128,7 +128,7 @@ def test_each_row_sees_the_draft_tokens_before(committed: list[int], proposal: l
 
 
 def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
-    """What a row says: how often each id is in the output, and which are in the prompt."""
+    """Return the counts of the ids in a row's output, and the set of ids in its prompt."""
     counts = Counter(dict(zip(row.token_ids.tolist(), row.counts.tolist(), strict=True)))
     return +counts, set(row.token_ids[row.in_prompt].tolist())
 
@@ -169,7 +169,7 @@ class TableBackend:
 def decoded(
     decoder: SlotDecoder, params: SamplingParams, prompt: list[int], num_tokens: int, rng: random.Random | None
 ) -> list[int]:
-    """Some output tokens: one per pass, or with random proposals, half of whose tokens are right."""
+    """Return some output tokens: one per pass, or with random proposals, half of them right."""
     truth = decoded(decoder, params, prompt, num_tokens + 8, None) if rng else []
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + num_tokens:

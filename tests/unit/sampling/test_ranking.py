@@ -55,7 +55,7 @@ def test_the_best_by_score(settings: list[SamplingParams], count: int) -> None:
         assert [score for _, score in ranked[row]] == pytest.approx(scores[best].tolist(), abs=1e-6)
 
 
-def test_torch_says_the_same() -> None:
+def test_torch_ranks_alike() -> None:
     logits, positions = some_logits(len(SETTINGS)), list(range(len(SETTINGS)))
     ranked = rank_tokens(logits, SETTINGS, positions, count=3)
     assert [[t for t, _ in row] for row in ranked] == [

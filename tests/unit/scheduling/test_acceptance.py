@@ -12,7 +12,7 @@ from inference.scheduling.acceptance import Acceptance, Confidence
 
 @pytest.mark.parametrize("truth", [0.1, 0.5, 0.9])
 def test_acceptance_follows_the_truth(truth: float) -> None:
-    """Only tokens up to the first rejection were tested; counting the rest would bias the rate downwards."""
+    """Tokens after the first rejection were not tested; counting them would bias the rate downwards."""
     rng = random.Random(1)
     acceptance = Acceptance()
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""When a chain is long enough: worth, times and the number of sessions decide, and never the tokens."""
+"""Length of a chain: its worth, the measured times and the number of sessions decide; no length changes a token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
 
 
 def is_enough(length: DraftLength, slot: int, chain: Sequence[DraftToken]) -> bool:
-    """Whether the only session of a pass ends its draft."""
+    """Return whether the only session of a pass ends its draft."""
     return length.worth([(slot, chain)], [], 1) == [False]
 
 
@@ -51,7 +51,7 @@ def test_drafts_are_short_while_the_times_are_unknown() -> None:
 
 
 def test_a_chain_goes_on_across_a_step_that_pays() -> None:
-    """Passes of 6 and of 12 rows: one token more costs a whole sweep, and those behind it nothing."""
+    """Kernels sweep 6 rows at a time: one token more costs a whole sweep, and the next five cost nothing."""
     length = learned()
     for _ in range(60):
         for width in range(12):
@@ -67,7 +67,7 @@ def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
 
 
 def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
-    """And no longer costs what drafting costs."""
+    """Drafting that gains nothing then costs nothing."""
     length = learned()
     assert is_enough(length, 1, [])
     length.begin(1)
@@ -87,7 +87,7 @@ def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
 def test_the_length_is_the_best_one(step_s: float) -> None:
-    """Against all lengths, for a draft whose every token is accepted as often."""
+    """The rule's length is compared with all lengths, for a draft with the same acceptance at every token."""
     length = learned(step_s=step_s)
     token = DraftToken(5, 6, margin=1.2)
     for _ in range(500):
@@ -113,8 +113,11 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """The story: each chain was judged as if all sessions of the pass drafted as much, so the sure one of 16 ended
-    soon, though its tokens were nearly all that the pass had to verify."""
+    """A chain pays for its own share of the time.
+
+    The story: each chain was judged as if all sessions of the pass drafted as much. So the sure one of 16 ended soon,
+    though its tokens were nearly all that the pass had to verify.
+    """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
         length.record_step(1, STEP_S / 8)

@@ -1,4 +1,4 @@
-"""What is learned of pass times follows the truth, and one number of sessions says nothing of another."""
+"""Learned pass times follow the measured ones, apart for each number of sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Seconds of passes whose kernels take six rows at a time."""
+    """Return the seconds of passes in kernels that take six rows at a time."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 
@@ -81,7 +81,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
     assert costs.seconds(4) == pytest.approx(0.03)
 
 
-def test_what_was_slow_once_is_tried_again() -> None:
+def test_a_slow_width_is_tried_again() -> None:
     """One bad moment would otherwise keep a width out for good, since a width that no pass takes is not measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
@@ -91,7 +91,7 @@ def test_what_was_slow_once_is_tried_again() -> None:
 
 
 def test_a_single_slow_pass_is_forgotten_sooner() -> None:
-    """A delayed pass over 5 draft tokens kept a server at 4 for 300 passes, in a text whose drafts were all right."""
+    """The story: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts."""
     few, many = table([(4, 0.01), (5, 0.05)]), table([(4, 0.01), *[(5, 0.05)] * NUM_RECENT])
     for _ in range(MAX_AGE // NUM_RECENT):
         few.record(4, 0.01)
@@ -111,8 +111,11 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 
 
 def test_crowd_costs_do_not_count_for_one_session() -> None:
-    """After eight sessions in rounds, the next session alone had no draft token verified for a whole answer: their
-    passes, and the one that prepared for them, made it look as if draft tokens cost that much."""
+    """One session after a crowd has costs of its own.
+
+    The story: after eight sessions in rounds, the next session alone had no draft token verified for a whole answer.
+    The crowd's passes made a draft token look as expensive as a session.
+    """
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares
     for width in (0, 16, 32) * 20:

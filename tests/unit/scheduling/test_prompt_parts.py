@@ -29,7 +29,7 @@ def test_room_is_within_its_limits(share: float, parts: list[tuple[int, float]],
 
 @given(share=st.floats(0.5, 8), pass_s=st.floats(1e-3, 0.2), token_s=st.floats(1e-5, 1e-2))
 def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: float) -> None:
-    """Within the limits, reading the room takes `share` passes, short of at most STEP_TOKENS."""
+    """Reading the room takes `share` passes within the limits, short of at most STEP_TOKENS."""
     known = PromptParts(share)
     for _ in range(5):
         known.record(64, 64 * token_s)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Choice of the replica that a request goes to."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 
 
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
-    """The story: each new connection forgave all failures, and the server got every second request for ever, none of
-    which it answered."""
+    """A new connection does not clear the record of failures.
+
+    The story: a server that answered none got every second request for ever.
+    """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
         found.set_ready("b:1", ready=True)
@@ -107,7 +109,7 @@ def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
     assert found.records["a:1"].back_at == 5.0 + FIRST_PAUSE_S
 
 
-def test_success_between_failures_and_what_says_nothing() -> None:
+def test_success_between_failures_ejects_no_replica() -> None:
     found = replicas(*ADDRESSES)
     for outcome in (True, True, False, True, None, True):
         found.ended("a:1", 0.0, failed=outcome)
@@ -122,7 +124,7 @@ def test_all_are_ejected_and_still_one_is_chosen() -> None:
     assert not found.has_other(0.0, than=())
 
 
-def test_who_leaves_is_forgotten_and_who_stays_is_known() -> None:
+def test_removed_replicas_are_forgotten_and_others_kept() -> None:
     found = replicas(*ADDRESSES)
     found.choose(0.0, unfit={"b:1", "c:1"})
     found.keep(("a:1", "d:1"))

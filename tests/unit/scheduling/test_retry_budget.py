@@ -1,4 +1,4 @@
-"""Who succeeds retries for nothing; who fails, so often and no more."""
+"""Retries that succeed are free; those that fail are limited in number and in rate."""
 
 from __future__ import annotations
 

@@ -78,23 +78,17 @@ DELAYS = st.floats(0.0, 0.1)
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 8), st.floats(0.0, 1.0), st.floats(1e-3, 0.05), DELAYS, DELAYS)
-def test_who_would_not_wait_does_not_wait_longer(
+def test_a_longer_delay_never_pays_more(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    """Within one pass: beyond it, what comes has to agree with more tokens of the target's own."""
+    """Waiting pays for each shorter delay within one pass; later tokens must agree with more of the target's own."""
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
     if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
 
 
-def test_waiting_pays_with_good_drafts_and_short_ways() -> None:
-    def pays(delay_s: float, rate: float) -> bool:
-        return waiting_pays(delay_s, 4, rate, pass_s=0.010, verify_s=0.012)
-
-    assert pays(0.003, 0.7)
-    assert not pays(0.003, 0.1)  # a poor draft
-    assert not pays(0.040, 0.7)  # a long way
-    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, verify_s=0.0)  # nothing is known yet
+def test_no_wait_pays_while_no_time_is_known() -> None:
+    assert not waiting_pays(0.003, 4, 0.7, pass_s=0.0, verify_s=0.0)
 
 
 @pytest.mark.parametrize(("delay_s", "rate"), [(0.003, 0.7), (0.003, 0.1), (0.009, 0.6), (0.025, 0.9), (0.04, 0.7)])
@@ -122,7 +116,7 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """Whatever the draft has done so far; behind the limit, the target decodes by itself."""
+    """The target decodes by itself after the limit, with any history of the draft."""
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)
@@ -143,8 +137,8 @@ def test_nothing_is_waited_for_before_anything_came() -> None:
     assert wait_s(Arrivals(), 0.8, PassCosts(), now=100.0, ready_s=0.0) == 0.0
 
 
-def test_who_has_more_of_its_own_waits_less() -> None:
-    """With tokens that are looked up or forced, a pass without the draft's is worth several."""
+def test_more_tokens_of_its_own_shorten_the_wait() -> None:
+    """A pass without the draft's tokens gives several where tokens are looked up or forced."""
 
     def longest(num_own: float) -> int:
         waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, verify_s=0.010, num_own=num_own) for ms in range(40)]

@@ -11,7 +11,7 @@ import pytest
 
 from inference.backends.pytorch.backend import TorchBackend
 from inference.caller import Caller, request_context
-from inference.commit import Answer, Commit, Generator, Opened
+from inference.commit import Commit, Opened, TokenEvent, TokenSource
 from inference.config import PortSecurity
 from inference.engine.draft import DraftEngine
 from inference.engine.grammars import Grammars
@@ -69,11 +69,11 @@ class Scheduled:
         self._pool = pool
         self._schedule = schedule
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         return self._pool.generate(replace(request, schedule=self._schedule))
 
 
-async def helped(stack: AsyncExitStack, schedule: Schedule) -> Generator:
+async def helped(stack: AsyncExitStack, schedule: Schedule) -> TokenSource:
     """A target with a draft worker, which has no spare slot."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
     pool = DraftPool(target)
@@ -87,7 +87,7 @@ async def helped(stack: AsyncExitStack, schedule: Schedule) -> Generator:
 
 
 @pytest.fixture(params=["target", "target without a spare slot", "fused", *Schedule], ids=str)
-async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[Generator, None]:
+async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[TokenSource, None]:
     async with AsyncExitStack() as stack:
         if isinstance(request.param, Schedule):
             yield await helped(stack, request.param)
@@ -98,7 +98,9 @@ async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[Generator,
         yield await stack.enter_async_context(running(engine(decoder)))
 
 
-async def answer(generator: Generator, request: GenerationRequest, account: str, log: list[str]) -> tuple[object, ...]:
+async def answer(
+    generator: TokenSource, request: GenerationRequest, account: str, log: list[str]
+) -> tuple[object, ...]:
     """Return what must not change: tokens and the prompt's scores. Logs the account at each token."""
     output = list[int]()
     scores: tuple[object, ...] = ()
@@ -114,7 +116,7 @@ async def answer(generator: Generator, request: GenerationRequest, account: str,
     return output, scores
 
 
-async def test_a_flood_of_long_answers_yields_to_another_account(generator: Generator) -> None:
+async def test_a_flood_of_long_answers_yields_to_another_account(generator: TokenSource) -> None:
     """The story: with an auth file and no limits, one account's long answers held the other's first token for 19 s."""
     async with running(TargetEngine(SlotDecoder(backend(seed=1, num_slots=10)), LIMITS, grammars())) as undisturbed:
         expected = await asyncio.gather(*(answer(undisturbed, each, "", []) for each in [*LONG, *SHORT]))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import Answer
+from inference.commit import TokenEvent
 from inference.config import ConnectionConfig, PortSecurity
 from inference.engine.pool import DraftPool
 from inference.engine.target import TargetEngine
@@ -77,7 +77,7 @@ async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.M
         at_gateway.append([frame for frame in our_frames() if not frame.endswith(":converted")])  # returns at once
         return event_from_message(message)
 
-    async def gotten(self: CommitQueue) -> Answer:
+    async def gotten(self: CommitQueue) -> TokenEvent:
         event = await get(self)
         at_target.append([*our_frames(), "target_session.py:get"])
         return event

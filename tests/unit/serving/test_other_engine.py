@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 from inference.caller import request_id
-from inference.commit import Answer, Commit, FinishReason, Opened
+from inference.commit import Commit, FinishReason, Opened, TokenEvent
 from inference.config import ConnectionConfig, ObserveConfig, ServerConfig
 from inference.engine.draft import DraftEngine
 from inference.errors import InvalidRequestError, UnavailableError
@@ -53,7 +53,7 @@ class ThreadedSession:
         self.token_ids = list(request.prompt_token_ids)
         self.tree = DraftTree(self.token_ids)
         self.num_helps = 0
-        self.events: asyncio.Queue[Answer | Exception] = asyncio.Queue()
+        self.events: asyncio.Queue[TokenEvent | Exception] = asyncio.Queue()
 
     @property
     def help_id(self) -> str:
@@ -108,12 +108,12 @@ class ThreadedEngine:
         self._put(session)
         return session
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         async with aclosing(self.answer(self.open(request))) as events:
             async for event in events:
                 yield event
 
-    async def answer(self, session: ThreadedSession) -> AsyncGenerator[Answer, None]:
+    async def answer(self, session: ThreadedSession) -> AsyncGenerator[TokenEvent, None]:
         try:
             while True:
                 event = await session.events.get()

@@ -74,12 +74,12 @@ def off_by_one(columns: Columns) -> Columns:
 
 
 def with_and_without_space(columns: Columns) -> Columns:
-    """As if " the" were "the", and the other way round."""
+    """Map " the" to "the", and the other way round."""
     return columns[[1, 0, 3, 2, 4, 5]]
 
 
 def special_as_text(columns: Columns) -> Columns:
-    """As if the special token, which the draft lacks, were a text that it has."""
+    """Map the special token, which the draft lacks, to a text that it has."""
     return np.where(np.arange(NUM_TARGET) == 5, columns[0], columns)
 
 

@@ -102,7 +102,7 @@ def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) ->
 
 
 def test_forced_tokens_cost_no_pass() -> None:
-    """Of `{"name":"..."` and what follows, the tiny model has to choose the name, its end, and one bit."""
+    """The model chooses three times in `{"name":"..."`: the name, its end, and one bit of the rest."""
     plain, forced = Counting(backend()), Counting(backend())
     output = generate(plain, SAMPLINGS[1], gamma=0)
     assert generate(forced, SAMPLINGS[1], gamma=32) == output
@@ -111,7 +111,7 @@ def test_forced_tokens_cost_no_pass() -> None:
 
 
 def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
-    """A draft that knows no grammar: what comes behind the first refused token is not worth a row."""
+    """Draft tokens after the first refused one get no row."""
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense and more')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
@@ -121,8 +121,12 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Where draft and target took turns, an ungrammared draft made structured output 2.6 times as slow as plain
-    decoding: each of its proposals was refused in the middle, and what the grammar forced there was not proposed."""
+    """Forced tokens follow a proposal that the grammar cuts.
+
+    The story: with draft and target in turns, a draft without the grammar made structured output 2.6 times as slow as
+    plain decoding. Each proposal was refused in the middle, and the tokens that the grammar forced there were not
+    proposed.
+    """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
@@ -172,7 +176,7 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """And its runner-ups, which become branches, are within it too, or none."""
+    """Runner-ups, which become branches, are within it too, or missing."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)
@@ -186,8 +190,8 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 torch.set_num_threads(1)
 
 
-def test_what_has_no_mask_is_not_committed() -> None:
-    """The proposal led to where no mask could be made: the next pass stands there by itself, and says so or goes on."""
+def test_rows_without_a_mask_commit_nothing() -> None:
+    """A pass commits nothing where no mask could be made; the next pass begins there, and fails or goes on."""
     allowed = Allowed([b"", b""])
     assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)
     assert allowed.cut(Verdict((5, 6), num_draft_tokens=3, num_accepted_tokens=1)) == Verdict((5, 6), 3, 1)

@@ -42,7 +42,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
-    """However the sequence came to be; drafts behind it are looked up, and never become a part of it."""
+    """Drafts after the sequence are looked up, and never become a part of the index."""
     index = NgramIndex()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:
@@ -82,7 +82,7 @@ def test_another_sequence_in_the_slot() -> None:
 PERIOD = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def test_what_comes_true_is_proposed_at_length() -> None:
+def test_right_lookups_grow_longer() -> None:
     lookup, log = Lookup(), PERIOD * 3
     proposal = lookup.propose(log, 16)
     for _ in range(9):

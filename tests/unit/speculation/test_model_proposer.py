@@ -1,4 +1,4 @@
-"""A draft model's proposals depend on the chain alone, not on what its slot held before or who drafts beside it."""
+"""Proposals of a draft model depend on the chain alone: not on the slot's past, nor on other chains of the step."""
 
 from __future__ import annotations
 

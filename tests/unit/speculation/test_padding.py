@@ -1,8 +1,7 @@
-"""A draft whose vocabulary is padded to another size than its target's: the target's tokens, law and acceptance.
+"""Draft with a vocabulary that is padded to another size: the target's tokens, law and acceptance.
 
-The tokens must be those of the target alone, whatever ids the draft lacks or has too many. And the draft must lose
-nothing by it: over the ids that both have it is accepted as often as shared noise promises. Wrong variants of each part
-fail the same statistics.
+The tokens must be those of the target alone, though the draft lacks ids or has too many. Over the ids that both have,
+the draft must be accepted as often as shared noise promises. Wrong variants of each part fail the same statistics.
 """
 
 from __future__ import annotations
@@ -224,7 +223,7 @@ def uncut(_: TokenMap, logits: Any) -> Any:
 
 @pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
 def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a draft does wrong costs acceptance, which is seen, and nothing else."""
+    """A fault of the draft costs acceptance, which is measured, and nothing else."""
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
     proposer = ModelProposer((PaddedInFront if wrong == "padded in front" else Bigrams)(draft))
     if wrong == "uncut":

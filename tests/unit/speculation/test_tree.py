@@ -57,7 +57,7 @@ class NaiveTree:
         return path
 
     def path(self, limit: int) -> list[int]:
-        """From the committed tip along the children that came first."""
+        """Return the tokens from the committed tip along the children that came first."""
         tip = tuple(self.committed)
         while len(tip) - len(self.committed) < limit:
             children = [path for path in self.live if path[:-1] == tip]
@@ -77,7 +77,7 @@ class NaiveTree:
 def test_equals_the_naive_tree(
     committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
 ) -> None:
-    """Whatever comes in whatever order: late branches, duplicates, children of the dead, more than fits."""
+    """Branches come late, twice, after dead parents, and in greater number than the tree holds."""
     tree = DraftTree(committed, max_tokens=max_tokens)
     naive = NaiveTree(committed, max_tokens)
     for kind, where, token_ids in history:

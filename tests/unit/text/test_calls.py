@@ -53,7 +53,7 @@ PARTS = st.sampled_from(
     st.booleans(),
 )
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
-    """So a stream and an answer in one piece agree, whatever the model writes and whatever a token is."""
+    """A stream and an answer in one piece agree, for any text and any tokens."""
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)
@@ -67,7 +67,7 @@ def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], 
         st.text(max_size=5), st.text(max_size=12) | st.integers() | st.lists(st.none(), max_size=2), max_size=3
     )
 )
-def test_what_is_written_is_read(arguments: dict[str, object]) -> None:
+def test_written_calls_are_read(arguments: dict[str, object]) -> None:
     """Braces, quotes and marks within strings end nothing."""
     for form in FORMATS.values():
         text = form.written({"function": {"name": "f", "arguments": arguments}})
@@ -144,5 +144,5 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize(("template", "form"), TEMPLATES.values(), ids=TEMPLATES)
-def test_a_template_says_how_calls_are_written(template: str | None, form: CallFormat | None) -> None:
+def test_a_template_shows_the_format_of_calls(template: str | None, form: CallFormat | None) -> None:
     assert format_of(template) is form

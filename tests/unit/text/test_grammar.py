@@ -76,8 +76,11 @@ def is_whole(output: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_mask_is_that_of_a_fresh_matcher(grammar: Grammar) -> None:
-    """After jumps back and forth between outputs, and after forced tokens and refused proposals, as draft paths make
-    them; over a thousand states of each grammar."""
+    """Masks do not depend on a matcher's past.
+
+    The past has jumps between outputs, forced tokens and refused proposals, as paths of a draft tree make them; over a
+    thousand states of each grammar.
+    """
     rng = random.Random(7)
     matcher = COMPILER.compile(grammar)
     outputs = [walk(COMPILER.compile(grammar), rng, limit=40) for _ in range(12)]
@@ -107,8 +110,8 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
-def test_what_a_mask_allows_is_taken(grammar: Grammar) -> None:
-    """Every token, behind every state of a walk. What is forced may be taken token by token, and is allowed whole."""
+def test_allowed_tokens_are_accepted(grammar: Grammar) -> None:
+    """Every allowed token is accepted after every state of a walk; forced tokens one by one, and as a whole."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
     matcher = COMPILER.compile(grammar)
@@ -155,7 +158,7 @@ def simple_schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=simple_schemas(), seed=st.integers(0, 2**32))
-def test_an_output_is_what_its_schema_says(schema: dict[str, Any], seed: int) -> None:
+def test_an_output_matches_its_schema(schema: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
     output = walk(compiled(GrammarKind.JSON_SCHEMA, json.dumps(schema)), rng, limit=400)
     assert is_whole(output)
@@ -164,9 +167,11 @@ def test_an_output_is_what_its_schema_says(schema: dict[str, Any], seed: int) ->
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
-def test_what_a_schema_says_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
-    """The other direction: no instance is out of reach. Without objects, which hypothesis-jsonschema cannot draw with
-    this version of hypothesis."""
+def test_instances_of_a_schema_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
+    """The grammar refuses no instance of the schema.
+
+    Schemas with objects are left out: hypothesis-jsonschema cannot draw them with this version of hypothesis.
+    """
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
     text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone
@@ -197,7 +202,7 @@ def test_gbnf_is_a_grammar_too() -> None:
     assert TOKENIZER.decode(matcher.forced((), 9)) == "the"
 
 
-def test_behind_the_end_nothing_is_allowed() -> None:
+def test_nothing_is_allowed_after_the_end() -> None:
     matcher = compiled(GrammarKind.REGEX, "the")
     forced = matcher.forced((), 9)
     assert forced[-1] == EOS_TOKEN_ID
@@ -287,15 +292,17 @@ EXPLODING = {
 
 @pytest.fixture
 def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server gives 3 s of a core, so that slow machines refuse nothing that others take."""
+    """Shorten a trial to 3 s of a core, as a server has it, so that slow machines refuse no more than others."""
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 1)
 
 
 @pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
-    """In time and memory, whether it is refused at once or at a later token. With a vocabulary that has long tokens;
-    with the library's own limits the first of these takes 4 s and 250 MB."""
+    """Time and memory are bounded, at the request or at a later token.
+
+    The vocabulary has long tokens. With the library's own limits the first of these grammars takes 4 s and 250 MB.
+    """
     compiler = GrammarCompiler(Tokenizer.load(BUNDLED_TARGET), 2048)
     compiler.compile(GRAMMARS[2])
     started, before_kib = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""What stands around a grammar: a reasoning before it, calls beside it. What is made of it is what readers read."""
+"""Grammars with reasoning before them and calls beside them allow exactly what the readers of answers read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PREAMBLES = {Preamble.REASONING: "<think>", Preamble.REST_OF_REASONING: ""}
 
 
 def is_kept(grammar: Grammar, text: str) -> bool:
-    """Whether the text is an output of the grammar."""
+    """Return whether the text is an output of the grammar."""
     proposal = [*TOKENIZER.encode(text, special=False), EOS_TOKEN_ID]
     return COMPILER.compile(grammar).num_allowed((), proposal) == len(proposal)
 
@@ -44,7 +44,7 @@ def is_kept(grammar: Grammar, text: str) -> bool:
     st.text(alphabet="ab<>/think{}[]\n\u00e9", max_size=20).filter(lambda text: "</think>" not in text),
     st.sampled_from(["", "\n\n"]),
 )
-def test_a_grammar_begins_behind_the_reasoning(
+def test_a_grammar_begins_after_the_reasoning(
     output: tuple[Grammar, str], preamble: tuple[Preamble, str], thought: str, space: str
 ) -> None:
     plain, text = output
@@ -124,7 +124,7 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """The story: behind the brace of a call of Llama's no other JSON was allowed any more."""
+    """The story: after the brace of a Llama call the grammar allowed no other JSON."""
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
     grammar = only_calls(form, SCHEMAS, many=True, output=output)
     call = form.written({"function": {"name": "nothing", "arguments": {}}})
@@ -148,10 +148,12 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
     assert (path, "nonsense" in fault) == ("properties/a/items", True)
 
 
-def test_what_was_compiled_is_sent_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the library makes Lark of GBNF in Python, by the square of its length. A draft did so again on its
-    event loop, and a target for each worker of the pool that it asked for help: 37 kB took 0.7 s, and nobody was
-    served meanwhile."""
+def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar goes to draft workers as the Lark that the target has compiled.
+
+    The story: the library makes Lark of GBNF in Python, in a time that grows with the square of the length. A draft did
+    so again on its event loop, and a target for each worker of the pool: 37 kB stopped all requests for 0.7 s.
+    """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)
     monkeypatch.setattr(grammar_source, "_plain_source", None)

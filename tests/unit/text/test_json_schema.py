@@ -59,7 +59,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("schema", SERVED.values(), ids=SERVED)
-def test_what_comes_out_matches_the_schema_as_it_was_given(schema: dict[str, Any]) -> None:
+def test_outputs_match_the_given_schema(schema: dict[str, Any]) -> None:
     rng, num_whole = random.Random(3), 0
     for _ in range(15):
         output = walk(compiled(GrammarKind.JSON_SCHEMA, json.dumps(schema)), rng, limit=400)
@@ -90,7 +90,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("schema", "word"), REFUSED.values(), ids=REFUSED)
-def test_what_would_allow_more_is_refused_unless_the_schema_says_so(schema: dict[str, Any], word: str) -> None:
+def test_words_that_would_be_ignored_are_refused_unless_lenient(schema: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidRequestError, match=word):
         compiled(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     assert compiled(GrammarKind.JSON_SCHEMA, json.dumps({**schema, "x-guidance": {"lenient": True}})).goes_on(())

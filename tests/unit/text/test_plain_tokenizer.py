@@ -1,4 +1,4 @@
-"""Where it is used, the stand-in does what Transformers' tokenizer does; where it would not, it is not used."""
+"""The stand-in agrees with Transformers' tokenizer on every model that it is used for, and refuses others."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama's: a leading space that is no part of the text, and bytes for what has no piece."""
+    """Return a tokenizer like Llama's: a leading space that is no part of the text, bytes for unknown characters."""
     pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
     pieces += [("\u2581", -2.0), ("\u2581the", -1.0), ("a", -1.5), ("\u2581a", -1.0), ("\u00e9", -2.0), ("t", -2.0)]
     backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
@@ -57,8 +57,11 @@ def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
 
 @pytest.mark.parametrize("token_ids", [[1], ["\x80"], ["\xf0", "\x9f"], ["\xe2", "\x82", "\xf0"]], ids=str)
 def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
-    """The story: the library reads again whatever has not become text yet. An output of one byte that is none, or of
-    one special token, cost half a millisecond of the loop a token behind 2000, and 10 ms behind 40,000."""
+    """Time per token does not grow with the tokens that have not become text.
+
+    The story: the library reads all of these again. Outputs of one lone byte, or of one special token, cost half a
+    millisecond of the event loop a token after 2000 of them, and 10 ms after 40,000.
+    """
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
     bytes_of = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in sorted(vocabulary.values(), reverse=True)}
     run = [each if isinstance(each, int) else bytes_of[each.encode("latin-1")] for each in token_ids]
@@ -161,7 +164,7 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """The story: an agent that sent a cut call back, with what was wrong with it, was told 400 and could not go on."""
+    """The story: an agent that sent a cut call back, with the fault, got status 400 and could not go on."""
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'
@@ -188,7 +191,7 @@ NO_CHATS = {
 
 
 @pytest.mark.parametrize(("chat", "part", "field"), NO_CHATS.values(), ids=NO_CHATS)
-def test_what_is_no_conversation_is_named(chat: Chat, part: str, field: str) -> None:
+def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
     with pytest.raises(InvalidRequestError, match=re.escape(part)) as caught:
         tokenizer.encode_chat(chat)
@@ -211,8 +214,8 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
     assert BYTE_LEVEL.call_markers == {}
 
 
-def test_a_character_that_a_mark_cuts_is_told_once() -> None:
-    """Behind a mark a new text begins: what was streamed before it is no part of that."""
+def test_a_character_that_a_mark_cuts_comes_once() -> None:
+    """A new text begins after a mark; the streamed part of a character before it is not repeated."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer = Tokenizer(fast, frozenset())

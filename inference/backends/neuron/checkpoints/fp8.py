@@ -28,12 +28,12 @@ _IS_BEYOND = bytes((byte & _NAN) > _LARGEST for byte in range(256))
 
 
 def has_nan(data: bytes) -> bool:
-    """Whether any value of E4M3 is NaN."""
+    """Return whether any value of E4M3 is NaN."""
     return _NAN in data or _NAN | _SIGN in data
 
 
 def is_beyond_neuron(data: bytes) -> bool:
-    """Whether any value is above 240, or NaN."""
+    """Return whether any value is above 240, or NaN."""
     return 1 in data.translate(_IS_BEYOND)
 
 

@@ -11,10 +11,10 @@ import reprlib
 from collections.abc import Iterator
 from dataclasses import fields
 
+from inference.backends.neuron.backend import Application
 from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
 from inference.backends.neuron.graphs.calls import GREEDY
 from inference.backends.neuron.graphs.shape import SlotShape
-from inference.backends.neuron.slots import Application
 from inference.errors import InvalidRequestError
 from inference.request import GenerationRequest, SamplingParams
 

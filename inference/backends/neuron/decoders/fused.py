@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from inference.backends.checkpoint import load_config
+from inference.backends.neuron.backend import Application, check_model, checked_config, prepare_slots
 from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
 from inference.backends.neuron.decoders.device_target import load_target_decoder, prepare_target
 from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
@@ -24,7 +25,6 @@ from inference.backends.neuron.graphs.calls import Row, fused_call
 from inference.backends.neuron.graphs.checks import check_method, check_pair
 from inference.backends.neuron.graphs.settings import device_top_k, fused_arguments, host_chooses
 from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
-from inference.backends.neuron.slots import Application, check_model, checked_config, prepare_slots
 from inference.config import ModelConfig
 from inference.errors import ConfigError, InternalError
 from inference.model.decoder import Decide, Turn, Verdict

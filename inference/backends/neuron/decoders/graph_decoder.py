@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from inference.backends.neuron.backend import Application, CompiledModel
 from inference.backends.neuron.graphs.calls import GREEDY, Row, prompt_call
 from inference.backends.neuron.graphs.shape import SlotShape
-from inference.backends.neuron.slots import Application, CompiledModel
 from inference.errors import InvalidRequestError
 from inference.model.decoder import Turn, Verdict
 from inference.request import GenerationRequest
@@ -62,7 +62,7 @@ class GraphDecoder(CompiledModel, ABC):
         return [verdicts[turn.slot] for turn in turns]
 
     def _goes_on(self, turn: Turn) -> bool:
-        """Whether the slot holds all of the turn's tokens but the last."""
+        """Return whether the slot holds all of the turn's tokens but the last."""
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
 
     def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:

@@ -15,13 +15,12 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from inference.backends.architectures import architecture_name
+from inference.backends.devices import load_module, take_cores
 from inference.backends.neuron.checkpoints.fp8_checkpoint import check_rescaled
 from inference.backends.neuron.environment import (
     compiler_environment,
-    load_module,
     require_nxdi,
     set_fp8_environment,
-    take_cores,
     toolchain,
 )
 from inference.backends.neuron.graphs.fused_graph import corrected
@@ -67,7 +66,7 @@ class Compilation:
 
     @property
     def _has_own_graph(self) -> bool:
-        """Whether NxDI by itself would compile other graphs, or a graph with other results."""
+        """Return whether NxDI by itself would compile other graphs, or a graph with other results."""
         host_chooses = self.arguments.get("enable_fused_speculation") and self.arguments.get("output_logits")
         verifies = self.model.neuron.method == "vanilla" and self.arguments["speculation_length"] > 0
         return bool(host_chooses or verifies)

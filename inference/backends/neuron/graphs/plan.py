@@ -92,7 +92,7 @@ def reading(span: Span, held: Sequence[int]) -> Reading:
 
 
 def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
-    """Return what the prompt graph reads of a span; None if passes alone read it.
+    """Return the tokens that the prompt graph reads; None if the graphs for passes read the whole span.
 
     Args:
         width: tokens of the widest graph for passes.

@@ -48,7 +48,7 @@ def target_arguments(config: ModelConfig, *, length: int) -> dict[str, Any]:
 
 
 def host_chooses(config: ModelConfig) -> bool:
-    """Whether a pair's tokens are the host's choice, from the target's logits."""
+    """Return whether a pair's tokens are the host's choice, from the target's logits."""
     return config.neuron.method == "fused" and not config.neuron.device_sampling
 
 
@@ -193,7 +193,7 @@ def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def _gathers_twice(arguments: Mapping[str, Any]) -> bool:
-    """Whether NxDI, in parallel, gathers an EAGLE draft's embeddings that it never scattered; tiling 1 avoids it."""
+    """Return whether NxDI, in parallel, gathers an EAGLE draft's embeddings without a scatter; tiling 1 avoids it."""
     return bool(arguments.get("enable_eagle_speculation") and arguments.get("sequence_parallel_enabled"))
 
 

@@ -54,7 +54,7 @@ class Publication:
         return sum(file["bytes"] for file in (self.manifest or {}).get("files", {}).values())
 
     def is_whole(self) -> bool:
-        """Whether the model is finished and every file has its size; reads no content."""
+        """Return whether the model is finished and every file has its size; reads no content."""
         return self.manifest is not None and not any(self._faults(reads=False))
 
     def faults(self) -> list[str]:
@@ -150,7 +150,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _bring(file: Path, place: Path) -> None:
-    """Rename a file, which is free within one local file system; copy it elsewhere."""
+    """Move a file: rename it within one file system, else copy it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.rename(file, place)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inference.backends.neuron import environment
-from inference.backends.neuron.slots import load_neuron_backend
+from inference.backends.neuron.backend import load_neuron_backend
 from inference.backends.neuron.storage import foreign
 from inference.cli.prompts import topologies
 from inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig

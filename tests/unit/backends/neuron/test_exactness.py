@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.neuron.slots import NeuronBackend, load_neuron_backend
+from inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
 from inference.backends.pytorch.backend import load_torch_backend
 from inference.config import ModelConfig
 from inference.engine.draft import DraftEngine

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from inference.backends.neuron.backend import load_neuron_backend
 from inference.backends.neuron.graphs.application import FAMILIES
-from inference.backends.neuron.slots import load_neuron_backend
 from inference.errors import UnsupportedModelError
 from inference.model.slots import Span
 from tests.support.models import save_tiny_model

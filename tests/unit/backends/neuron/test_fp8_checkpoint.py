@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from inference.backends.neuron.backend import load_neuron_backend
 from inference.backends.neuron.checkpoints.rescaling import rescale
-from inference.backends.neuron.slots import load_neuron_backend
 from inference.config import ROOT
 from inference.errors import ConfigError
 from inference.model.slots import Span

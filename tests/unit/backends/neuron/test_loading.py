@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from inference.backends.devices import check_cores
 from inference.backends.neuron import environment
-from inference.backends.neuron.environment import check_cores, check_logical_cores
-from inference.backends.neuron.slots import load_neuron_backend, prepare_slots
+from inference.backends.neuron.backend import load_neuron_backend, prepare_slots
+from inference.backends.neuron.environment import check_logical_cores
 from inference.backends.registry import load_decoder
 from inference.config import ROOT, ModelConfig, NeuronOptions
 from inference.errors import ConfigError, UnsupportedModelError
@@ -110,7 +112,7 @@ def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, 
 
 
 def test_an_old_nxdi_names_the_image_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "version_of", lambda package: "0.6.10598+1a2b")
+    monkeypatch.setattr(metadata, "version", lambda package: "0.6.10598+1a2b")
     with pytest.raises(ConfigError, match=r"needs NxD Inference 0.7 or newer.* has 0.6.*sdk2.29.1"):
         load_neuron_backend(neuron_config(checkpoint("llama")))
 

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.backends.identity import model_id_of
+from inference.backends.neuron.backend import load_neuron_backend
 from inference.backends.neuron.checkpoints import rescaling
 from inference.backends.neuron.checkpoints.fp8 import DOUBLED, HALVED, has_nan, is_beyond_neuron, num_lost
 from inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, check_rescaled
 from inference.backends.neuron.checkpoints.rescaling import PROGRESS, rescale
 from inference.backends.neuron.checkpoints.shards import INDEX
-from inference.backends.neuron.slots import load_neuron_backend
 from inference.cli.app import main
 from inference.errors import ConfigError
 from tests.support.neuron.slot_models import checkpoint, neuron_config

@@ -1,4 +1,4 @@
-"""Packed weights on disk: whose they are, and when they may go."""
+"""Packed weights on disk: the processes that use them, and the time of their deletion."""
 
 from __future__ import annotations
 
@@ -37,24 +37,27 @@ def logits(backend: OnnxBackend, num_spans: int) -> Array:
 
 
 def age(folder: Path) -> None:
-    """Make it older than anybody who has not locked it yet."""
+    """Make a folder older than the grace of a process that has not locked it yet."""
     old = time.time() - 10 * packing.SETTLED_S
     os.utime(folder, (old, old))
 
 
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a second start packed anew and deleted the first one's folder; its next wide pass, whose graph was not
-    built yet, ended all 16 sessions with INTERNAL, and health said SERVING."""
-    first = load_onnx_backend(ModelConfig(model, num_threads=1))
+    """A server keeps the packed weights of its model while another one packs anew.
+
+    The story: a second start deleted the first one's folder. The first server's next wide pass, with a graph that was
+    not built yet, ended all 16 sessions with INTERNAL, and health stayed SERVING.
+    """
+    decoder = packed.packed_decoder(model, "float32", None)
+    first, folder = OnnxBackend(decoder, num_slots=8, max_length=16, num_threads=1), decoder.folder
     expected = logits(first, 1)
-    folder = first._decoder.folder
     age(folder)
     monkeypatch.setattr(packed, "LAYOUT_VERSION", 999)  # an upgrade
-    second = load_onnx_backend(ModelConfig(model, num_threads=1))
-    assert second._decoder.folder != folder
+    load_onnx_backend(ModelConfig(model, num_threads=1))
+    assert packed.folder_of(model, "float32") != folder
     assert folder.exists()
     assert np.allclose(logits(first, 8), np.repeat(expected, 8, axis=0), atol=1e-4)
-    first._decoder.lock.close()
+    decoder.lock.close()
     remove_unused(folder)
     assert not folder.exists()
 
@@ -73,9 +76,11 @@ def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirec
 def test_weights_replaced_while_packing_are_not_used(
     model: Path, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: new weights came between the hash and the packing, and lay in the cache as the old ones, for whoever
-    went back to these."""
-    before = packed._cache_folder(model, "float32")
+    """Weights that change between the hash and the packing are not kept under the old hash.
+
+    The story: they lay in the cache as the old ones, for the next server that loaded the old checkpoint.
+    """
+    before = packed.folder_of(model, "float32")
 
     def replaced(path: Path, *about: Any, **more: Any) -> Any:
         shutil.copyfile(models.related / "model.safetensors", path / "model.safetensors")
@@ -89,14 +94,14 @@ def test_weights_replaced_while_packing_are_not_used(
 
 
 def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
-    folder = load_onnx_backend(ModelConfig(model, num_threads=1))._decoder.folder
+    folder = packed.packed_decoder(model, "float32", None).folder
     os.utime(model / "model.safetensors")
-    assert packed._cache_folder(model, "float32") == folder
+    assert packed.folder_of(model, "float32") == folder
 
 
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
     """The story: kill -9 while packing left 44 MB for ever. Another process that is packing has its folder locked."""
-    parent = packed._cache_folder(model, "float32").parent
+    parent = packed.folder_of(model, "float32").parent
     parent.mkdir(parents=True)
     killed, running = parent / f"{MAKING}killed", parent / f"{MAKING}running"
     for folder in (killed, running):
@@ -109,17 +114,20 @@ def test_killed_builds_are_cleaned_up(model: Path) -> None:
 
 
 def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the file of the lock was deleted first. A server that started in that moment made and locked a new
-    one, found all other files, and lost them a moment later: again a pass whose graph was not built yet would fail."""
-    first = load_onnx_backend(ModelConfig(model, num_threads=1))
-    folder = first._decoder.folder
-    first._decoder.lock.close()
+    """A folder that is being deleted is not opened.
+
+    The story: the file of the lock was deleted first. A server that started in that moment made and locked a new one,
+    found all other files, and lost them a moment later.
+    """
+    first = packed.packed_decoder(model, "float32", None)
+    folder = first.folder
+    first.lock.close()
     found: list[object] = []
 
     def slowly(place: Path, **_: object) -> None:
         (place / LOCK_FILE).unlink()
         try:
-            found.append(packed._read(folder, "float32"))
+            found.append(packed.read(folder, "float32"))
         except FileNotFoundError as exc:
             found.append(exc)
         delete(place)
@@ -133,8 +141,8 @@ def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: p
 
 def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: baked into an image by root, it could not be locked, and was packed again at every start, in vain."""
-    first = load_onnx_backend(ModelConfig(model, num_threads=1))
-    first._decoder.lock.close()
+    first = packed.packed_decoder(model, "float32", None)
+    first.lock.close()
     opened = os.open
 
     def refuses_writing(file: Path, flags: int, mode: int = 0o777) -> int:
@@ -143,24 +151,25 @@ def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch)
         return opened(file, flags, mode)
 
     monkeypatch.setattr("inference.backends.onnx.layout.os.open", refuses_writing)
-    folder = first._decoder.folder
-    second = packed._read(folder, "float32")
-    remove_unused(folder)
-    assert folder.exists()
+    second = packed.read(first.folder, "float32")
+    remove_unused(first.folder)
+    assert first.folder.exists()
     second.lock.close()
 
 
 def test_an_empty_graph_is_made_again(model: Path) -> None:
-    """The story: it fell back to another backend at every start, under the same model_id, and only INFO said so."""
-    first = load_onnx_backend(ModelConfig(model, num_threads=1))
-    first._decoder.lock.close()
-    (first._decoder.folder / GRAPH_FILE).write_bytes(b"")
-    assert np.array_equal(logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1), logits(first, 1))
+    """A damaged file is replaced.
+
+    The story: the server fell back to another backend at every start, under the same model_id, with one line at INFO.
+    """
+    expected = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)  # the backend is gone, and its lock
+    (packed.folder_of(model, "float32") / GRAPH_FILE).write_bytes(b"")
+    assert np.array_equal(logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1), expected)
 
 
 def test_a_cache_that_anybody_may_write_to_is_refused(model: Path) -> None:
     load_onnx_backend(ModelConfig(model, num_threads=1))
-    root = packed._cache_folder(model, "float32").parents[1]
+    root = packed.folder_of(model, "float32").parents[1]
     root.chmod(0o777)
     with pytest.raises(ConfigError, match="anybody may write"):
         load_onnx_backend(ModelConfig(model, num_threads=1))

@@ -73,7 +73,7 @@ def test_the_history_of_the_tests_above_holds(backend: TorchBackend) -> None:
     assert_matches(backend, reference("llama"), HISTORY)
 
 
-def test_wide_spans_behind_a_past_do_not_fold_heads(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_spans_after_a_past_do_not_fold_heads(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MAX_FOLDED_TOKENS", 2)
     assert_matches(backend, reference("llama"), HISTORY)
 
@@ -120,7 +120,7 @@ def test_a_pass_that_wants_no_logits_skips_the_head(backend: TorchBackend) -> No
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:6])[5:], rtol=0, atol=1e-4)
 
 
-def test_what_it_says_of_itself(backend: TorchBackend) -> None:
+def test_sizes_are_those_of_the_model(backend: TorchBackend) -> None:
     as_protocol: Backend = backend
     assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
     assert as_protocol.num_slots == NUM_SLOTS

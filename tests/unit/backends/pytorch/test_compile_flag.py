@@ -29,7 +29,7 @@ SPAN = Span(1, 0, range(40), 1)
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the compilers that were asked for, in whose places passes stay as they are."""
+    """Record the names of the compilers that are asked for; passes stay as they are."""
     asked: list[str] = []
 
     def compiler(name: str, **_: object) -> Uncompiled:
@@ -65,7 +65,7 @@ def test_every_policy_gives_the_same_logits(tmp_path: Path, uncompiled: list[str
 def test_auto_falls_back_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As capturing fails where a layer needs the device's answer in the middle of a pass."""
+    """Capturing fails where a layer needs the device's answer in the middle of a pass."""
     monkeypatch.setattr(torch_backend, "_fixed_shapes", lambda *_: FixedShapes(Failing(), CAPTURED))
     backend = load_torch_backend(config(tmp_path, "auto"))
     assert backend.forward([SPAN]).shape == (1, backend.vocab_size)
@@ -126,7 +126,7 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
 
 
 def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The story: this project runs on torch 2.9, whose `torch.compile` has no such argument: a TypeError at loading."""
+    """The story: `torch.compile` of torch 2.9 has no such argument, which was a TypeError at loading."""
     monkeypatch.setattr(graphs, "_compile", lambda run, *, backend, fullgraph, dynamic: run)
     with pytest.raises(ConfigError, match=r"torch 2\.13 or later.*--compile never"):
         load_torch_backend(ModelConfig(save_tiny_model(tmp_path, "llama"), compile_policy="always"))

@@ -110,7 +110,7 @@ def test_a_pass_over_slots_is_compiled_once() -> None:
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
-def test_what_the_device_cannot_do_is_refused(function: Function) -> None:
+def test_operators_that_the_device_lacks_are_refused(function: Function) -> None:
     compiler = NeuronCompiler()
     with pytest.raises(BackendCompilerFailed, match=REFUSED[function]):
         compiled(function, compiler)(*slots())

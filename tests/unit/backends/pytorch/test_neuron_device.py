@@ -17,8 +17,8 @@ from torch._dynamo.backends import registry as compilers
 from transformers import PreTrainedModel
 
 from benchmarks import device as judge
+from inference.backends import devices
 from inference.backends.checkpoint import load_weights
-from inference.backends.neuron import environment
 from inference.backends.pytorch import backend as pytorch
 from inference.backends.pytorch.backend import TorchBackend
 from inference.backends.pytorch.graphs import Compiled
@@ -81,8 +81,11 @@ class TestOtherFamilies(OverTheStandIn):
 
 
 def test_another_models_threads_compile_nothing_again() -> None:
-    """A draft that was loaded after its target set its own number of threads. Torch then compiled every pass of the
-    target again, while clients waited."""
+    """The number of threads is no part of a compiled pass.
+
+    The story: a draft that was loaded after its target set its own number of threads. Torch then compiled every pass of
+    the target again, while clients waited.
+    """
     backend, num_threads = backend_of("llama"), torch.get_num_threads()
     torch.set_num_threads(num_threads + 1)
     try:
@@ -97,10 +100,10 @@ def test_another_models_threads_compile_nothing_again() -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
     """A Python with TorchNeuron, as far as loading can tell; its device is the CPU."""
     compiler = NeuronCompiler()
-    monkeypatch.setitem(compilers._BACKENDS, environment.DEVICE, None)
-    monkeypatch.setitem(compilers._COMPILER_FNS, environment.DEVICE, compiler)
+    monkeypatch.setitem(compilers._BACKENDS, devices.DEVICE, None)
+    monkeypatch.setitem(compilers._COMPILER_FNS, devices.DEVICE, compiler)
     monkeypatch.setattr(pytorch, "resolve_device", lambda name: torch.device("cpu"))
-    monkeypatch.setenv(environment.VISIBLE_CORES, "0-31")
+    monkeypatch.setenv(devices.VISIBLE_CORES, "0-31")
     return compiler
 
 
@@ -112,7 +115,7 @@ def config_of(path: Path, **fields: object) -> ModelConfig:
 def test_a_checkpoint_runs_in_graphs_alone(models: ModelDirectories, device: NeuronCompiler) -> None:
     options = NeuronOptions(cores="2-3", gamma=3)
     backend = load_backend(config_of(models.target, dtype="float32", neuron=options))
-    assert os.environ[environment.VISIBLE_CORES] == "2-3"
+    assert os.environ[devices.VISIBLE_CORES] == "2-3"
     logits = backend.forward([Span(1, 0, TOKENS[:6], 2), Span(0, 0, TOKENS[:3], 1)])
     plain = load_backend(config_of(models.target, backend="torch", device="cpu"))
     expected = plain.forward([Span(1, 0, TOKENS[:6], 2), Span(0, 0, TOKENS[:3], 1)])
@@ -164,16 +167,16 @@ def test_weights_that_do_not_fit_are_named(
 def test_a_missing_torchneuron_is_named(
     version: str, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(environment.VISIBLE_CORES, "0")
-    monkeypatch.setattr(environment, "version_of", lambda package: version)
+    monkeypatch.setenv(devices.VISIBLE_CORES, "0")
+    monkeypatch.setattr(devices, "version_of", lambda package: version)
     message = rf"torch-neuronx 2\.13 or newer, of Neuron SDK 2\.33 or later; the version in this Python is {version} "
     with pytest.raises(ConfigError, match=message):
         load_backend(config_of(models.target))
 
 
 def test_a_broken_torchneuron_is_named(models: ModelDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.VISIBLE_CORES, "0")
-    monkeypatch.setattr(environment, "version_of", lambda package: "2.13.3.0")
+    monkeypatch.setenv(devices.VISIBLE_CORES, "0")
+    monkeypatch.setattr(devices, "version_of", lambda package: "2.13.3.0")
     with pytest.raises(ConfigError, match="torch_neuronx cannot be imported"):
         load_backend(config_of(models.target))
 

@@ -44,7 +44,7 @@ def pack_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def linears(model: torch.nn.Module) -> tuple[int, int]:
-    """How many are plain, and how many packed."""
+    """Return the numbers of plain and of packed linear layers."""
     modules = list(model.modules())
     return sum(type(m) in (torch.nn.Linear, Conv1D) for m in modules), sum(type(m) is PackedLinear for m in modules)
 

@@ -117,8 +117,11 @@ def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They took 2 to 4 times as long as eager ones: inductor was asked to freeze weights in a way that Dynamo did not
-    see, so products ran over plain weights, and each `scatter_` copied all slots of a layer twice."""
+    """Compiled code of a pass writes rows in place and calls the packed products.
+
+    The story: passes took 2 to 4 times as long as eager ones. Dynamo did not see that weights were to be frozen, so
+    products ran over plain weights, and each `scatter_` copied all slots of a layer twice.
+    """
     monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)
     fixed = FixedShapes(Compiled("inductor"), Buckets(widths=(1,), prompts=(), batches=(1,), shortest=LONG))
     backend = TorchBackend(tiny_model("gpt2"), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
@@ -163,7 +166,7 @@ def test_graphs_made_after_the_warm_up_are_counted() -> None:
     assert backend.graphs == GraphCounts(num_shapes + 1, 1)
 
 
-def test_what_fills_up_leaves_the_slots_alone() -> None:
+def test_filling_leaves_the_slots_alone() -> None:
     fixed = FixedShapes(Uncompiled(), BUCKETS)
     backend = TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
     backend.forward([Span(0, 0, TOKENS[:3], 0), Span(1, 0, TOKENS[:8], 0), Span(2, 0, TOKENS[:1], 0)])

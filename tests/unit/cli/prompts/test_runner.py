@@ -12,7 +12,7 @@ from inference.cli.prompts.output import TextSink
 from inference.cli.prompts.results import Result
 from inference.cli.prompts.source import PromptJob
 from inference.cli.prompts.topologies import run_prompts
-from inference.commit import Delta, Event, Finished, FinishReason, OwnDrafts, Started
+from inference.commit import Delta, Finished, FinishReason, OwnDrafts, Started, TextEvent
 from inference.config import ObserveConfig
 from inference.errors import CapacityError, UnavailableError
 from inference.request import SamplingParams
@@ -66,7 +66,7 @@ class ScriptedCompleter:
         self.max_running = 0
         self.num_attempts = 0
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         try:
@@ -75,7 +75,7 @@ class ScriptedCompleter:
         finally:
             self.num_running -= 1
 
-    async def _events(self, prompt: str) -> AsyncGenerator[Event, None]:
+    async def _events(self, prompt: str) -> AsyncGenerator[TextEvent, None]:
         if prompt == "patient":
             self.num_attempts += 1
             if self.num_attempts == 1:

@@ -13,7 +13,7 @@ import pytest
 
 from comparison.plan.record import RequestRecord, Round
 from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages, steady
-from inference.commit import Delta, Event, Started, Timings
+from inference.commit import Delta, Started, TextEvent, Timings
 from inference.request import Provenance
 from inference.workers.calls.convert import event_to_message
 
@@ -28,7 +28,7 @@ def test_locust_processes_import_neither_torch_nor_asyncio() -> None:
 
 def test_messages_survive_json() -> None:
     timings = Timings(compute_us=9)
-    told: tuple[Event, ...] = (
+    told: tuple[TextEvent, ...] = (
         Started(4, 7, provenance=Provenance("model")),
         Delta(4, (1, 2), 3, 1, timings, text="ab"),
     )

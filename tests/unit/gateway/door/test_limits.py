@@ -18,7 +18,7 @@ import pytest
 import uvloop
 
 from inference.caller import request_id
-from inference.commit import Event
+from inference.commit import TextEvent
 from inference.config import ServerConfig
 from inference.gateway import requests
 from inference.gateway.answers import stream
@@ -478,7 +478,7 @@ async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pyte
     completer = ScriptedCompleter([["x"]] * 5000)
     taken = 0
 
-    async def counting(request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def counting(request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         nonlocal taken
         async with aclosing(completer.complete(request)) as events:
             async for event in events:
@@ -498,7 +498,7 @@ async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.M
     """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
     threads, encode = [], stream.ChunkStream._encode
 
-    def watched(self: Any, index: int, event: Event) -> bytes:
+    def watched(self: Any, index: int, event: TextEvent) -> bytes:
         threads.append(threading.current_thread())
         return encode(self, index, event)
 

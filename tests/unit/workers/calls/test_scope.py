@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference.caller import Caller, Limits, request_context
-from inference.commit import Event
+from inference.caller import Caller, CallerLimits, request_context
+from inference.commit import TextEvent
 from inference.errors import CapacityError, DeadlineError, InvalidRequestError, UnavailableError
 from inference.observe.metrics import Metrics
 from inference.request import RequestDefaults
@@ -20,7 +20,7 @@ from inference.workers.calls.scope import RequestScope, SupervisedCompleter
 from inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter
 
-ALICE = Caller("alice", limits=Limits(in_flight=1, max_tokens=50, logprobs=2))
+ALICE = Caller("alice", limits=CallerLimits(in_flight=1, max_tokens=50, logprobs=2))
 BOB = Caller("bob", user="carol")
 REQUEST = CompletionRequest("x", max_new_tokens=5)
 ENDED = UnavailableError("ended")
@@ -30,7 +30,7 @@ def supervised(completer: ScriptedCompleter) -> SupervisedCompleter:
     return SupervisedCompleter(completer, Observer(Metrics("tiny")))
 
 
-async def collected(completer: SupervisedCompleter, request: CompletionRequest = REQUEST) -> list[Event]:
+async def collected(completer: SupervisedCompleter, request: CompletionRequest = REQUEST) -> list[TextEvent]:
     return [event async for event in completer.complete(request)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.commit import Answer, Commit, Delta, FinishReason, Opened, TokenLogprobs
+from inference.commit import Commit, Delta, FinishReason, Opened, TokenEvent, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.gateway.answers.formats import text_logprobs
 from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
@@ -27,7 +27,7 @@ class RefusingGenerator:
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         raise InvalidRequestError(f"the prompt has {len(request.prompt_token_ids)} tokens")
         yield
 
@@ -62,7 +62,7 @@ class WritingGenerator:
     def __init__(self, token_ids: tuple[int, ...]) -> None:
         self._token_ids = token_ids
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         yield Opened()
         logprobs = tuple(TokenLogprobs((token_id,), (-0.5,)) for token_id in self._token_ids)
         yield Commit(1, self._token_ids, finish_reason=FinishReason.LENGTH, logprobs=logprobs)
@@ -116,7 +116,7 @@ async def test_a_grammars_preamble_follows_from_the_prompt(prompt: str, preamble
     asked = []
 
     class Asked(RefusingGenerator):
-        async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
             asked.append(request.grammar)
             async for commit in super().generate(request):
                 yield commit

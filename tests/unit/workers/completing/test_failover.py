@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grpc_comm.server import Server
-from inference.commit import Delta, Event, Finished, FinishReason, Started
+from inference.commit import Delta, Finished, FinishReason, Started, TextEvent
 from inference.config import ConnectionConfig
 from inference.errors import (
     CapacityError,
@@ -61,7 +61,7 @@ class Counting:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         self.asked.append(request)
         if self.refusal is not None:
             if self.refuses_late:
@@ -127,8 +127,8 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 
 
 async def interrupted(
-    completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[Event] | None = None
-) -> list[Event]:
+    completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[TextEvent] | None = None
+) -> list[TextEvent]:
     """An answer that loses its server after the first token."""
     place.completer.go.clear()
     events = [] if events is None else events
@@ -186,7 +186,7 @@ async def test_a_drain_keeps_requests_without_another_server() -> None:
 async def test_a_server_of_before_is_never_resumed_at() -> None:
     """It would begin anew: its client would read the answer's first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
-    events: list[Event] = []
+    events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
         with pytest.raises(UnavailableError):
             await interrupted(completer, first, events=events)

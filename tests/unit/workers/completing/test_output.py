@@ -9,7 +9,7 @@ import pytest
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
-from inference.commit import Delta, Event, Finished, FinishReason, Started, Timings
+from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings
 from inference.errors import UnavailableError
 from inference.workers.calls.status import to_status
 from inference.workers.completing.generation import GenerationServicer
@@ -18,7 +18,7 @@ from inference.workers.completion import CompletionRequest
 from tests.support.completers import CARD
 
 NOTHING = Timings()
-ANSWER: list[Event] = [
+ANSWER: list[TextEvent] = [
     Started(3, 1),
     Delta(3, (7, 8), text="ab"),
     Delta(5, (9,), text="c"),
@@ -30,16 +30,16 @@ ANSWER: list[Event] = [
 class Says:
     """A completer that yields these events and no others."""
 
-    def __init__(self, events: list[Event]) -> None:
+    def __init__(self, events: list[TextEvent]) -> None:
         self._events = events
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         for event in self._events:
             yield event
 
 
 @asynccontextmanager
-async def reading(events: list[Event]) -> AsyncGenerator[RemoteCompleter, None]:
+async def reading(events: list[TextEvent]) -> AsyncGenerator[RemoteCompleter, None]:
     server = Server("127.0.0.1:0", [GenerationServicer(Says(events), CARD)], status_of=to_status)
     await server.open()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
@@ -62,7 +62,7 @@ async def test_no_part_of_an_answer_passes_for_the_whole(lost: tuple[int, ...]) 
 
 
 async def test_an_answer_without_tokens_needs_none() -> None:
-    answer: list[Event] = [ANSWER[0], ANSWER[-1]]
+    answer: list[TextEvent] = [ANSWER[0], ANSWER[-1]]
     async with reading(answer) as completer:
         request = CompletionRequest("x", max_new_tokens=0, echo=True)
         assert [event async for event in completer.complete(request)] == answer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inference.backends.registry import load_backend
-from inference.commit import Delta, Event, Finished, Started, TokenLogprobs
+from inference.commit import Delta, Finished, Started, TextEvent, TokenLogprobs
 from inference.config import ModelConfig
 from inference.engine.grammars import Grammars
 from inference.engine.target import EngineLimits, TargetEngine
@@ -62,13 +62,13 @@ def model(models: ModelDirectories) -> ModelConfig:
     return ModelConfig(models.chat_target, num_slots=2, num_threads=1)
 
 
-async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[Event]:
+async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[TextEvent]:
     """All events, over the wire's messages both ways."""
     asked = completion_from_message(completion_to_message(request))
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
 
-async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[Progress, list[Event]]:
+async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[Progress, list[TextEvent]]:
     """Return the first events of an answer that loses its server then, as the caller's side keeps them."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
@@ -87,7 +87,7 @@ def rounded(score: TokenLogprobs) -> TokenLogprobs:
     return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 
-def shown(events: Sequence[Event]) -> tuple[object, ...]:
+def shown(events: Sequence[TextEvent]) -> tuple[object, ...]:
     """Return an answer as a client sees it: tokens, pieces of text, log-probabilities, and the reason of the end."""
     deltas = [event for event in events if isinstance(event, Delta)]
     started = [
@@ -227,7 +227,7 @@ async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: p
         turns.add(num_turns)
         return name(*args)
 
-    def watched(event: Event) -> Any:
+    def watched(event: TextEvent) -> Any:
         threads.add(threading.current_thread())
         return convert(event)
 

@@ -11,7 +11,7 @@ import pytest
 from grpc_comm.guard import Gate
 from grpc_comm.server import Server
 from grpc_comm.tls import ServerTls
-from inference.commit import Delta, Event, FinishReason, Started
+from inference.commit import Delta, FinishReason, Started, TextEvent
 from inference.config import ConnectionConfig, DialSecurity
 from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
 from inference.request import Provenance
@@ -40,7 +40,7 @@ async def generated(
     """Return a client's tokens from servers that give one delta each and are lost then, or fail at once."""
     left = list(streams)
 
-    async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[Event, None]:
+    async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         step = left.pop(0)
         if isinstance(step, Exception):
             raise step
@@ -105,7 +105,7 @@ class Waiting:
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextEvent, None]:
         return remote.complete(request)
 
 

@@ -1,0 +1,102 @@
+"""Choice of a pass: its turns, how long it waits for draft tokens, and how many of these it verifies.
+
+Owns the measured costs that decide. Does not know the decoder, slots, the clock or the event loop: sessions go in,
+turns come out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from inference.engine.target_session import TargetSession
+from inference.model.decoder import Turn, Verdict
+from inference.scheduling.pass_times import PassTimes
+from inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
+from inference.scheduling.widths import Widths
+
+Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
+
+
+class Batching:
+    """Choice of each pass by what earlier ones took.
+
+    Args:
+        prompt_share: see `EngineLimits`.
+        chunk_tokens: length of the parts in which the decoder reads prompts; 0: any.
+    """
+
+    def __init__(self, prompt_share: float, chunk_tokens: int) -> None:
+        self._chunk_tokens = chunk_tokens
+        self._passes = PassTimes()
+        self._steps = PassTimes()  # whole steps without prompts, drafting and draft tokens included
+        self._parts = PromptParts(prompt_share)
+        self._widths = Widths()
+
+    @property
+    def pass_s(self) -> float:
+        """Return the recent median of a pass over one session, without draft tokens if it had such, in seconds."""
+        return self._passes.of(1).seconds(0)
+
+    def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
+        """Return the turns of a pass. Sessions that read a prompt share the room for prompt tokens, oldest first."""
+        longest, room = self._chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
+        turns = []
+        for session in sessions:
+            is_reading = session.num_unread > 1
+            part = min(longest, room) if is_reading else longest
+            if part and (turn := session.next_turn(part)) is not None:
+                turns.append((session, turn))
+                room -= turn.num_unread if is_reading else 0
+        return turns
+
+    def _room(self, sessions: Sequence[TargetSession]) -> int:
+        """Return how many prompt tokens the next pass may read. Only sessions that decode in the same pass limit it.
+
+        A decoder whose prompt parts have a fixed length reads one part of each prompt per pass.
+        """
+        num_decoding = sum(session.num_unread == 1 for session in sessions)
+        if not num_decoding or self._chunk_tokens:
+            return sys.maxsize
+        return self._parts.room(self._steps.of(num_decoding).seconds(0))
+
+    def wait_s(self, turns: Turns, now: float) -> float:
+        """Return the seconds after which a pass with draft tokens beats one begun now without any; else 0 or less."""
+        if not turns or any(not _could_wait(session, turn) for session, turn in turns):
+            return 0.0  # the pass runs anyway, so the others join it
+        costs = self._passes.of(1)
+        return min(session.sources.wait_s(costs, now=now, ready_s=session.ready_s) for session, _ in turns)
+
+    def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
+        """Return the turns, with run-ahead and looked-up proposals cut to the width that pays."""
+        free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
+        available = [len(turn.proposal or turn.lookup) for _, turn in free]
+        rates = [session.sources.rate(turn) for session, turn in free]
+        probes = [len(turn.proposal) or len(turn.lookup[:1]) for _, turn in free]
+        widths = self._widths.choose(available, rates, self._passes.of(len(turns)), probes=probes)
+        cut = {session: _cut(turn, width) for (session, turn), width in zip(free, widths, strict=True)}
+        return [(session, cut.get(session, turn)) for session, turn in turns]
+
+    def record(self, work: Sequence[Turn], verdicts: Sequence[Verdict], seconds: float) -> None:
+        """Record the time of a pass: as the cost of draft tokens, or of prompt tokens if it read any."""
+        num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
+        unread = [turn.num_unread for turn in work if turn.num_unread > 1]
+        num_decoding = len(work) - len(unread)
+        if not unread:
+            self._passes.record(num_decoding, num_draft_tokens, seconds - verdicts[0].draft_us / 1e6)
+            self._steps.record(num_decoding, 0, seconds)
+        else:
+            decoding_s = self._steps.of(num_decoding).seconds(0) if num_decoding else 0.0
+            self._parts.record(sum(unread), seconds - decoding_s)
+
+
+def _could_wait(session: TargetSession, turn: Turn) -> bool:
+    return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
+
+
+def _cut(turn: Turn, width: int) -> Turn:
+    if len(turn.proposal or turn.lookup) == width:
+        return turn
+    return replace(turn, proposal=turn.proposal[:width], lookup=turn.lookup[:width])

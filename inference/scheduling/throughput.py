@@ -1,0 +1,24 @@
+"""Law of all speculation: of several plans, take the one with the most expected tokens per second. Pure.
+
+Plans differ in their draft tokens: how many are drafted before a pass or sent in a message, how many a pass verifies,
+and whether it waits for them. A draft token gains a token if the target agrees with it and with all before it, and
+costs time. This is the rule of Leviathan et al. (arXiv 2211.17192) for the speculation length, on measured times. The
+time of a pass is a staircase over its width, so the best plan may lie behind some that are worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def fastest(plans: Iterable[tuple[float, float]]) -> int:
+    """Return the index of the plan with the most tokens per second; of equal ones, the last.
+
+    Args:
+        plans: expected tokens and seconds of each plan; all seconds are 0 while nothing is measured.
+    """
+    best, best_tokens, best_s = 0, 0.0, 1.0
+    for index, (tokens, seconds) in enumerate(plans):
+        if seconds * best_tokens <= tokens * best_s:
+            best, best_tokens, best_s = index, tokens, seconds
+    return best
