@@ -68,7 +68,9 @@ async def events_of(completer: LocalCompleter, request: CompletionRequest) -> li
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
 
-async def cut(completer: LocalCompleter, request: CompletionRequest, num_deltas: int) -> tuple[Progress, list[TextEvent]]:
+async def cut(
+    completer: LocalCompleter, request: CompletionRequest, num_deltas: int
+) -> tuple[Progress, list[TextEvent]]:
     """Return the first events of an answer that loses its server then, as the caller's side keeps them."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
