@@ -27,6 +27,8 @@ from tests.support.neuron.engines import (
 )
 from tests.support.neuron.slot_models import neuron_config
 
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+
 GAMMA = 4
 
 

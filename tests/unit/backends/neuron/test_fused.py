@@ -246,6 +246,7 @@ def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
     return float(chdtrc(len(law) - 1, statistic))
 
 
+@pytest.mark.release  # on the double, as test_exactness.py
 @pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
 def test_eagle_that_samples_has_the_target_s_law(
     models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
@@ -364,6 +365,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.release  # on the double, as test_exactness.py
 @pytest.mark.usefixtures("artifacts")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
 async def test_a_broken_rule_is_noticed(

@@ -28,6 +28,8 @@ from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, requests, target_engine
 from tests.unit.backends.neuron.test_fused import K, engine, load, turn
 
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+
 Patch = pytest.MonkeyPatch
 
 

@@ -28,6 +28,8 @@ from tests.support.neuron.checkpoints import save_medusa_target
 from tests.support.neuron.engines import MAX_LENGTH, assert_noticed, generate_all, greedy_reference, requests
 from tests.support.nxdi import Nxdi
 
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+
 NUM_HEADS = 3
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
 WIDTH = len(TREE) + 1
