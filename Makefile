@@ -39,14 +39,15 @@ $(RUNTIME): requirements.txt
 demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
-# Two processes, one thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the
+# Three processes on two cores, since servers and streams make tests wait; one thread each, or threads would fight. In the
 # order of the folders, since the long ones stand first: at the end, one process would have all that is left of a file.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 # With the oldest versions that pyproject.toml allows, but for those of the Neuron SDK, in an environment of their own.
 test-oldest: $(OLDEST)/.installed
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default --numprocesses 2 --dist loadscope \
+	    tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
 	    tests/unit/gateway/test_app.py tests/unit/gateway/test_limits.py tests/unit/gateway/test_responses.py \
 	    tests/unit/observe tests/integration/test_library.py
 
@@ -71,9 +72,13 @@ $(OTHER)/.installed: requirements.txt requirements-dev.txt requirements-tracing.
 	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
 	touch $@
 
-# From end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
+# From end to end, most of them half a minute or more: studies, comparisons, reports, the demo, models of a hub, packages of
+# clients. Two search for the best by the time that servers take, and have the machine for themselves.
+TIMED := tests/integration/test_capacity.py tests/integration/test_study.py
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses 2 --dist loadscope --no-loadscope-reorder \
+	    $(addprefix --ignore ,$(TIMED))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(TIMED)
 
 # Before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
 test-release: install

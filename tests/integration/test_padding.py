@@ -196,6 +196,7 @@ async def test_a_draft_whose_link_is_cut_resumes(pairs: dict[int, Pair], drafts:
     assert token_ids == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [LARGE, SMALL])
 async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(pairs: dict[int, Pair], size: int) -> None:
     """The last test: it takes the fused servers away."""
