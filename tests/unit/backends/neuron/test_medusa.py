@@ -1,4 +1,4 @@
-"""Medusa behind the engine: greedy exact, whichever paths are accepted, and every rule needed."""
+"""Medusa under the engine: greedy exact, whichever paths are accepted, and every rule needed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 
 @pytest.mark.parametrize("spare", [0, 4])
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
-    """With a graph that has just room for the tree, and with one that can read misplaced tokens beside it."""
+    """Graphs with just enough room for the tree, and ones that can read misplaced tokens beside it, are exact."""
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))
     answers = await generate_all(running, wanted)
@@ -79,7 +79,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """Else the test above would prove little: longer paths, none, and such that lie beside their positions."""
+    """The test above proves something: it accepts longer paths, none, and some that lie beside their positions."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 
