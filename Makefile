@@ -11,6 +11,10 @@ RAY := build/ray
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
+# Python keeps its bytecode, also where an image switched that off: a server starts in four fifths of the time, and tests start
+# more than a hundred.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
         images lock audit sbom test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench \
         bench-capacity bench-load bench-peers proto clean
@@ -46,11 +50,11 @@ $(RUNTIME): requirements.txt
 demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
-# Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Two processes, one
-# thread each: a model in a test is tiny, and threads of several processes would fight for cores. In the order of the folders,
+# Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Three processes on
+# two cores, since servers and streams make tests wait; one thread each, or threads would fight. In the order of the folders,
 # since the long ones stand first: at the end, one process would have all that is left of a file.
 test: $(if $(ARGS),install,check)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 2 --dist loadscope --no-loadscope-reorder)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 --dist loadscope --no-loadscope-reorder)
 
 # Unit tests of five rooms, in half a minute. Three processes, since some of them wait.
 QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text)
@@ -67,7 +71,8 @@ format: install
 
 # Tests with the oldest versions that pyproject.toml allows. Those of the Neuron SDK stay; in an environment of its own.
 test-oldest: $(OLDEST)/.installed
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -W default --numprocesses 2 --dist loadscope \
+	    tests/unit/grpc_comm tests/unit/text tests/unit/backends/onnx \
 	    tests/unit/gateway/test_app.py tests/unit/gateway/door/test_limits.py tests/unit/gateway/test_responses.py \
 	    tests/unit/observe tests/integration/test_library.py
 
@@ -92,9 +97,13 @@ $(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.
 	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
 	touch $@
 
-# Tests from end to end, each half a minute or more: studies, comparisons, reports, the demo, models of a hub.
+# Tests from end to end, most of them half a minute or more: studies, comparisons, reports, the demo, models of a hub, packages of
+# clients. Two search for the best by the time that servers take, and have the machine for themselves.
+TIMED := tests/integration/test_capacity.py tests/integration/test_study.py
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses 2 --dist loadscope --no-loadscope-reorder \
+	    $(addprefix --ignore ,$(TIMED))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(TIMED)
 
 # Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
 test-release: install

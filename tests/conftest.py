@@ -21,7 +21,7 @@ atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 os.environ["XDG_CACHE_HOME"] = _CACHE
 
 HAS_TORCH = find_spec("torch") is not None
-"""Whether everything can be tested; `make test-python` has environments without torch."""
+"""True if everything can be tested; `make test-python` has environments without torch."""
 
 NEVER = 100_000
 """An end-of-sequence id outside the vocabulary: the model goes on to the end of its context."""
@@ -29,7 +29,7 @@ NEVER = 100_000
 
 @dataclass(frozen=True)
 class ModelDirectories:
-    """Where the tiny models lie.
+    """Folders of the tiny models.
 
     Attributes:
         target: the model whose tokens are wanted.

@@ -36,7 +36,7 @@ print(json.dumps([metrics, [each["Values"] for each in found]]))
 
 
 def python_with_boto3() -> Path:
-    """That of the deploy extra, which is on PATH with its programs."""
+    """The Python of the deploy extra, which is on PATH with its programs."""
     server = shutil.which("moto_server")
     assert server is not None, "moto_server is missing: make manifests installs it"
     return Path(server).with_name("python")
@@ -50,11 +50,11 @@ class CloudWatch:
     log: Path
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
-        """What ListMetrics returns."""
+        """Return the answer of ListMetrics."""
         return list(self._ask(namespace, "None")[0])
 
     def values(self, namespace: str, unit: str) -> dict[tuple[str, str, str], list[float]]:
-        """What GetMetricData returns in that unit, by variant, test case and metric."""
+        """Return the answer of GetMetricData in that unit, by variant, test case and metric."""
         metrics, values = self._ask(namespace, unit)
         return {_place(metric): found for metric, found in zip(metrics, values, strict=True) if found}
 

@@ -1,6 +1,6 @@
-"""What no schema sees: that the parts of a deployment name each other, and that its command lines are ours.
+"""Checks beyond any schema: the parts of a deployment name each other, and its command lines are ours.
 
-`faults` reads the manifests of one namespace and says, in words, what would not work once they are applied.
+`faults` reads the manifests of one namespace and yields, in words, each fault that they would have when applied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 PATHS = ("/livez", "/readyz")
 HEALTH_NAMES = ("liveness", "readiness")
 FORCED_END_S = 2
-"""What a server takes at most to end after its grace (docs/reliability.md)."""
+"""Longest time that a server takes to end after its grace (docs/reliability.md)."""
 CORES_PER_DEVICE = 8
 BY_HAND = "access"
 """The Secret that access.sh makes: tokens are in no manifest."""
@@ -65,7 +65,7 @@ def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    """As the kubelet does: what is not known stays as it is."""
+    """Replace variables as the kubelet does: unknown ones stay as they are."""
     return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), word)
 
 
@@ -75,7 +75,7 @@ def _labels(workload: Manifest) -> dict[str, str]:
 
 
 def _chosen(selector: Manifest, documents: list[Manifest]) -> list[Manifest]:
-    """The workloads whose pods a selector matches."""
+    """Return the workloads that have pods which a selector matches."""
     wanted = selector.get("matchLabels", {})
     among = selector.get("matchExpressions", [])
     return [
@@ -205,7 +205,7 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
 
 
 def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """By the parser of the role, and for hosts by the Services."""
+    """Check flags by the parser of the role, and hosts by the Services."""
     role = arguments["--role"]
     rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     complaint = io.StringIO()
@@ -225,7 +225,7 @@ def _dialled(arguments: Mapping[str, str]) -> set[str]:
 
 
 def _replicas(documents: list[Manifest]) -> set[str]:
-    """Return HOST:PORT of all gRPC ports, by replica. One address of a Service does not tell replicas apart."""
+    """Return HOST:PORT of all gRPC ports, by replica. One address of a Service stands for all its replicas."""
     served = set()
     for service in of_kind(documents, "Service"):
         name, ports = service["metadata"]["name"], [port["port"] for port in service["spec"]["ports"]]
@@ -288,7 +288,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Return the files that a Secret becomes in the pod; without items, those of a certificate."""
+    """Keys of a certificate's Secret, unless it lists its own."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 

@@ -41,7 +41,7 @@ def _why_not() -> str | None:
 
 
 def need_kubectl() -> None:
-    """Skip the test, saying why, where there is no kubectl that builds components."""
+    """Skip the test, with the reason, where no kubectl builds components."""
     if (why := _why_not()) is not None:
         pytest.skip(why)
 
@@ -56,13 +56,13 @@ def text_of(folder: Path) -> str:
 
 
 def complaints(*command: str | Path) -> str:
-    """What a checking program says; nothing if it is content."""
+    """Return the complaints of a checking program; empty if it has none."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    """What a folder builds, anew for each caller, who may spoil it."""
+    """Return the manifests that a folder builds, anew for each caller, which may change them."""
     return [each for each in yaml.safe_load_all(text_of(folder)) if each]
 
 
@@ -71,7 +71,7 @@ def of_kind(documents: list[Manifest], *kinds: str) -> list[Manifest]:
 
 
 def with_components(folder: Path, resource: str, *components: str) -> list[Manifest]:
-    """What `resource` builds with further components behind it, from a kustomization written into `folder`."""
+    """Build `resource` with further components after it, from a kustomization written into `folder`."""
     up = Path(*[".."] * len(folder.resolve().relative_to("/").parts))
     root = up / KUBERNETES.relative_to("/")
     lines = ["resources:", f"  - {root / resource}", "components:", *(f"  - {root / each}" for each in components)]

@@ -33,7 +33,7 @@ QUESTIONS = questions(6, [100])
 SLOW = ("--emulate=target:30ms",)
 """So that an answer is under way for seconds, on any machine."""
 PAUSE_S = 5.0
-"""Between two replicas; the manifests leave more time, `minReadySeconds`."""
+"""Time between two replicas; the manifests leave more, `minReadySeconds`."""
 
 Work = Coroutine[Any, Any, None]
 
@@ -105,7 +105,7 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 
 
 async def learn(site: Site, target: Member) -> Load:
-    """Return a load whose expected answers are those of a target alone."""
+    """Return a load that expects the answers of a target alone."""
     async with site.client(target.http_port) as client:
         answers = await asyncio.gather(*(ask_http(client, question) for question in QUESTIONS))
     assert [answer.words for answer in answers if answer.fault] == []

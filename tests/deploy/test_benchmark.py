@@ -49,7 +49,7 @@ done
 
 
 class Pod:
-    """What a Job's only container is given: its command here, its variables, and its files in a folder."""
+    """The inputs of a Job's only container: its command here, its variables, and its files in a folder."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._documents = manifests(KUBERNETES / "benchmark")
@@ -89,7 +89,7 @@ def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
 
 @asynccontextmanager
 async def both_servers() -> AsyncGenerator[str]:
-    """The target alone, and with its draft; yields what ENDPOINTS says of them."""
+    """Run the target alone, and with its draft; yield ENDPOINTS for them."""
     base, sd, *ports = (free_port() for _ in range(4))
     flags = ["--threads=1", "--log_level=warning"]
     async with (

@@ -50,7 +50,7 @@ def blocks(text: str) -> list[str]:
 
 
 class Walk:
-    """A shell in the project's root, whose `aws` is moto's client, and a log of what was called."""
+    """A shell in the project's root with moto's client as `aws`, and a log of the calls."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         need_kubectl()
@@ -83,7 +83,7 @@ class Walk:
 
     @property
     def refused(self) -> list[str]:
-        """Lines of the CLI's complaints about what it was told."""
+        """Lines of the CLI's complaints about its arguments."""
         return [line for line in self.read("errors").splitlines() if line.startswith(REFUSED)]
 
     @property

@@ -35,7 +35,7 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
 
 
 def test_a_base_is_written_once_for_each_recipe() -> None:
-    """A digest behind the tag is an edit of one line, and cpu and cuda stand on the same Debian."""
+    """A digest after the tag is an edit of one line, and cpu and cuda stand on the same Debian."""
     bases = {}
     for recipe in RECIPES:
         [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)

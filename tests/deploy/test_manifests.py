@@ -49,14 +49,14 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """What kubernetes-validate complains of; resources that it does not know are not its."""
+    """Return the complaints of kubernetes-validate, except about resources that it does not know."""
     file = folder / "all.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
 
 
 def custom_faults(kind: str, documents: list[Manifest], folder: Path) -> str:
-    """What check-jsonschema complains of in resources of another project's kind."""
+    """Return the complaints of check-jsonschema about resources of another project's kind."""
     files = [folder / f"{kind}-{number}.yaml" for number in range(len(documents))]
     for file, document in zip(files, documents, strict=True):
         file.write_text(yaml.safe_dump(document))
@@ -96,7 +96,7 @@ def test_custom_resources_fit_their_schemas(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """A kind that nobody knows would only be warned about, and is refused instead."""
+    """An unknown kind would only bring a warning, and is refused instead."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     assert known <= {
         *(
@@ -152,8 +152,8 @@ def devices(workload: Manifest) -> bool:
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The story: it wanted 190 CPUs and 8 devices of a node whose 192 and 16 two servers held. It stayed pending until
-    both were scaled to 0, so every upgrade of the SDK was hours without service."""
+    """The story: it wanted 190 CPUs and 8 devices of a node with 192 and 16, all held by two servers. It stayed pending
+    until both were scaled to 0, so every upgrade of the SDK was hours without service."""
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
     near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")

@@ -1,4 +1,4 @@
-"""deploy/cloudwatch/publish.py: what CloudWatch then has, the same as lines, and errors that say what is missing."""
+"""deploy/cloudwatch/publish.py: metrics in CloudWatch, the same as lines, and errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """As results.json has it; figures that differ from their mean."""
+    """Return a cell as in results.json; its figures differ from their mean."""
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 

@@ -48,7 +48,7 @@ async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
 
 
 async def heard(leases: Leases, known: int = 0) -> list[str] | None:
-    """What a follower is told at once; None: it waits."""
+    """Return the addresses that a follower gets at once; None if it waits."""
     try:
         return (await asyncio.wait_for(leases.wait(known), timeout=0.01))[1]
     except TimeoutError:
@@ -75,7 +75,7 @@ async def test_a_target_is_there_as_long_as_its_lease() -> None:
 
 
 async def test_a_restarted_registry_waits_for_all_leases() -> None:
-    """Else its followers would leave whom it hears of last."""
+    """An answer at once would make followers leave the targets that renew last."""
     clock = Clock()
     leases = Leases(clock)
     await leases.put("a", "h:1", "n")
@@ -120,7 +120,7 @@ async def test_nobody_waits_for_ever() -> None:
 
 @dataclass
 class Context:
-    """What Serve tells."""
+    """The context that Serve gives to a policy."""
 
     aggregated_metrics: dict[str, dict[str, float]] | None
     current_num_replicas: int = 2
@@ -140,7 +140,7 @@ def test_nobody_is_sent_away_before_anybody_has_reported(metrics: dict[str, dict
 
 @pytest.mark.parametrize("application", CONFIG["applications"], ids=lambda each: each["name"])
 def test_every_command_line_is_one(application: dict[str, Any]) -> None:
-    """Of hosts beyond loopback, too, where a server wants to be told who may read along."""
+    """Command lines with hosts beyond loopback parse, too, where a server asks for a rule of access."""
     args = application["args"]
     words = [*OWN_FLAGS[application["name"]], "--probe_port=0", *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
@@ -153,7 +153,7 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
 
 
 async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None:
-    """A gateway and a pool worker have no port of gRPC, so their probe is all that tells."""
+    """A gateway and a pool worker have no port of gRPC, so their probe is the only sign of life."""
     target = ("--model", str(models.target), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
     child = await Child.start("target", target)
     try:

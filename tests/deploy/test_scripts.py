@@ -32,7 +32,7 @@ for file in a.safetensors config.json original/params.json; do echo "$2 $file" >
 
 
 def stand_in(folder: Path, name: str, script: str) -> dict[str, str]:
-    """An environment whose PATH has `script` under that name."""
+    """Return an environment with `script` under that name on its PATH."""
     program = folder / "bin" / name
     program.parent.mkdir(exist_ok=True)
     program.write_text(script)

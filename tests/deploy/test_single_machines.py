@@ -107,7 +107,7 @@ def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def complaints_of_systemd(folder: Path, *, spoil: tuple[str, str] = ("", "")) -> list[str]:
-    """Of `systemd-analyze verify`, with programs and folders that are here in place of an installation's."""
+    """Return the complaints of `systemd-analyze verify`, with this machine's programs and folders."""
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("there is no systemd-analyze")
     for unit in UNITS:

@@ -19,7 +19,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None
         yield server
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def topologies(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, ServerProcess], None]:
     """Every way to help the target, by name; the stranger has a shorter context than the target."""
     servers = {

@@ -60,6 +60,7 @@ async def test_two_terminals() -> None:
     assert sum(rates) / len(rates) > 0.5
 
 
+@pytest.mark.long
 async def test_every_topology_samples_the_same_tokens() -> None:
     port = free_port()
     sampling = SamplingParams(temperature=0.8, top_p=0.95)

@@ -20,7 +20,7 @@ from tests.support.browser import CHROMIUM
 from tests.support.servers import command
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two machines need two cores"),
 ]
 
@@ -98,7 +98,6 @@ def _check_in_browser(page: Path) -> None:
     }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "topologies"),
     [("target", "distributed"), ("fused", "target,fused"), ("pool-draft", "target,pool")],

@@ -14,7 +14,7 @@ from tests.conftest import ModelDirectories
 from tests.integration.test_gateway import gateway_process, metrics_of, until_running, value
 from tests.support.servers import fused_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 NUM_STREAMS, NUM_LEAVERS, NUM_SLOTS, MAX_WAITING, NUM_TOKENS = 200, 20, 4, 120, 8
 

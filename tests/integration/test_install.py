@@ -20,7 +20,7 @@ from inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.servers import target_server, until_healthy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PACKAGES = ("specdec", "inference", "grpc_comm", "comparison")
 SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -68,7 +68,6 @@ def variables(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
-@pytest.mark.long
 async def test_a_wheel_serves_what_it_brings(environment: Path, tmp_path: Path) -> None:
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
@@ -97,7 +96,6 @@ with specdec.Client(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.long
 async def test_a_client_needs_its_own_file_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
     """requirements/client.txt in an empty environment, as docs/first_steps.md has it: both of its clients ended at
     once, since they imported llguidance and Pydantic."""

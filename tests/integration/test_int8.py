@@ -15,7 +15,7 @@ from inference.serving.processes import ServerProcess
 from inference.workers.completion import CompletionRequest
 from tests.support.servers import complete_all, draft_server, fused_server, target_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 INT8 = ("--dtype", "int8")
 

@@ -38,7 +38,7 @@ from tests.support.nxdi import Nxdi
 from tests.support.prompts import PROMPTS
 from tests.support.servers import Completion, complete, complete_all, draft_server, fused_server, target_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
 
 GAMMA = 3
 NUM_TOKENS = 12
@@ -253,7 +253,6 @@ async def compare(*flags: str) -> str:
     return result.stdout
 
 
-@pytest.mark.long
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
     """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron.
 

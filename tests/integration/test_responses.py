@@ -11,8 +11,6 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
-from langchain_openai import ChatOpenAI
 
 from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from inference.serving.processes import free_port
@@ -88,8 +86,11 @@ async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
     assert isinstance(parsed.output_parsed, Forecast)
 
 
+@pytest.mark.long
 async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
     """One agent must call, whole and streamed; another one goes on from there with a typed answer."""
+    from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
+
     called = []
 
     @function_tool
@@ -117,8 +118,11 @@ async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
     assert isinstance(answer.final_output, Forecast)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 async def test_langchain(url: str, method: Any) -> None:
+    from langchain_openai import ChatOpenAI
+
     fields: Any = {"model": "target", "base_url": url, "api_key": "none", "max_retries": 0, "use_responses_api": True}
     model = ChatOpenAI(**fields, max_tokens=80, temperature=0)  # type: ignore[call-arg]
     answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
@@ -130,6 +134,7 @@ async def test_langchain(url: str, method: Any) -> None:
     assert whole.usage_metadata["output_tokens"] == 80
 
 
+@pytest.mark.long
 async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
     """Its `openai:` models are of the Responses API; tools, a typed output, and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
@@ -149,6 +154,7 @@ async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
     assert again.usage.input_tokens > whole.usage.input_tokens
 
 
+@pytest.mark.long
 async def test_litellm(url: str) -> None:
     litellm = pytest.importorskip("litellm")
     fields = {**FIELDS, "model": "openai/target", "api_base": url, "api_key": "none"}

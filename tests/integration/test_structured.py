@@ -173,8 +173,15 @@ async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> N
 
 
 @pytest.mark.parametrize("schedule", Schedule)
-@pytest.mark.parametrize("conditions", [LinkConditions(), FAR], ids=["near", "far"])
-@pytest.mark.parametrize("draft", ["related", "stranger", "ngram"])
+@pytest.mark.parametrize(
+    ("draft", "conditions"),
+    [
+        pytest.param("related", LinkConditions(), id="related-near"),
+        pytest.param("related", FAR, id="related-far"),
+        pytest.param("stranger", FAR, id="stranger-far"),
+        pytest.param("ngram", LinkConditions(), id="ngram-near"),
+    ],
+)
 async def test_distributed(
     models: ModelDirectories,
     link: DelayProxy,

@@ -127,6 +127,7 @@ async def test_a_collector_must_be_a_url() -> None:
     assert "--otlp_endpoint localhost:4317" in result.last_line
 
 
+@pytest.mark.long
 async def test_a_lost_collector_delays_nothing(models: ModelDirectories) -> None:
     flags = ("--otlp_endpoint", f"http://127.0.0.1:{free_port()}")
     async with target_server(models.target, *flags) as target, gateway_process(target, *flags) as port:

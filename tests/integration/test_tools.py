@@ -14,8 +14,6 @@ import jsonschema
 import openai
 import pytest
 import pytest_asyncio
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
-from langchain_openai import ChatOpenAI
 
 from grpc_comm.channel import open_channel
 from grpc_comm.server import Server
@@ -111,8 +109,11 @@ async def test_a_bad_schema_is_named_by_its_place(client: openai.AsyncOpenAI) ->
     assert caught.value.param == "tools"
 
 
+@pytest.mark.long
 async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
-    """The agent must call, is told what came of it, and then says something; streamed too."""
+    """The agent must call, reads what came of it, and then writes something; streamed too."""
+    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
+
     called = []
 
     @function_tool
@@ -134,8 +135,11 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
     assert streaming.final_output == result.final_output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 async def test_langchain(url: str, method: Any) -> None:
+    from langchain_openai import ChatOpenAI
+
     model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, max_tokens=80, temperature=0)  # type: ignore[arg-type,call-arg]
     answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
     assert isinstance(answer, Forecast)

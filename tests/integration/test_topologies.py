@@ -112,7 +112,7 @@ async def test_target_alone_equals_transformers(target: ServerProcess, greedy_to
     assert sum(completion.num_lookup_tokens for completion in completions[1::2]) > 0
 
 
-@pytest.mark.parametrize("gamma", range(1, 9))
+@pytest.mark.parametrize("gamma", [1, 2, 5, 8])
 async def test_greedy_equals_transformers_with_8_sessions(
     topologies: Topologies, greedy_tokens: list[list[int]], gamma: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""What stands where the device would be: seven changes to NxDI, which is otherwise as AWS wrote it.
+"""A stand-in for the device: seven changes to NxDI, which is otherwise as AWS wrote it.
 
 1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel.
 2. An application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights.
@@ -41,7 +41,7 @@ GRAPHS = {
     "medusa_speculation_model": "medusa",
 }
 STATES = ("past_key_values", "rolling_buffer", "rank_util", "global_rank")
-"""In the names of buffers that no checkpoint holds."""
+"""Parts of the names of buffers that no checkpoint holds."""
 
 
 def change_config(module: ModuleType) -> None:
@@ -166,7 +166,7 @@ def change_wrapper(module: ModuleType) -> None:
 
 @torch.no_grad()
 def _run_compiled(wrapper: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Which output is which state, NxDI says itself: its table is that of the compiler."""
+    """Check the outputs by NxDI's own table of states, which is the compiler's too."""
     bucket = wrapper.neuron_config.buckets.index(args[1].shape[-1])
     _, places = wrapper.as_device.get(bucket)
     outputs = list(run(wrapper, *args))

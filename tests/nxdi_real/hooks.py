@@ -18,7 +18,7 @@ SOURCES = "NXDI_SOURCES"
 """Environment variable: the folder of both clones."""
 FOLDERS = ("neuronx-distributed-inference/src", "neuronx-distributed/src")
 VERSIONS = {"torch-neuronx": "2.9.0", "neuronx-cc": "2.24.0", "neuronx-distributed": "0.18.0"}
-"""Of packages that are stand-ins, or do not say; NxDI's own is in its sources."""
+"""Versions of packages that are stand-ins or have none; NxDI's own is in its sources."""
 _ENVIRONMENT = {"NXD_CPU_MODE": "1", "NXD_LOG_LEVEL": "error"}
 
 
@@ -38,7 +38,7 @@ def arm() -> None:
 
 
 class _Changes(importlib.abc.MetaPathFinder):
-    """Changes modules of NxDI behind their import. The stand-ins, which need torch, come with the first of them."""
+    """Changes modules of NxDI after their import. The stand-ins, which need torch, come with the first of them."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
@@ -69,7 +69,7 @@ class _Changes(importlib.abc.MetaPathFinder):
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def find_distributions(self, context: Any) -> Iterable[metadata.Distribution]:
-        """For `importlib.metadata`, which is asked for versions."""
+        """Return distributions for `importlib.metadata`, which is asked for versions."""
         versions = {**VERSIONS, "neuronx-distributed-inference": self._version()}
         names = versions if context.name is None else [context.name.replace("_", "-").lower()]
         return [_Distribution(name, versions[name]) for name in names if name in versions]

@@ -41,7 +41,7 @@ def config(path: Path, **options: Any) -> ModelConfig:
 
 
 def slots(target: Path, **overrides: Any) -> dict[str, Any]:
-    """How far logits are from those of Transformers, after prompts and a pass over a part of the batch."""
+    """Return the distance of logits from those of Transformers, after prompts and a pass over a part of the batch."""
     backend = load_neuron_backend(config(target, gamma=K - 1, overrides=overrides))
     prompts = backend.forward([Span(slot, 0, tokens, 1) for slot, tokens in enumerate(PROMPTS)])
     passes = backend.forward([Span(2, 26, TOKENS[:K], K), Span(0, 1, TOKENS[7:9], 2)])
@@ -58,7 +58,7 @@ def _logits(target: Path, tokens: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = False, **overrides: Any) -> dict[str, Any]:
-    """Whether greedy tokens are those of Transformers."""
+    """Return whether greedy tokens are those of Transformers."""
     options = {"method": method, "overrides": overrides, "device_sampling": device_sampling}
     decoder = load_fused_decoder(config(target, gamma=K, **options), config(draft, **options), decide)
     assert decoder is not None
@@ -89,7 +89,7 @@ def _greedy(target: Path, prompt: tuple[int, ...]) -> list[int]:
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """What is tried, by name, and what came of it."""
+    """Yield the outcome of each trial, with its name."""
     target = save_tiny_model(folder / "target", "llama", seed=1, eos_token_id=None)
     draft = save_tiny_model(folder / "draft", "llama", seed=2, eos_token_id=None)
     deep = save_tiny_model(folder / "deep", "llama", seed=1, num_hidden_layers=8, eos_token_id=None)

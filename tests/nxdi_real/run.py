@@ -16,10 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed")
 REPLACED = {"transformers": "transformers==4.57.6", "tokenizers": "", "huggingface-hub": "", "matplotlib": ""}
-"""Instead of what requirements.txt says: Transformers brings its own of two; matplotlib, an image need not have."""
+"""Pins in place of those of requirements.txt: Transformers brings two of them; an image may lack matplotlib."""
 ADDED = ("tenacity==9.1.2",)
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "scipy")
-"""Of these files."""
+"""Packages of TEST_FILES that the tests need."""
 TEST_FILES = ("requirements/dev.txt", "requirements/endpoints.txt")
 TESTS = (
     *("tests/unit/backends/neuron", "tests/nxdi_real"),
@@ -29,7 +29,7 @@ NUM_PROCESSES = 2
 
 
 def main() -> int:
-    """Exit code of pytest; 2 if the sources are not where the argument says."""
+    """Return pytest's exit code; 2 if the argument's folder has no sources."""
     if len(sys.argv) < 2 or not sys.argv[1]:
         print("usage: make test-nxdi NXDI_SOURCES=DIR, where DIR has clones of", *PACKAGES, file=sys.stderr)
         return 2

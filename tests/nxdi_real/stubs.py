@@ -38,7 +38,7 @@ class _Inert(type):
             return super().__call__(*args, **keywords)
         if len(args) == 1 and not keywords and isinstance(args[0], FunctionType | type):
             return args[0]  # @name
-        return _configured(cls.__name__)  # @name(...), or an object that nobody looks into
+        return _configured(cls.__name__)  # @name(...), or an object that no code looks into
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -74,7 +74,7 @@ def _configured(name: str) -> Callable[..., Any]:
 
 
 class _Module(ModuleType):
-    """A package whose every attribute exists."""
+    """A package that has every attribute."""
 
     __path__: list[str] = []
     __version__ = "0"
@@ -140,7 +140,7 @@ def _collectives() -> dict[str, Any]:
 
 
 class CollectivesConfig:
-    """Of which NxD reads one field, when it makes process groups."""
+    """A configuration that NxD reads one field of, when it makes process groups."""
 
     def __init__(self, replica_groups: Sequence[Sequence[int]] | None = None, *_: Any, **__: Any) -> None:
         self.replica_groups = replica_groups

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 @pytest.fixture(scope="module")
 def results(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the figures of two ranks by the name of the trial."""
+    """Return the ranks' results, by the name of the trial."""
     if not nxdi.is_real:
         return {}
     folder = tmp_path_factory.mktemp("ranks")

@@ -37,10 +37,10 @@ PROMPT = "A document in JSON:"
 
 @dataclass
 class Tally:
-    """Number of requests by what became of them, in one way to ask, and the answers that should not have been.
+    """Number of requests by outcome, in one way to ask, and the wrong answers.
 
     Attributes:
-        taken: files whose schemas were accepted.
+        taken: files with schemas that were accepted.
     """
 
     ends: Counter[str] = field(default_factory=Counter)

@@ -54,7 +54,7 @@ class Enough(Exception):
 
 @dataclass
 class Tally:
-    """What became of the sessions.
+    """The outcome of the sessions.
 
     Attributes:
         ends: by server and end.
@@ -67,7 +67,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a server has while nobody asks it anything."""
+    """Figures of a server without requests."""
 
     num_requests: int
     num_tasks: int
@@ -178,7 +178,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """What it has now, without requests."""
+    """Return its figures now, without requests."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
     return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 
@@ -208,7 +208,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
 
 
 async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
-    """What every server has after these sessions, once it has settled."""
+    """Return every server's figures after these sessions, once it has settled."""
     await drive(trial, where, visitors, numbers, seed)
     trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)
     await asyncio.sleep(2)  # connections that have been closed are noticed

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, whose certificates may be for URIs, expired, or anybody's."""
+"""A certificate authority of a test's own, that issues certificates for URIs, expired ones, and ones for any name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Issued:
 
 
 class Authority:
-    """A CA whose key is forgotten with it: nobody can issue more later."""
+    """A CA that keeps its key in memory alone: no more can be issued later."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -35,7 +35,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """What others have to trust."""
+        """The certificate that others have to trust."""
         return self._cert.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, names: Sequence[str], *, begins: datetime | None = None, days: float = DAYS) -> Issued:

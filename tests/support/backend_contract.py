@@ -1,4 +1,4 @@
-"""What every slot backend is held to: `BackendContract`, a class of tests that each backend's own test file derives.
+"""The contract of every slot backend: `BackendContract`, a class of tests that each backend's own test file derives.
 
 Its heart is random histories: whatever was written, overwritten or rolled back before, a span's logits are those of a
 fresh forward of plain Transformers over the tokens that the slot is supposed to hold.
@@ -29,12 +29,12 @@ MAX_LENGTH = 24
 
 @dataclass(frozen=True)
 class Move:
-    """What one slot does in one pass, relative to what it holds: keep a part, then append."""
+    """A move of one slot in one pass, relative to what it holds: keep a part, then append."""
 
     slot: int
     keep: float  # part of the held tokens that stays; 1 is plain decoding, 0 is reuse by another sequence
     token_ids: tuple[int, ...]
-    wanted: float  # part of the new tokens whose logits are wanted
+    wanted: float  # share of the new tokens that logits are wanted of
 
 
 TOKENS = tuple(range(20, 20 + MAX_LENGTH))
@@ -141,7 +141,7 @@ class BackendContract:
     """Derive it, and give it a fixture `family` and the two methods that raise here."""
 
     tolerance = 1e-4
-    max_examples = 16
+    max_examples = 8
 
     def backend_of(self, family: str) -> Backend:
         """The backend over `tiny_model(family)`, for all examples: what earlier ones left in its slots must not matter.
@@ -176,7 +176,7 @@ class BackendContract:
             assert np.concatenate(logits).argmax(axis=1).tolist()[2:-1] == text[3:]
 
     def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As if every continued sequence were one token longer than it is."""
+        """A backend fails that reads every continued sequence as one token longer than it is."""
         backend = self.fresh()
         forward = backend.forward
 

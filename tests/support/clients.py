@@ -30,7 +30,7 @@ PROMPTS = ("It was the best of times", "The wind", "Once upon a time there was",
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a client asks; its tokens follow from it alone."""
+    """A client's question; the tokens follow from it alone."""
 
     prompt: str
     seed: int
@@ -39,12 +39,12 @@ class Question:
 
 @dataclass
 class Answer:
-    """What came, and how it ended.
+    """An answer as it came, and its end.
 
     Attributes:
         token_ids: over gRPC alone.
         fault: status of the error it ended with; None: it is whole.
-        words: what else was said of it.
+        words: further text about the error.
         arrivals: when messages with tokens came, in monotonic seconds.
     """
 
@@ -59,7 +59,7 @@ class Answer:
         return self.fault is None and self.text == expected.text and self.token_ids in (expected.token_ids, [])
 
     def begins(self, expected: Answer) -> bool:
-        """Whether it is a part of what was expected, from its beginning on."""
+        """Return whether it is a beginning of the expected answer."""
         whole, num_tokens = expected.token_ids, len(self.token_ids)
         return expected.text.startswith(self.text.rstrip("\ufffd")) and whole[:num_tokens] == self.token_ids
 
@@ -69,7 +69,7 @@ class Answer:
 
 
 Progress = Callable[[int], None]
-"""Is told after each message how many tokens have come, or how many events over HTTP."""
+"""Callback after each message, with the number of tokens so far, or of events over HTTP."""
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
@@ -226,7 +226,7 @@ def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
 
 
 async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Question, Answer]:
-    """What a target alone answers, undisturbed.
+    """Return the answers of a target alone, undisturbed.
 
     Raises:
         RuntimeError: it does not.

@@ -33,7 +33,7 @@ IMPATIENT = ("--stall_timeout_s", "5")
 PROMPT_LENGTH = 2000
 """Fills a slot of the bundled pair."""
 SETTLE_S = 30.0
-"""By then every slot is free, and every server that was restored is ready; the idle time-out is 5 s."""
+"""Time after which every slot is free and every restored server ready; the idle time-out is 5 s."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Member:
         http_port: of HTTP; 0: it has none.
         metrics_port: of /metrics.
         probe_port: of /livez and /readyz; 0: it has none.
-        ready_line: what its log says once it is ready; None: its health says so.
+        ready_line: line of its log once it is ready; None: its health says so.
     """
 
     name: str
@@ -100,13 +100,13 @@ class Member:
         return time.monotonic() - began
 
     async def end(self) -> None:
-        """Tell it to end, as a cluster does, and wait until it has."""
+        """Send SIGTERM, as a cluster does, and wait for the end."""
         assert self.server is not None
         self.send(signal.SIGTERM)
         await self.server.process.wait()
 
     async def is_ready(self) -> bool:
-        """Whether a Service may lead there: one failed probe is none, as the manifests have it."""
+        """Return whether a Service may lead there: one failed probe counts as none, as in the manifests."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe_port}", timeout=5) as kubelet:
             for _ in range(2):
                 with suppress(httpx.TransportError):
@@ -120,7 +120,7 @@ class Member:
 
     @property
     def branch_slots_mib(self) -> float:
-        """What the slots take that only branches use, which is now and then: its log says how many and how large."""
+        """Return the memory of the slots that only branches use, by their number and size in its log."""
         assert self.server is not None
         log = self.server.log.read_text()
         sizes = re.findall(r"slots of \d+ tokens, ([\d.]+) MB each", log)
@@ -158,7 +158,7 @@ class Cluster:
         return self.members[name]
 
     def tracebacks(self) -> list[str]:
-        """What the logs tell of unexpected errors: the line before each traceback, and the end of it."""
+        """Return the unexpected errors in the logs: the line before each traceback, and its end."""
         found = []
         for log in sorted(self._logs.iterdir()):
             before, *blocks = log.read_text(errors="replace").split("Traceback (most recent call last):\n")
@@ -170,9 +170,9 @@ class Cluster:
         return found
 
     async def touch(self) -> dict[str, float]:
-        """Fill every slot once; the memory of each server with all its slots touched, in MiB.
+        """Fill every slot once; return the memory of each server with all its slots touched, in MiB.
 
-        Slots for branches count by what the server says of them.
+        Slots for branches count by the server's log.
         """
         for name in ("target", "draft", "fused"):
             await touch(self.members[name].address, PROMPT_LENGTH, NUM_SLOTS)
@@ -191,7 +191,7 @@ class Cluster:
 
 
 async def _is_idle(member: Member) -> bool:
-    """Whether it lives, is ready, and has no request."""
+    """Return whether it lives, is ready, and has no request."""
     if not member.is_alive:
         return False
     if member.port:

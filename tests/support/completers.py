@@ -1,4 +1,4 @@
-"""Completers that need no model: they write what a test tells them, and remember what was asked."""
+"""Completers that need no model: they write what a test sets, and keep the requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCORES = tuple(
     else TokenLogprobs((5,), (logprob,), (text,), len(text))
     for text, logprob in ((b"pro", 0.0), (b"mpt", -1.5), (b" ", -2.5))
 )
-"""Of the prompt that it echoes."""
+"""Log probabilities of the prompt that it echoes."""
 
 
 class ScriptedCompleter:

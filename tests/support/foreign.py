@@ -1,4 +1,4 @@
-"""A server of somebody else: OpenAI-compatible as far as it likes, and in trouble where the prompt says so."""
+"""A foreign server: OpenAI-compatible in part, and in trouble where the prompt asks for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 TEXT = ("It", " was", " a", " dark", " night")
-"""What it answers, a chunk each, whatever the seed."""
+"""Its answer, a chunk each, whatever the seed."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class ForeignServer:
-    """Knows neither usage nor seeds, refuses fields that it does not know, and tells no model but its name."""
+    """Knows neither usage nor seeds, refuses fields that it does not know, and lists its model by name alone."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ class ForeignServer:
             writer.close()
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection goes on."""
+        """Return whether the connection goes on."""
         if path == "/v1/models":
             _send(writer, 200, {"data": [{"id": "theirs"}]})
             return True
@@ -79,7 +79,7 @@ class ForeignServer:
 
 
 class ScriptedServer(ForeignServer):
-    """Server whose answers a test writes.
+    """Server with answers that a test writes.
 
     Args:
         script: returns status, type and text of the answer to a body.

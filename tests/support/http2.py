@@ -1,4 +1,4 @@
-"""A proxy that answers every request by itself: just enough of HTTP/2 to say a status of HTTP's own."""
+"""A proxy that answers every request by itself: just enough of HTTP/2 to send a status of HTTP's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATUS_BY_NAME = b"\x08\x03"  # a literal field whose name is ":status", of thr
 
 @dataclass
 class Proxy:
-    """Where it listens, and how many requests it has answered."""
+    """Its address, and the number of requests that it has answered."""
 
     port: int = 0
     num_answers: int = 0

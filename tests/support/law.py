@@ -123,7 +123,7 @@ def exact_pair_law(logits: FloatArray, sampling: SamplingParams, position: int) 
 
 
 def pair_counts(tokens: npt.NDArray[np.int64], vocab_size: int, position: int) -> FloatArray:
-    """How often each pair of tokens stands at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
+    """Count each pair of tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
     pairs = tokens[:, position] * vocab_size + tokens[:, position + 1]
     return np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size).astype(np.float64)
 

@@ -27,7 +27,7 @@ CHANGING = ("w", "x", "a", "+")
 
 
 class Killed(BaseException):
-    """What ends a process that publishes."""
+    """The end of a process that publishes."""
 
 
 class Mountpoint:

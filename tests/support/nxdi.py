@@ -1,4 +1,4 @@
-"""Which NxDI the tests run on: the contract double, or NxDI's own sources; `pytest --nxdi double|real`.
+"""The NxDI that the tests run on, the contract double or NxDI's own sources: `pytest --nxdi double|real`.
 
 What holds on one must hold on the other. A test that can only be about one of them asks for it by fixture.
 """
@@ -21,7 +21,7 @@ OPTION = "--nxdi"
 
 @dataclass(frozen=True)
 class Nxdi:
-    """What a test needs of either.
+    """NxDI as a test needs it, of either kind.
 
     Attributes:
         is_real: NxDI's own sources.
@@ -40,7 +40,7 @@ class Nxdi:
 
     @property
     def application_class(self) -> Any:
-        """The class whose `compile` and `save_quantized_state_dict` every model's class inherits."""
+        """The class that every model's class inherits `compile` and `save_quantized_state_dict` from."""
         if not self.is_real:
             from tests.support.nxdi_double.application import NeuronApplication
 
@@ -87,13 +87,13 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture
 def on_double(nxdi: Nxdi) -> None:
-    """For tests of the double, of a Python without NxDI, and of rules that matter on a device alone."""
+    """Skip on NxDI's sources: tests of the double, of a Python without NxDI, and of rules of a device."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 
 
 @pytest.fixture
 def on_real(nxdi: Nxdi) -> None:
-    """For what the double does not have."""
+    """Skip on the double: tests of what it does not have."""
     if not nxdi.is_real:
         pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

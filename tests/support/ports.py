@@ -55,7 +55,7 @@ def token_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """Where a server of these tests listens."""
+    """The address of a server of these tests."""
 
     grpc: int
     http: int

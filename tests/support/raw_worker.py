@@ -60,7 +60,7 @@ class RawWorker:
 
 
 async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Read a stream to its end; return its status and what the server says of it."""
+    """Read a stream to its end; return its status and the server's message."""
     with suppress(grpc.aio.AioRpcError):
         while await call.read() != grpc.aio.EOF:
             pass
@@ -122,7 +122,7 @@ def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
 async def raw_worker(
     address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), **fields: Any
 ) -> AsyncGenerator[RawWorker, None]:
-    """Attach a worker, private unless `fields` of its Attach say otherwise, on a connection of its own.
+    """Attach a worker, private unless `fields` of its Attach change that, on a connection of its own.
 
     Raises:
         AioRpcError: the target refuses it.

@@ -1,4 +1,4 @@
-"""A decoder and a proposer whose tokens follow from positions alone, and whose steps a test can hold up or break."""
+"""A decoder and a proposer with tokens that follow from positions alone, and steps that a test can hold up or break."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 20.0
 
 
 def token_at(position: int) -> int:
-    """What a scripted target chooses for a position; all positions below 900 differ."""
+    """Return a scripted target's choice for a position; all positions below 900 differ."""
     return 50 + position
 
 
@@ -57,7 +57,7 @@ class Gate:
         assert self._reached.wait(TIMEOUT_S)
 
     def go_through(self) -> None:
-        """What a step calls."""
+        """Wait at the gate; each step calls this."""
         self._reached.set()
         assert self._open.wait(TIMEOUT_S)
         if self._errors:
@@ -90,7 +90,7 @@ def _verdict(turn: Turn) -> Verdict:
 
 
 def ids_of(extensions: Sequence[Sequence[DraftToken] | None]) -> list[list[int] | None]:
-    """What a proposer gave, as token ids alone."""
+    """Return a proposer's tokens as ids alone."""
     return [None if tokens is None else [token.token_id for token in tokens] for tokens in extensions]
 
 

@@ -44,7 +44,7 @@ def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> Abstr
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """With a fixed length, unless the flags say otherwise: a tiny draft costs as much as its target, and never pays."""
+    """Start a pair with a fixed length, unless flags change it: a draft as large as its target never pays."""
     port = free_port()
     fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
@@ -74,7 +74,7 @@ async def vocabulary_share(metrics_port: int) -> float:
 
 @dataclass
 class Completion:
-    """What became of one request; draft tokens without those that the target looked up."""
+    """The outcome of one request; draft tokens without those that the target looked up."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -135,7 +135,7 @@ def with_gamma(requests: Sequence[CompletionRequest], gamma: int) -> list[Comple
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a run of `main.py` ended."""
+    """The end of a run of `main.py`."""
 
     code: int
     stdout: str

@@ -113,7 +113,7 @@ _SENTENCEPIECE: dict[str, Any] = {
         ],
     },
 }
-"""As in Llama 2."""
+"""Fields of tokenizer.json as in Llama 2."""
 
 
 def _spelled(data: bytes) -> str | None:

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.report import print_json, print_table
 
 TO_CLEAN_UP_S = 90.0
-"""What ending the servers may take; then the process ends, and says where it hung."""
+"""Time to end the servers; after it the process ends, and prints where it hung."""
 QUIET_S = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Time between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Trial:
         self._spoke = -QUIET_S
 
     def say(self, text: str) -> None:
-        """What happens now: the line that moves."""
+        """Print the current step in the line that moves."""
         now = time.monotonic()
         line = f"[{now - self._began:4.0f} s] {self.name}: {text}"
         if sys.stderr.isatty():
@@ -58,7 +58,7 @@ class Trial:
         print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
 
     def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:
-        """Whether something held."""
+        """Record whether a promise held."""
         self._promises.append(Promise(name, str(measured), str(limit), kept))
 
     def conclude(self) -> int:

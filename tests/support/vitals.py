@@ -1,4 +1,4 @@
-"""What the kernel knows of a process: memory, descriptors, threads. Linux only."""
+"""Figures of a process from the kernel: memory, descriptors, threads. Linux only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Vitals:
 
 
 def vitals(pid: int) -> Vitals:
-    """How the process is.
+    """Return the vitals of the process.
 
     Raises:
         FileNotFoundError: it has ended.
@@ -45,7 +45,7 @@ def reset_peak(pid: int) -> None:
 
 
 def waited_s(pid: int) -> dict[int, float]:
-    """How long each of the process's threads, by id, has been ready to run and had no core; the first one's is `pid`.
+    """Return each thread's time, by thread id, in which it was ready to run and had no core; `pid` is the first one.
 
     Raises:
         FileNotFoundError: it has ended.

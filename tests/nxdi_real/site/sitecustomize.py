@@ -1,4 +1,4 @@
-"""In every Python whose PYTHONPATH begins with this folder, Neuron packages are NxDI's own sources, on a CPU."""
+"""A Python with this folder first on its PYTHONPATH takes NxDI's own sources as Neuron packages, on a CPU."""
 
 from tests.nxdi_real.hooks import arm
 

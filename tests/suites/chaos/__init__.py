@@ -1,1 +1,1 @@
-"""Servers die, freeze and lose their links in the middle of answers; what a client has then is right, or says so."""
+"""Servers die, freeze and lose their links in the middle of answers; a client has the right one, or a clear error."""

@@ -26,7 +26,7 @@ from tests.support.trial import Trial, run
 NUM_TOKENS = 200
 NUM_QUESTIONS = 6
 CLEAR = ("UNAVAILABLE", "DISCONNECTED")
-"""What an answer may end with that nothing could resume."""
+"""Statuses that may end an answer that nothing could resume."""
 RUN_LIMIT_S = 120.0
 AFTER_FAULT_S = 25.0
 """An answer goes on, or ends, so long after the fault is over, also on a machine three times as slow."""
@@ -34,7 +34,7 @@ AFTER_FAULT_S = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one run.
+    """The outcome of one run.
 
     Attributes:
         verdict: "same", "part" (with a clear error), or what is wrong.

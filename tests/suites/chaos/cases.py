@@ -1,4 +1,4 @@
-"""What may happen to whom, through whom a client sees it, and whether the client may notice more than a pause."""
+"""Faults by victim and by the server that the client asks, and whether it may see more than a pause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
         entry: server that the client asks.
-        victim: server that is killed or frozen, or whose link is cut, silenced or slowed.
+        victim: server that is killed or frozen, or has its link cut, silenced or slowed.
         resumes: the answer must be whole; False: it may also end with one error.
     """
 

@@ -45,10 +45,10 @@ Checks = dict[str, dict[str, float]]
 
 
 class Watch:
-    """What the prober told, by what the attackers did meanwhile.
+    """The prober's figures, by the attackers' recipe of the time.
 
     Attributes:
-        phase: what happens now.
+        phase: the current recipe.
         worst: the checks, without waits for a core.
         raw: the same, with it.
         num_failed: checks that failed.
@@ -140,7 +140,7 @@ async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch
 
 
 async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> dict[str, Any]:
-    """Run the attackers for so long; what they were told."""
+    """Run the attackers for so long; return the answers that they got."""
     seen: dict[str, Any] = {}
     async with started("attack", asdict(scene), seconds) as attackers:
         async for news in attackers.news():

@@ -1,4 +1,4 @@
-"""The attackers' process: runs every recipe for its share of the time, and says in JSON lines what it does."""
+"""The attackers' process: runs every recipe for its share of the time, and prints each as a JSON line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.suites.hostile.scene import BROKEN, Recipe, Scene, Seen
 
 NICENESS = 5
 FUZZ_SHARE = 0.6
-"""Of the time; recipes that are done early leave more."""
+"""Share of the time; recipes that end early leave more."""
 
 
 def say(**fields: object) -> None:
@@ -54,7 +54,7 @@ async def _patiently(recipe: Recipe, scene: Scene, seen: Seen) -> None:
 
 
 async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
-    """An attacker who is refused comes again: what matters is what others notice."""
+    """A refused attacker comes again: only the effect on others matters."""
     try:
         await recipe(scene, seen)
     except (OSError, *BROKEN) as exc:

@@ -1,4 +1,4 @@
-"""What strangers do over HTTP."""
+"""Attacks over HTTP."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def leaving_browsers(scene: Scene, seen: Seen) -> None:
 
 
 async def unread_streams(scene: Scene, seen: Seen) -> None:
-    """Streams of several choices with everything in them, which nobody reads."""
+    """Streams of several choices with everything in them, left unread."""
     fields = {"prompt": "x", "n": 4, "max_tokens": 200, "logprobs": 5, "stream": True, "ignore_eos": True}
     body = json.dumps(fields).encode()
     while True:
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Requests of a byte a second; bodies that stop; connections on which nothing is said."""
+    """Requests of a byte a second; bodies that stop; connections without a byte."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

@@ -1,4 +1,4 @@
-"""Clients who are not to notice anything but a delay."""
+"""Clients that must see nothing but a delay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.support.clients import FULL, Answer, Question
 
 PAUSE_S = 0.5
-"""Between two answers of a client: with five clients there is always one that streams."""
+"""Pause between two answers of a client: of five clients one always streams."""
 
 Ask = Callable[[Question], Awaitable[Answer]]
 
@@ -20,7 +20,7 @@ class Client:
     """Asks one server again and again, and compares.
 
     Attributes:
-        num_refused: answers that said that there is no room, which is no fault.
+        num_refused: answers with the status of no room, which is no fault.
         faults: answers that were wrong or broke, by how.
     """
 
@@ -33,7 +33,7 @@ class Client:
     longest_gap_s: float = 0.0
 
     async def run(self, expected: Mapping[Question, Answer]) -> None:
-        """For ever."""
+        """Ask without end."""
         while True:
             for question, answer in expected.items():
                 self._judge(await self.ask(question), answer)

@@ -26,7 +26,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", 
 
 
 async def fuzz(scene: Scene, seen: Seen, stop: asyncio.Event) -> None:
-    """Until told to stop."""
+    """Send mutated requests until `stop` is set."""
     grpc_fuzzers = [_fuzz_grpc(scene, seen, stop, number) for number in range(NUM_FUZZERS)]
     await asyncio.gather(*grpc_fuzzers, *(_fuzz_http(scene, seen, stop, port) for port in scene.http_ports))
 

@@ -1,4 +1,4 @@
-"""What strangers do over gRPC, and below it."""
+"""Attacks over gRPC, and below it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def late_branches(scene: Scene, seen: Seen) -> None:
-    """Megabytes of draft tokens behind text that is committed already."""
+    """Megabytes of draft tokens after text that is committed already."""
     prompt = [5] * 250
     branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
     async with dialled(scene.target) as channel:
@@ -229,7 +229,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """A pool worker that proposes for nobody, for others, too much, and what is no token."""
+    """A pool worker that proposes for absent streams, for others', too much, and ids that are no token."""
     proposals = [
         pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[pb.Branch(prefix_length=1, token_ids=[1])])),
         pb.AssistPropose(),
@@ -284,7 +284,7 @@ async def deaf_readers(scene: Scene, seen: Seen) -> None:
 
 
 async def finished_and_unread(scene: Scene, seen: Seen) -> None:
-    """Answers that nobody takes."""
+    """Answers that no client takes."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
         calls = []
@@ -296,7 +296,7 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_askers(scene: Scene, seen: Seen) -> None:
-    """Answers in one piece, of megabytes, that nobody takes."""
+    """Answers in one piece, of megabytes, that no client takes."""
     asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
     while True:
         async with dialled(scene.fused, DEAF) as channel:
@@ -339,7 +339,7 @@ async def deaf_worker(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_calls(scene: Scene, seen: Seen) -> None:
-    """Calls of every method whose first message never comes, over many connections."""
+    """Calls of every method without a first message, over many connections."""
     while True:
         for server in scene.grpc_servers:
             async with AsyncExitStack() as stack:
@@ -352,7 +352,7 @@ async def silent_calls(scene: Scene, seen: Seen) -> None:
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:
-    """Connections of gRPC ports on which nothing is said, or half of a preface."""
+    """Connections to gRPC ports without a byte, or with half of a preface."""
     writers = []
     for index in range(300):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])

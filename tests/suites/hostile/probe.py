@@ -1,4 +1,4 @@
-"""The prober's process, which does nothing else: how long health checks take, in a JSON line now and then.
+"""The prober's process, which only times health checks and prints a JSON line now and then.
 
 What counts is a check's time less that in which the server's event loop, another of its threads, or the prober was
 ready to run and had no core: on a machine that is busy with other things that is most of it, and no peer's doing. Both
@@ -31,7 +31,7 @@ Check = Callable[[], Awaitable[bool]]
 
 
 class Prober:
-    """Checks servers, and keeps the worst of each since it last told."""
+    """Checks servers, and keeps the worst of each since its last line."""
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)
@@ -87,7 +87,7 @@ class Prober:
 
 
 def waited_between(before: dict[int, float], after: dict[int, float], *, first: int) -> float:
-    """What a server's first thread waited for a core, and the one of the others that waited most.
+    """Return the wait for a core of a server's first thread, plus that of the other thread that waited most.
 
     A thread that has begun meanwhile has waited since; what one waited that has ended is not known.
     """

@@ -1,4 +1,4 @@
-"""What an attacker knows: where the servers are, and what anybody may ask them."""
+"""An attacker's knowledge: the servers' addresses, and requests that any client may send."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Seen = Counter[str]
 Recipe = Callable[["Scene", Seen], Awaitable[None]]
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
-"""Of a client that never reads."""
+"""Channel options of a client that never reads."""
 ANY_SIZE: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, ExecuteBatchError)
-"""What grpcio raises on a call that the server has ended meanwhile."""
+"""Errors of grpcio on a call that the server has ended meanwhile."""
 NAME = bytes(range(16))
 """Name of a session for the worker of its client; it counts on one connection alone."""
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}

@@ -28,7 +28,7 @@ Answer = tuple[list[int], FinishReason]
 
 
 def target_engine(backend: Backend) -> TargetEngine:
-    """As `inference.serving.assembly` builds it."""
+    """Return an engine as `inference.serving.assembly` builds it."""
     return TargetEngine(SlotDecoder(backend), EngineLimits(gamma=max_pass_draft_tokens(backend, 16)))
 
 
@@ -58,7 +58,7 @@ def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationR
 
 
 def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[list[int]]:
-    """What Transformers' own generate() makes of them."""
+    """Return the tokens that Transformers' own generate() makes of them."""
     model = AutoModelForCausalLM.from_pretrained(target)
     outputs = []
     for request in wanted:

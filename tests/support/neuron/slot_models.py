@@ -17,7 +17,7 @@ GAMMA = 3
 
 @lru_cache(maxsize=4)
 def checkpoint(family: str, **fields: Any) -> Path:
-    """A tiny model whose weights are those of `histories.reference(family)`; further fields of its configuration."""
+    """A tiny model with the weights of `histories.reference(family)`; further fields of its configuration."""
     return save_tiny_model(Path(mkdtemp()) / family, family, **fields)
 
 

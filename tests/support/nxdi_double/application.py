@@ -1,4 +1,4 @@
-"""What every model's class inherits: routing, graphs and their silent faults."""
+"""The base of every model's class: routing, graphs and their silent faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.nxdi_double.rooms import (
 
 
 class NeuronModel:
-    """What `_model_cls` names."""
+    """The class that `_model_cls` names."""
 
 
 class NeuronApplication:
@@ -69,7 +69,7 @@ class NeuronApplication:
         Path(str(config.neuron_config.quantized_checkpoints_path)).write_bytes(b"quantized")
 
     def enable_context_encoding(self, **_: Any) -> None:
-        """Where NxDI makes the first graph of `_model_cls`."""
+        """Do nothing: NxDI makes the first graph of `_model_cls` here."""
 
     def enable_token_generation(self) -> None:
         self.graphs.add("token")
@@ -194,7 +194,7 @@ class NeuronApplication:
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
     def _check_room(self, mask: Tensor) -> None:
-        """Behind a prompt: the past, and K tokens of a graph that verifies, fit into a bucket."""
+        """Raise unless the past, and the K tokens of a graph that verifies, fit into a bucket."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], mask.shape[1])
@@ -207,7 +207,7 @@ class NeuronApplication:
         logits = run_tree(self._target, input_ids, position_ids, mask, medusa_args)
         return best_ids(logits, self._target.hidden, self._heads, self.neuron_config)
 
-    # Graphs behind a prompt.
+    # Graphs after a prompt.
 
     def _generate(
         self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, seq_ids: list[int], sampling_params: Tensor | None

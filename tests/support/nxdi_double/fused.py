@@ -87,7 +87,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [draft[0], target[0], *draft[1:], *target[1:]]
 
     def _token_gen_forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *others: Any) -> list[Any]:
-        """K - 1 greedy tokens behind the input, and one draft step more: its last token must be in its memory too."""
+        """K - 1 greedy tokens after the input, and one draft step more: its last token must be in its memory too."""
         num_heads = 2 if self.neuron_config.output_logits else 1
         tokens, mask, drafted = [input_ids], attention_mask.clone(), []
         for step in range(self.neuron_config.speculation_length):
@@ -116,7 +116,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [accepted, accepted.gather(1, matches - 1), kept, (position_ids + matches).int()]
 
     def split(self, outputs: list[Any]) -> list[Any]:
-        """What a call gives: without the states, which must be where NxDI's table of aliases says.
+        """Return the outputs of a call without the states, which must stand where NxDI's table of aliases has them.
 
         Raises:
             RuntimeError: they are elsewhere.

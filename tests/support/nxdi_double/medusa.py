@@ -13,7 +13,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 class Heads:
-    """What medusa_heads.pt holds: per head a residual layer and an output layer of its own."""
+    """The contents of medusa_heads.pt: per head a residual layer and an output layer of its own."""
 
     def __init__(self, checkpoint: Path, num_heads: int) -> None:
         state = torch.load(checkpoint / "medusa_heads.pt", weights_only=True)
@@ -21,7 +21,7 @@ class Heads:
         self._layers = [[state[f"medusa_head_{head}.{name}"] for name in names] for head in range(num_heads)]
 
     def logits(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Of every head; `hidden` is [..., hidden_size]."""
+        """Return the logits of every head; `hidden` is [..., hidden_size]."""
         return [
             (hidden + torch.nn.functional.silu(hidden @ weight.T + bias)) @ output.T
             for weight, bias, output in self._layers
@@ -41,7 +41,7 @@ def _num_ids(logits: torch.Tensor, config: NeuronConfig) -> int:
 def run_tree(
     memory: Memory, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, medusa_args: Any
 ) -> torch.Tensor:
-    """Logits [1, width, vocab_size] of a tree; its keys and values are written where the scatter index says.
+    """Return logits [1, width, vocab_size] of a tree; the scatter index places its keys and values.
 
     The move of accepted lines is seen by this pass and lost after it, as in NxDI.
     """

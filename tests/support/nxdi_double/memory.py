@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 NOISE = 50.0
-"""What is in a room before anything was written, and where padding was: seen by mistake, it ruins every logit."""
+"""Contents of a room before anything was written, and of padding: read by mistake, they ruin every logit."""
 
 
 class Memory:
@@ -76,7 +76,7 @@ class Memory:
 
 
 def _load(checkpoint: Path) -> PreTrainedModel:
-    """A model; of an EAGLE3 draft, whose layer reads embeddings and hidden states, the part that reads embeddings."""
+    """A model; of an EAGLE3 draft, with a layer over embeddings and hidden states, the part over embeddings."""
     tensors = load_file(checkpoint / "model.safetensors")
     if not any(name.endswith("hidden_norm.weight") for name in tensors):
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""What graphs do to a memory: which rooms they read and write, and where padding ends up."""
+"""Reads and writes of a memory by graphs: their rooms, and the place of padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """A full batch reads room i for row i, whatever seq_ids say."""
+    """A full batch reads room i for row i, whatever stands in seq_ids."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -30,7 +30,7 @@ def scatter(
 
 
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
-    """A prompt is written from 0 to its bucket's end, whatever its positions say."""
+    """A prompt is written from 0 to its bucket's end, whatever its positions are."""
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
     memory.soil(room, num_tokens, bucket)

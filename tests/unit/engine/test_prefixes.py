@@ -391,7 +391,7 @@ def decoder_of(kind: str) -> tuple[Decoder, Unforkable]:
 def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
     decoder, backend = decoder_of(kind)
 
-    @settings(max_examples=15 if caching else 3, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8 if caching else 3, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(asked, min_size=2, max_size=7))
     def check(history: list[Asked]) -> None:
         asyncio.run(one(history))

@@ -358,7 +358,7 @@ any_logits = st.one_of(
 )
 
 
-@settings(relaxed, max_examples=150)
+@settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
     """No legal parameters let the batch show: rows choose, and rank, together what they do alone.

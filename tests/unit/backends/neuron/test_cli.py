@@ -1,4 +1,4 @@
-"""From a command line or a configuration file to a compiled model."""
+"""Command lines and configuration files become compiled models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled ahead is what each role loads; what another program compiled; looking after what lies in a store."""
+"""Models compiled ahead are those that each role loads; models of other programs; the care of a store."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """As vLLM leaves a model: what NxDI writes, without our manifest."""
+    """A model as vLLM leaves it: the files of NxDI without our manifest."""
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))

@@ -40,7 +40,7 @@ def load(path: Path, **options: Any) -> TargetDecoder:
 
 @pytest.mark.parametrize("samples", [False, True])
 async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls, samples: bool) -> None:
-    """Whether its graph can sample, or not."""
+    """Graphs that can sample and graphs that cannot give the same greedy tokens."""
     overrides = {} if samples else {"on_device_sampling_config": {"do_sample": False}}
     decoder = load(models.target, overrides=overrides)
     wanted = requests(9, seed=4, sampled=False)

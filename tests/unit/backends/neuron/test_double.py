@@ -1,4 +1,4 @@
-"""The contract double itself: what it says of its own parameters, and where it is as strict as a device."""
+"""The contract double itself: the names of its parameters, and its strictness where a device is strict."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ from tests.support.neuron.engines import (
 )
 from tests.support.neuron.slot_models import neuron_config
 
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+
 GAMMA = 4
 
 
@@ -65,7 +67,7 @@ async def test_the_target_alone_samples_the_same_tokens(
 async def test_distributed_samples_the_same_tokens(
     models: ModelDirectories, sampled: list[GenerationRequest], expected: list[Answer], draft_backend: str
 ) -> None:
-    """With a draft on Neuron, and the mixed case: the draft on a CPU."""
+    """Drafts on Neuron, and in the mixed case on a CPU, change no token."""
     if draft_backend == "neuron":
         draft = ModelProposer(neuron(models.related, gamma=0))
     else:

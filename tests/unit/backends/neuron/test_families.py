@@ -20,9 +20,11 @@ from tests.support.neuron.engines import generate_all, greedy_reference, request
 from tests.support.neuron.slot_models import GAMMA, neuron_config
 from tests.unit.backends.neuron.test_fused import engine, load
 
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+
 TOKENS = tuple(range(20, 44))
 FIELDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
-"""As published checkpoints have them, where Transformers' defaults differ."""
+"""Fields as published checkpoints have them, where Transformers' defaults differ."""
 
 
 def save(directory: Path, family: str, *, seed: int = 0, **fields: Any) -> Path:

@@ -19,6 +19,8 @@ from tests.support.faults import assert_faults_cost_no_token
 from tests.support.neuron.checkpoints import save_medusa_target
 from tests.unit.backends.neuron import test_device_target, test_fused, test_medusa
 
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+
 
 def medusa(models: ModelDirectories, folder: Path) -> Decoder:
     config = test_medusa.config(save_medusa_target(folder, num_heads=test_medusa.NUM_HEADS))

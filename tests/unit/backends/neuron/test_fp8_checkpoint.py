@@ -1,4 +1,4 @@
-"""A public fp8 checkpoint as the 405B walk has it, rescaled and loaded by NxDI's own code, as configs/ says.
+"""A public fp8 checkpoint as the 405B walk has it, rescaled and loaded by NxDI's own code, set as in configs/.
 
 The checkpoint is a tiny Llama in the format of compressed-tensors, quantized where the public one is: the MLPs of all
 layers but the first and the last. Logits are compared with those of Transformers, which gets the numbers that weights
@@ -37,7 +37,7 @@ TAKEN = (
     *("fused_qkv", "quantized", "quantization_dtype", "quantization_type"),
     *("modules_to_not_convert", "draft_model_modules_to_not_convert"),
 )
-"""Of the file's settings: the others are kernels, sizes and cores."""
+"""The file's settings without those of kernels, sizes and cores."""
 
 
 def is_quantized(name: str) -> bool:
@@ -51,7 +51,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def public(folder: Path) -> Path:
-    """A checkpoint whose every quantized row ends at 448."""
+    """A checkpoint in which every quantized row ends at 448."""
     path = save_tiny_model(folder, "llama", num_hidden_layers=NUM_LAYERS)
     tensors = {}
     for name, weight in load_file(path / "model.safetensors").items():
@@ -141,7 +141,7 @@ def test_and_so_is_a_drafts(rescaled: Path, tmp_path: Path) -> None:
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:
-    """By AWS's list for it: attention of all 126 layers, and the MLPs of the first and the last."""
+    """AWS's list for it leaves out attention of all 126 layers, and the MLPs of the first and the last."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     attention = {f"layers.{layer}.self_attn" for layer in range(LAST_OF_405B + 1)}
     assert set(values["modules_to_not_convert"]) == {

@@ -1,4 +1,4 @@
-"""NxDI's fused graph behind the engine: greedy exact, everything it cannot do refused by name, every rule needed."""
+"""NxDI's fused graph under the engine: greedy exact, everything it cannot do refused by name, every rule needed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) -> tuple[ModelConfig, ModelConfig]:
-    """float32, three slots, K tokens a step, unless the options say otherwise."""
+    """Return a configuration in float32, with three slots and K tokens a step; the options change it."""
     num_slots, width = options.pop("num_slots", 3), options.pop("width", K)
     neuron = NeuronOptions(gamma=width, method=method, **options)
     config = ModelConfig(
@@ -89,7 +89,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 @pytest.mark.parametrize("method", ["fused", "vanilla"])
 async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
-    """As `main.py --role fused_target` puts it together: one graph, or two slot models."""
+    """Load a pair as `main.py --role fused_target` does: one graph, or two slot models."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)
@@ -237,7 +237,7 @@ def sampled_outputs(decoder: GraphDecoder) -> list[tuple[int, ...]]:
 
 
 def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Of a chi-squared test; 0 if there is an output that cannot be."""
+    """Return the p-value of a chi-squared test; 0 if an output is impossible."""
     if not set(outputs) <= law.keys():
         return 0.0
     counts = Counter(outputs)
@@ -246,11 +246,12 @@ def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
     return float(chdtrc(len(law) - 1, statistic))
 
 
+@pytest.mark.release  # on the double, as test_exactness.py
 @pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
 def test_eagle_that_samples_has_the_target_s_law(
     models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
 ) -> None:
-    """What each request asks for reaches the device: without its temperature, or its top_k, the law is another."""
+    """Each request's parameters reach the device: without its temperature, or its top_k, the law is another."""
     torch.manual_seed(1)
     device = DeviceDecoder._device_sampling
     lost = {
@@ -364,6 +365,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.release  # on the double, as test_exactness.py
 @pytest.mark.usefixtures("artifacts")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
 async def test_a_broken_rule_is_noticed(
@@ -391,7 +393,7 @@ TREES = {
 async def test_a_token_tree_gives_the_target_s_tokens(
     models: ModelDirectories, tmp_path: Path, tree: dict[str, list[str]]
 ) -> None:
-    """From end to end: the draft grows it, the target verifies all of its paths in one pass."""
+    """The draft grows the tree, the target verifies all of its paths in one pass."""
     draft = save_eagle_draft(tmp_path / "draft", "eagle")
     width = 1 + sum(map(len, tree.values()))
     decoder = load(models.target, draft, method="eagle", width=width, overrides={"token_tree_config": tree})

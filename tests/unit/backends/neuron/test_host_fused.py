@@ -1,4 +1,4 @@
-"""The fused graph whose tokens the host chooses: every request is served, and answered as by the target alone."""
+"""The fused graph with tokens that the host chooses: every request is served, and answered as by the target alone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from tests.support.answers import commits_of
 from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, requests, target_engine
 from tests.unit.backends.neuron.test_fused import K, engine, load, turn
+
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
 
 Patch = pytest.MonkeyPatch
 
@@ -106,7 +108,7 @@ async def test_a_graph_that_chooses_itself_refuses_grammars(models: ModelDirecto
 
 
 def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParams, gamma: int = K) -> float:
-    """Of sequences of unequal length, all in one pass; each is decoded for some steps."""
+    """Decode sequences of unequal length in one pass; return the share of draft tokens accepted."""
     sequences = [list(range(20, 23 + 5 * slot)) for slot in range(num_slots)]
     decoder.step([Turn(slot, 0, tokens[:-1], sampling) for slot, tokens in enumerate(sequences)])
     drafted = accepted = 0
@@ -140,7 +142,7 @@ def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, m
 
 @pytest.mark.parametrize(("gamma", "num_drafted"), [(0, 0), (1, 1), (2, 2), (K, K - 1), (9, K - 1)])
 def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories, gamma: int, num_drafted: int) -> None:
-    """With none the graph commits the target's own token, one per step: what speculation is compared with."""
+    """Without any, the graph commits the target's own token, one per step: the yardstick of speculation."""
     decoder = load(models.target, models.target)
     tokens = [5, 6, 7]
     for _ in range(3):
@@ -168,7 +170,7 @@ def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> 
 
 
 def the_graph_s_tokens_are_kept(patch: Patch) -> None:
-    """As if the device had chosen: greedy."""
+    """Choose greedily, as the device would."""
 
     def decided(self: HostFusedDecoder, turns: Sequence[Turn], logits: torch.Tensor) -> list[Verdict]:
         greedy = [replace(turn, sampling=SamplingParams()) for turn in turns]

@@ -1,4 +1,4 @@
-"""transformers-neuronx behind the same slot backend."""
+"""transformers-neuronx under the same slot backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is compiled, what is compiled once, and what a Python without NxDI sees."""
+"""Refusals before anything is compiled, models that are compiled once, and a Python without NxDI."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(**more: Any) -> dict[str, Any]:
-    """Options of a model whose weights are quantized per tensor, as is NxDI's default."""
+    """Options of a model with weights quantized per tensor, NxDI's default."""
     return {"overrides": {"quantized": True, "quantized_checkpoints_path": "there", **more}}
 
 
@@ -312,7 +312,7 @@ def test_an_artifact_says_what_it_was_made_from(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What this project changes in a graph is in no setting: its next version loaded what the one before compiled."""
+    """This project's changes of a graph stand in no setting: its next version loaded what the one before compiled."""
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))

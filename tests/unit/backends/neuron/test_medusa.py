@@ -1,4 +1,4 @@
-"""Medusa behind the engine: greedy exact, whichever paths are accepted, and every rule needed."""
+"""Medusa under the engine: greedy exact, whichever paths are accepted, and every rule needed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_medusa_target
 from tests.support.neuron.engines import MAX_LENGTH, assert_noticed, generate_all, greedy_reference, requests
 from tests.support.nxdi import Nxdi
+
+pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
 
 NUM_HEADS = 3
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
@@ -68,7 +70,7 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 
 @pytest.mark.parametrize("spare", [0, 4])
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
-    """With a graph that has just room for the tree, and with one that can read misplaced tokens beside it."""
+    """Graphs with just enough room for the tree, and ones that can read misplaced tokens beside it, are exact."""
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))
     answers = await generate_all(running, wanted)
@@ -77,7 +79,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """Else the test above would prove little: longer paths, none, and such that lie beside their positions."""
+    """The test above proves something: it accepts longer paths, none, and some that lie beside their positions."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 

@@ -174,7 +174,7 @@ def test_a_fused_expert_tensor_keeps_its_scale(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(
     public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_done: int, where: str
 ) -> None:
-    """Killed in the file behind `num_done` finished ones, or between the last one and config.json."""
+    """A run is killed in the file after `num_done` finished ones, or between the last one and config.json."""
     rescaled(public, tmp_path / "whole")
     lines, out = rescale(public, tmp_path / "out"), tmp_path / "out"
     for _ in range(num_done):

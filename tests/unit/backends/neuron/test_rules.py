@@ -138,7 +138,7 @@ def prompts_of_two_slots_at_once(patch: Patch) -> None:
 
 
 def prompts_read_to_their_end(patch: Patch) -> None:
-    """As if the prompt graph gave the logits of every token."""
+    """Let the prompt graph give the logits of every token."""
 
     def row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
         return plan.prompt_row(replace(work, first_wanted=work.end), width=width, max_prompt=max_prompt)
@@ -199,7 +199,7 @@ def prompts_longer_than_the_prompt_graph(patch: Patch) -> None:
 
 
 def short_prompts_come_as_they_are(patch: Patch) -> None:
-    """A prompt of one token was answered from the padding behind it, on every backend of NxDI, without a word."""
+    """A prompt of one token was answered from the padding after it, on every backend of NxDI, without a word."""
     call = calls.prompt_call
     patch.setattr(slots, "prompt_call", lambda row, *, widest: call(row, widest=0))
 

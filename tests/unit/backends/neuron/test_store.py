@@ -100,7 +100,7 @@ def test_who_is_slower_takes_what_the_faster_one_made(anywhere: Path) -> None:
 
 
 def test_a_killed_publisher_blocks_nobody(tmp_path: Path) -> None:
-    """Whatever it left, nobody reads, and the next one publishes beside it; what it had finished is found."""
+    """No process reads what it left, and the next one publishes beside it; its finished models are found."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
         with pytest.MonkeyPatch.context() as patch:

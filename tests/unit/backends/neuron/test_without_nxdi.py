@@ -1,4 +1,4 @@
-"""What a Python sees in which NxDI is not installed, or a placeholder under its name."""
+"""Errors of a Python without NxDI, or with a placeholder under its name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package
 
 
 def write_placeholders(folder: Path) -> None:
-    """As they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
+    """Placeholders as they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
     text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
     for package, module in (
         ("torch_neuronx", "torch_neuronx"),

@@ -80,6 +80,7 @@ class TestOtherFamilies(OverTheStandIn):
         return str(request.param)
 
 
+@pytest.mark.long
 def test_another_models_threads_compile_nothing_again() -> None:
     """The number of threads is no part of a compiled pass.
 
@@ -125,6 +126,7 @@ def test_a_checkpoint_runs_in_graphs_alone(models: ModelDirectories, device: Neu
     assert backend.max_pass_tokens == 4
 
 
+@pytest.mark.long
 def test_a_pass_in_bfloat16_chooses_on_the_host(models: ModelDirectories, device: NeuronCompiler) -> None:
     backend = load_backend(config_of(models.target, dtype="bfloat16"))
     logits = backend.forward([Span(0, 0, TOKENS[:3], 1)])

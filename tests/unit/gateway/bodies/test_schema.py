@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from inference.config import ServerConfig
 from inference.gateway.app import HttpFront
 from inference.serving.host import opened
@@ -13,6 +15,7 @@ from inference.serving.processes import free_port
 from tests.support.completers import ScriptedCompleter, gateway
 
 
+@pytest.mark.long
 async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
     """Bodies that the schema allows are accepted, others are refused, and the schema has every answer.
 
