@@ -336,8 +336,8 @@ def any_number(limits: Range) -> st.SearchStrategy[float]:
         return st.one_of(st.integers(0, 60), st.integers(limits.low, int(limits.high)))
     exponents = st.one_of(st.integers(-1074, 7), st.integers(-1074, -1000))  # half of them make infinite quotients
     powers = exponents.map(lambda exponent: 2.0**exponent)
-    powers = st.one_of(powers, powers.map(operator.neg)).filter(limits.__contains__)
-    return st.one_of(powers, st.floats(limits.low, limits.high, exclude_min=limits.above))
+    signed = st.one_of(powers, powers.map(operator.neg)) if limits.low < 0 else powers  # a filter would drop half
+    return st.one_of(signed.filter(limits.__contains__), st.floats(limits.low, limits.high, exclude_min=limits.above))
 
 
 token_ids = st.lists(st.integers(0, 19), max_size=8)
