@@ -214,7 +214,7 @@ bench-peers: install
 
 # The stubs of protos/, in grpc_comm/specdec.
 proto: install
-	$(BIN)/python -m grpc_comm.generate
+	$(BIN)/python -m specdec.grpc_comm.generate
 
 # All that the other goals made here, .venv too.
 clean:

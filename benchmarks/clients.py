@@ -22,16 +22,16 @@ import numpy as np
 
 from benchmarks.known_times import known_times, serve
 from benchmarks.report import print_json, print_table
-from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
-from comparison.plan.endpoint import Endpoint
-from comparison.plan.record import RequestRecord
-from comparison.run.client import Client, asking
-from comparison.run.grpc_client import grpc_client, request_of
-from comparison.run.http_client import http_client
-from comparison.run.load import by_locust, closed_loop
-from comparison.run.measurement import timed
-from inference.config import PLAIN
-from inference.serving.processes import free_port
+from specdec.comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.endpoint import Endpoint
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.run.client import Client, asking
+from specdec.comparison.run.grpc_client import grpc_client, request_of
+from specdec.comparison.run.http_client import http_client
+from specdec.comparison.run.load import by_locust, closed_loop
+from specdec.comparison.run.measurement import timed
+from specdec.inference.config import PLAIN
+from specdec.inference.serving.processes import free_port
 
 PERCENTILES = (50, 90, 99)
 HEADER = ["client", *(f"TTFT p{p}" for p in PERCENTILES), "tokens/s", "request read", "token read", "share of a core"]

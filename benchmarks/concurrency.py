@@ -25,13 +25,13 @@ import torch
 
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
-from inference.backends.registry import load_backend
-from inference.commit import Commit
-from inference.config import ModelConfig
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.model.slots import Backend
-from inference.request import GenerationRequest
-from inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.commit import Commit
+from specdec.inference.config import ModelConfig
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.slots import Backend
+from specdec.inference.request import GenerationRequest
+from specdec.inference.speculation.slot_decoder import SlotDecoder
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_LENGTH = 64

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.backends.registry import load_backend
-from inference.config import ModelConfig
-from inference.model.decoder import Decoder, Turn
-from inference.model.slots import Backend, PrefixKeeper
-from inference.request import SamplingParams
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.model.decoder import Decoder, Turn
+from specdec.inference.model.slots import Backend, PrefixKeeper
+from specdec.inference.request import SamplingParams
+from specdec.inference.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams()
 MAX_LENGTH = 512

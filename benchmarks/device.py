@@ -19,13 +19,13 @@ from torch import Tensor
 
 from benchmarks.report import print_json, print_table
 from benchmarks.timing import interleaved
-from inference.backends.pytorch.backend import TorchBackend, load_torch_backend
-from inference.backends.pytorch.static_pass import StaticPasses
-from inference.backends.registry import load_backend
-from inference.config import BUNDLED_TARGET, ROOT, ModelConfig, NeuronOptions
-from inference.errors import ConfigError
-from inference.model.slots import Span
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.pytorch.backend import TorchBackend, load_torch_backend
+from specdec.inference.backends.pytorch.static_pass import StaticPasses
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import BUNDLED_TARGET, ROOT, ModelConfig, NeuronOptions
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import Span
+from specdec.inference.text.tokenizer import Tokenizer
 
 NUM_COMPARED = 64
 """Tokens of the text whose next token is chosen on the device and on the CPU."""

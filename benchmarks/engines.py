@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.decoding import load_model
 from benchmarks.shapes import MAX_LENGTH
-from inference.model.slots import Span
+from specdec.inference.model.slots import Span
 
 PAST_LENGTH = 128
 Pass = Callable[[int], object]

@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.decoding import load_model
 from benchmarks.report import print_json, print_table
-from inference.config import BUNDLED_TARGET, ROOT
-from inference.model.slots import Array, Backend, Span
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.config import BUNDLED_TARGET, ROOT
+from specdec.inference.model.slots import Array, Backend, Span
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.text.tokenizer import Tokenizer
 
 ENGINES = "onnx/float32,onnx/int8,torch/float32,torch/bfloat16"
 SEQUENCE_LENGTH = 256

@@ -17,15 +17,15 @@ from benchmarks.engines import PAST_LENGTH, token_ids
 from benchmarks.report import print_json, print_table
 from benchmarks.shapes import MAX_LENGTH, SHAPES, checkpoint, workspace
 from benchmarks.timing import Times, interleaved
-from inference.backends.onnx.backend import OnnxBackend
-from inference.backends.onnx.graph import DecoderGraph
-from inference.backends.onnx.packed import PackedDecoder, packed_decoder
-from inference.backends.onnx.passes import OnnxPass
-from inference.backends.onnx.places import single_places
-from inference.backends.onnx.slots import OnnxSlots
-from inference.model.slots import Span
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens
+from specdec.inference.backends.onnx.backend import OnnxBackend
+from specdec.inference.backends.onnx.graph import DecoderGraph
+from specdec.inference.backends.onnx.packed import PackedDecoder, packed_decoder
+from specdec.inference.backends.onnx.passes import OnnxPass
+from specdec.inference.backends.onnx.places import single_places
+from specdec.inference.backends.onnx.slots import OnnxSlots
+from specdec.inference.model.slots import Span
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
 
 WIDTHS = (1, 6)
 

@@ -18,20 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import print_json, print_table
-from inference.commit import Commit, Delta, Opened, TokenEvent
-from inference.config import BUNDLED_TARGET
-from inference.engine.draft import DraftEngine
-from inference.engine.grammars import Grammars
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.model.slots import Span
-from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
-from inference.serving.assembly import running
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.inference.commit import Commit, Delta, Opened, TokenEvent
+from specdec.inference.config import BUNDLED_TARGET
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.slots import Span
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
+from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 VOCAB_SIZE = 2048
 TEXT = "the old man and the sea went out to look for a fish that was not there and so they sat and waited "

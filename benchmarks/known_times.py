@@ -13,10 +13,10 @@ import json
 from multiprocessing.synchronize import Event
 from typing import Any
 
-from comparison.plan.record import RequestRecord
-from inference.commit import Delta, Finished, FinishReason, Started, Timings
-from inference.workers.calls.convert import card_to_message, event_to_message
-from inference.workers.completion import ModelCard
+from specdec.comparison.plan.record import RequestRecord
+from specdec.inference.commit import Delta, Finished, FinishReason, Started, Timings
+from specdec.inference.workers.calls.convert import card_to_message, event_to_message
+from specdec.inference.workers.completion import ModelCard
 
 GAP_S, NUM_TOKENS = 0.01, 20
 _PLACE = b"_____________ "

@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks import since
 from benchmarks.peers import tables
 from benchmarks.suite import FILE, SET
-from comparison.report.markdown import PART, markdown
-from inference.config import ROOT
+from specdec.comparison.report.markdown import PART, markdown
+from specdec.inference.config import ROOT
 
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = (

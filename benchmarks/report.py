@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.machine import cpu_model
-from comparison.report.markdown import markdown
+from specdec.comparison.plan.machine import cpu_model
+from specdec.comparison.report.markdown import markdown
 
 _PRINTED: list[str] = []
 

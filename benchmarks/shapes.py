@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 
 MAX_LENGTH = 256
 

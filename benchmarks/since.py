@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine, print_json, print_table, write
-from comparison.report.diff import Change, Results, compare, differing_conditions, omissions, read_results
-from comparison.report.markdown import commit
-from comparison.run.host_load import load_average
-from inference.config import ROOT
+from specdec.comparison.report.diff import Change, Results, compare, differing_conditions, omissions, read_results
+from specdec.comparison.report.markdown import commit
+from specdec.comparison.run.host_load import load_average
+from specdec.inference.config import ROOT
 
 FILE = ROOT / "docs" / "since.json"
 FIRST = "41a4973"

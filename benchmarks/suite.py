@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine, write
-from comparison.report.markdown import commit
-from comparison.run.host_load import load_average
-from inference.config import ROOT
+from specdec.comparison.report.markdown import commit
+from specdec.comparison.run.host_load import load_average
+from specdec.inference.config import ROOT
 
 FILE = ROOT / "docs" / "performance.json"
 SET = {

@@ -13,28 +13,28 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from comparison.plan.config import ComparisonConfig
-from comparison.plan.flags import parse_config
-from comparison.plan.grid import Sample, walk
-from comparison.report.diff import diff
-from comparison.report.files import in_full, prepare_directory, write_report
-from comparison.report.findings import Findings, find, json_of
-from comparison.report.markdown import page_part, write_part
-from comparison.report.table import load_table, print_tables
-from comparison.run.host_load import LoadMeter
-from comparison.run.load import require_clients
-from comparison.run.measurement import measure
-from comparison.run.progress import Progress
-from comparison.run.proxy import precise_event_loop
-from comparison.run.topologies import compile_models, deployment
-from comparison.study.capacity import Capacities, conduct_capacity
-from comparison.study.capacity_report import json_of as json_of_capacities
-from comparison.study.capacity_report import text_of, write_capacities
-from comparison.study.flags import parse_study
-from comparison.study.laboratory import conduct_study
-from comparison.study.report import json_of as json_of_study
-from comparison.study.report import write_study
-from inference.errors import ConfigError, SpecDecError
+from specdec.comparison.plan.config import ComparisonConfig
+from specdec.comparison.plan.flags import parse_config
+from specdec.comparison.plan.grid import Sample, walk
+from specdec.comparison.report.diff import diff
+from specdec.comparison.report.files import in_full, prepare_directory, write_report
+from specdec.comparison.report.findings import Findings, find, json_of
+from specdec.comparison.report.markdown import page_part, write_part
+from specdec.comparison.report.table import load_table, print_tables
+from specdec.comparison.run.host_load import LoadMeter
+from specdec.comparison.run.load import require_clients
+from specdec.comparison.run.measurement import measure
+from specdec.comparison.run.progress import Progress
+from specdec.comparison.run.proxy import precise_event_loop
+from specdec.comparison.run.topologies import compile_models, deployment
+from specdec.comparison.study.capacity import Capacities, conduct_capacity
+from specdec.comparison.study.capacity_report import json_of as json_of_capacities
+from specdec.comparison.study.capacity_report import text_of, write_capacities
+from specdec.comparison.study.flags import parse_study
+from specdec.comparison.study.laboratory import conduct_study
+from specdec.comparison.study.report import json_of as json_of_study
+from specdec.comparison.study.report import write_study
+from specdec.inference.errors import ConfigError, SpecDecError
 
 T = TypeVar("T")
 

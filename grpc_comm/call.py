@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from grpc_comm.errors import Status, StatusError
+from specdec.grpc_comm.errors import Status, StatusError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """gRPC's side of a call, for messages of any type; the converters know their types."""

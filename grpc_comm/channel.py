@@ -8,9 +8,9 @@ from typing import cast
 
 import grpc
 
-from grpc_comm.options import CHANNEL_OPTIONS, Options
-from grpc_comm.secured import Credentials, Headers, SecuredChannel
-from grpc_comm.tls import ClientTls, greeting
+from specdec.grpc_comm.options import CHANNEL_OPTIONS, Options
+from specdec.grpc_comm.secured import Credentials, Headers, SecuredChannel
+from specdec.grpc_comm.tls import ClientTls, greeting
 
 LOOK_S = 1.0
 

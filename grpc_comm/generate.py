@@ -1,4 +1,4 @@
-"""Generator of grpc_comm/specdec/v1 from protos/: `python -m grpc_comm.generate` (or `make proto`).
+"""Generator of grpc_comm/specdec/v1 from protos/: `python -m specdec.grpc_comm.generate` (or `make proto`).
 
 The committed stubs must import under protobuf 5, 6 and 7, and only old generators write such stubs, so the tools are
 pinned to 1.66.2 and run in a virtual environment of their own under build/.
@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = "grpcio-tools==1.66.2"
 PROTO = "protos/specdec/v1/specdec.proto"
-# -Ialias=dir makes protoc believe that the file lies in grpc_comm/, so the stubs import each other from there.
-ARGUMENTS = ["-Igrpc_comm=protos", "--python_out=.", "--pyi_out=.", "--grpc_python_out=.", PROTO]
+# -Ialias=dir makes protoc believe that the file lies in specdec/grpc_comm/, so the stubs import each other from there.
+ARGUMENTS = ["-Ispecdec/grpc_comm=protos", "--python_out=.", "--pyi_out=.", "--grpc_python_out=.", PROTO]
 
 
 def tools_python() -> Path:

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from grpc_comm.call import CAN_MOVE, Call, Context, Limit
-from grpc_comm.errors import Status, StatusError
-from grpc_comm.secured import AUTHORIZATION
-from grpc_comm.tls import names_in
+from specdec.grpc_comm.call import CAN_MOVE, Call, Context, Limit
+from specdec.grpc_comm.errors import Status, StatusError
+from specdec.grpc_comm.secured import AUTHORIZATION
+from specdec.grpc_comm.tls import names_in
 
 logger = logging.getLogger(__name__)
 

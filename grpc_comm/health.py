@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.call import Call
-from grpc_comm.errors import Status, StatusError, is_cancelled
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.errors import Status, StatusError, is_cancelled
 
 TIMEOUT_S = 2.0
 WATCH_AGAIN_S = 5.0

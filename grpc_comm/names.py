@@ -15,8 +15,8 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from grpc_comm.channel import UnreachableError
-from grpc_comm.watched import UnusableError, Watched
+from specdec.grpc_comm.channel import UnreachableError
+from specdec.grpc_comm.watched import UnusableError, Watched
 
 logger = logging.getLogger(__name__)
 

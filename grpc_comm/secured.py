@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.options import CHANNEL_OPTIONS, Options
-from grpc_comm.tls import ClientTls
-from grpc_comm.watched import UnusableError, Watched
+from specdec.grpc_comm.options import CHANNEL_OPTIONS, Options
+from specdec.grpc_comm.tls import ClientTls
+from specdec.grpc_comm.watched import UnusableError, Watched
 
 AUTHORIZATION = "authorization"
 RETIRE_S = 3600.0

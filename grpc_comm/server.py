@@ -13,10 +13,10 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from grpc_comm.guard import OPEN, Gate, Guard, StatusOf
-from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
-from grpc_comm.names import written
-from grpc_comm.options import server_options
+from specdec.grpc_comm.guard import OPEN, Gate, Guard, StatusOf
+from specdec.grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING, HealthServicer
+from specdec.grpc_comm.names import written
+from specdec.grpc_comm.options import server_options
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Servicer(Protocol):
 
     @property
     def max_request_bytes(self) -> int:
-        """Length of the longest message that its methods take; see `grpc_comm.options.max_request_bytes`."""
+        """Length of the longest message that its methods take; see `specdec.grpc_comm.options.max_request_bytes`."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server that has not started."""

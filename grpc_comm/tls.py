@@ -1,7 +1,7 @@
 """TLS of servers and clients: PEM files that may be replaced at any time, and the causes of failed handshakes.
 
-A server uses a new certificate from the next connection on. A client needs a new channel, see `grpc_comm.secured`.
-TLS 1.2 is the least, names are verified, and neither can be switched off.
+A server uses a new certificate from the next connection on. A client needs a new channel, see
+`specdec.grpc_comm.secured`. TLS 1.2 is the least, names are verified, and neither can be switched off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import grpc
 
-from grpc_comm.watched import UnusableError, Watched
+from specdec.grpc_comm.watched import UnusableError, Watched
 
 HTTP2 = "h2"
 AGAIN_S = 0.05

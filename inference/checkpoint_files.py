@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
 """Names that families give to the number of positions they were trained for."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from inference.request import UNKNOWN, GenerationRequest, Provenance, RequestDefaults
+from specdec.inference.request import UNKNOWN, GenerationRequest, Provenance, RequestDefaults
 
 
 class FinishReason(enum.Enum):

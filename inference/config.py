@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from inference.checkpoint_files import CheckpointFiles
-from inference.errors import ConfigError
-from inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
-from inference.settings import FINITE, REQUIRED, Checked, Range, check, group, same, setting
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import GAMMA, NO_DEFAULTS, RequestDefaults, Schedule
+from specdec.inference.settings import FINITE, REQUIRED, Checked, Range, check, group, same, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 # A wheel has no root of the project.
@@ -207,7 +207,7 @@ class ModelConfig(Loading):
 
     Attributes:
         path: Hugging Face directory (config.json, *.safetensors, tokenizer.json).
-        backend: name in `inference.backends.registry`; without a command line, the reference backend.
+        backend: name in `specdec.inference.backends.registry`; without a command line, the reference backend.
         pass_time: shortest time of a pass; see `Emulation`.
     """
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from inference.errors import IncompatibleDraftError, InvalidRequestError
-from inference.settings import SETTING, Range, described, field_of, same, setting
+from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError
+from specdec.inference.settings import SETTING, Range, described, field_of, same, setting
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1

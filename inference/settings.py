@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 T = TypeVar("T")
 

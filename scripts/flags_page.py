@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from comparison.plan.flags import comparison_parser
-from comparison.study.flags import StudySettings, study_parser
-from inference.cli.roles.registry import ROLES, parser_of
-from inference.config import ROOT
+from specdec.comparison.plan.flags import comparison_parser
+from specdec.comparison.study.flags import StudySettings, study_parser
+from specdec.inference.cli.roles.registry import ROLES, parser_of
+from specdec.inference.config import ROOT
 
 PAGE = ROOT / "docs" / "flags.md"
 SETS = {

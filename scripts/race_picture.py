@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from comparison.plan.machine import cpu_model
-from grpc_comm.channel import open_channel
-from inference.commit import Delta
-from inference.request import SamplingParams
-from inference.serving.processes import free_port, server_process
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.comparison.plan.machine import cpu_model
+from specdec.grpc_comm.channel import open_channel
+from specdec.inference.commit import Delta
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 PROMPT = '{"id": 1, "name": "Ann"}, {"id": 2,'
 SAMPLING, SEED, NUM_TOKENS = SamplingParams(temperature=0.8), 3, 96

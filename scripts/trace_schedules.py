@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from comparison.run.proxy import LinkConditions, delay_proxy, precise_event_loop
-from grpc_comm.channel import open_channel
-from inference.request import Schedule
-from inference.serving.processes import free_port, server_process
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
 from scripts import plot_trace
+from specdec.comparison.run.proxy import LinkConditions, delay_proxy, precise_event_loop
+from specdec.grpc_comm.channel import open_channel
+from specdec.inference.request import Schedule
+from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 PROMPT = "The capital of the country"
 NUM_TOKENS = 160

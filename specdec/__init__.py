@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inference import VERSION as __version__
-    from inference.cli.prompts.results import Comparison, Result
-    from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
     from specdec import errors
+    from specdec.inference import VERSION as __version__
+    from specdec.inference.cli.prompts.results import Comparison, Result
+    from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
     from specdec.library import LLM, AsyncClient, AsyncLLM, Client
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the library when it is used first."""
     if name == "__version__":
-        from inference import VERSION
+        from specdec.inference import VERSION
 
         return VERSION
     if name == "errors":
@@ -67,11 +67,11 @@ def main() -> int:
         return 2
     arguments = sys.argv[1:]
     if arguments[:1] in (["compare"], ["study"], ["diff"]):
-        from comparison.app import main as measure
+        from specdec.comparison.app import main as measure
 
         return measure(arguments[1:] if arguments[0] == "compare" else arguments)
-    from inference.cli.app import end_soon
-    from inference.cli.app import main as run
+    from specdec.inference.cli.app import end_soon
+    from specdec.inference.cli.app import main as run
 
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]

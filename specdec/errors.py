@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.errors import (
+from specdec.inference.errors import (
     CapacityError,
     ConfigError,
     ContextLengthError,

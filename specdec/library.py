@@ -16,23 +16,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from inference.cli.app import new_event_loop, prepared
-from inference.cli.models import NO_DRAFT, OneModel
-from inference.cli.prompts.results import Comparison, Result
-from inference.cli.prompts.source import PromptJob
-from inference.cli.prompts.topologies import run_prompt
-from inference.cli.roles.fused_client import ClientSettings
-from inference.cli.roles.fused_target import PairSettings, fused_config
-from inference.cli.roles.registry import settings_from
-from inference.commit import Delta
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ConnectionConfig, ObserveConfig, usable_cores
-from inference.errors import ConfigError
-from inference.serving.assembly import target_engine
-from inference.settings import group, same
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completion import Completer
+from specdec.inference.cli.app import new_event_loop, prepared
+from specdec.inference.cli.models import NO_DRAFT, OneModel
+from specdec.inference.cli.prompts.results import Comparison, Result
+from specdec.inference.cli.prompts.source import PromptJob
+from specdec.inference.cli.prompts.topologies import run_prompt
+from specdec.inference.cli.roles.fused_client import ClientSettings
+from specdec.inference.cli.roles.fused_target import PairSettings, fused_config
+from specdec.inference.cli.roles.registry import settings_from
+from specdec.inference.commit import Delta
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ConnectionConfig, ObserveConfig, usable_cores
+from specdec.inference.errors import ConfigError
+from specdec.inference.serving.assembly import target_engine
+from specdec.inference.settings import group, same
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import Completer
 from specdec.parameters import Prompt, prompt_of, request_of, several, with_parameters, with_settings
 
 T = TypeVar("T")

@@ -12,13 +12,13 @@ from dataclasses import MISSING, fields
 from numbers import Integral, Real
 from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
-from inference.cli.config_file import meant
-from inference.cli.flags import add_group
-from inference.errors import ConfigError, InvalidRequestError
-from inference.request import SamplingParams
-from inference.text.chat import Chat
-from inference.text.structured import KINDS, the_grammar
-from inference.workers.completion import CompletionRequest
+from specdec.inference.cli.config_file import meant
+from specdec.inference.cli.flags import add_group
+from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.request import SamplingParams
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.structured import KINDS, the_grammar
+from specdec.inference.workers.completion import CompletionRequest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]

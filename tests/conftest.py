@@ -63,7 +63,7 @@ def pytest_make_collect_report(
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
     torch = pytest.importorskip("torch", exc_type=ModuleNotFoundError)
 
-    from inference.backends.onnx.packed import packed_decoder
+    from specdec.inference.backends.onnx.packed import packed_decoder
     from tests.support.models import CHAT_TEMPLATE, save_tiny_model
 
     torch.set_num_threads(1)

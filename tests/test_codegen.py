@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from grpc_comm.specdec.v1 import specdec_pb2
+from specdec.grpc_comm.specdec.v1 import specdec_pb2
 
 ROOT = Path(__file__).parent.parent
 PROTO = ROOT / "protos" / "specdec" / "v1" / "specdec.proto"
@@ -29,7 +29,12 @@ def compiled(proto: Path, directory: Path) -> File:
     source.write_text(proto.read_text())
     output = directory / "set.bin"
     # As grpc_comm/generate.py maps it.
-    arguments = [f"-Igrpc_comm={directory}", "--include_source_info", f"--descriptor_set_out={output}", str(source)]
+    arguments = [
+        f"-Ispecdec/grpc_comm={directory}",
+        "--include_source_info",
+        f"--descriptor_set_out={output}",
+        str(source),
+    ]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=True, cwd=directory)
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes()).file
     return file

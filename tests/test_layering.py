@@ -2,17 +2,17 @@
 
 main.py, compare_architectures.py
 comparison                          knows servers by their command line, their API, and the foundation
-inference.cli
-inference.serving
-inference.gateway
-inference.workers
-inference.engine
-inference.speculation
-inference.scheduling                pure: arithmetic over what was measured
-inference.backends                  a concrete one is named by its registry alone
-inference.sampling, text, observe   arithmetic, text, figures
-inference.model                     contracts of models
-inference.commit, request, tokens, settings, config, checkpoint_files, caller, errors
+specdec.inference.cli
+specdec.inference.serving
+specdec.inference.gateway
+specdec.inference.workers
+specdec.inference.engine
+specdec.inference.speculation
+specdec.inference.scheduling                pure: arithmetic over what was measured
+specdec.inference.backends                  a concrete one is named by its registry alone
+specdec.inference.sampling, text, observe   arithmetic, text, figures
+specdec.inference.model                     contracts of models
+specdec.inference.commit, request, tokens, settings, config, checkpoint_files, caller, errors
 grpc_comm                           knows nothing of inference
 """
 
@@ -45,25 +45,33 @@ ROOMS = (
     ("cli",),
 )
 """Rooms of one line may import each other and whatever stands above that line."""
-INNER_ROOMS = {"inference.workers": ("completion", "calls", "completing", "drafting")}
+INNER_ROOMS = {"specdec.inference.workers": ("completion", "calls", "completing", "drafting")}
 """Packages with rooms of their own, lowest first; a room may import those before it."""
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 FLOORS = {
-    "inference.gateway": ("bodies", "answers", "door"),
+    "specdec.inference.gateway": ("bodies", "answers", "door"),
     "comparison": ("plan", "run", "report", "study"),
 }
 """Rooms within a package, lowest first: each imports itself and those before it; other modules stand above them."""
 SEEN_BY_COMPARISON = (
     *(f"inference.{module}" for module in FOUNDATION),
-    *("inference.observe.stats", "inference.text.chat", "inference.text.tokenizer"),
-    *("inference.workers.completion", "inference.workers.calls.convert", "inference.workers.completing.remote"),
-    *("inference.workers.calls.dialling", "inference.workers.completing.output", "inference.workers.calls.status"),
-    *("inference.serving.processes", "inference.serving.hub", "inference.cli"),
+    *("specdec.inference.observe.stats", "specdec.inference.text.chat", "specdec.inference.text.tokenizer"),
+    *(
+        "specdec.inference.workers.completion",
+        "specdec.inference.workers.calls.convert",
+        "specdec.inference.workers.completing.remote",
+    ),
+    *(
+        "specdec.inference.workers.calls.dialling",
+        "specdec.inference.workers.completing.output",
+        "specdec.inference.workers.calls.status",
+    ),
+    *("specdec.inference.serving.processes", "specdec.inference.serving.hub", "specdec.inference.cli"),
 )
 """The foundation, the command line, starting servers by it, and a client of their API with what it sends and gets."""
-DOORS_OF_BACKENDS = ("inference.backends.registry", "inference.backends.identity")
-CONCRETE_BACKENDS = tuple(f"inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
+DOORS_OF_BACKENDS = ("specdec.inference.backends.registry", "specdec.inference.backends.identity")
+CONCRETE_BACKENDS = tuple(f"specdec.inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 """What scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
@@ -75,7 +83,7 @@ def layer_of(module: str) -> int:
     Raises:
         KeyError: the module is in no room.
     """
-    name = module.split(".")[1] if "." in module else ""
+    name = f"{module}..".split(".")[2]
     return 0 if name in FOUNDATION or not name or name == "VERSION" else HEIGHTS[name]
 
 
@@ -114,20 +122,20 @@ def floors_of(module: str, name: str) -> tuple[int, int]:
 def is_allowed(module: str, name: str) -> bool:
     if operator.lt(*floors_of(module, name)):
         return False
-    package = module.split(".")[1] if module.startswith("inference.") else ""
-    if is_in(name, "comparison"):
-        return is_in(module, "comparison")
-    if is_in(module, "comparison"):
-        return not is_in(name, "inference") or any(is_in(name, seen) for seen in SEEN_BY_COMPARISON)
-    if is_in(module, "grpc_comm"):
-        return not is_in(name, "inference")
-    if name.split(".")[0].startswith("grpc"):
+    package = f"{module}..".split(".")[2] if is_in(module, "specdec.inference") else ""
+    if is_in(name, "specdec.comparison"):
+        return is_in(module, "specdec.comparison")
+    if is_in(module, "specdec.comparison"):
+        return not is_in(name, "specdec.inference") or any(is_in(name, seen) for seen in SEEN_BY_COMPARISON)
+    if is_in(module, "specdec.grpc_comm"):
+        return not is_in(name, "specdec.inference")
+    if is_in(name, "specdec.grpc_comm") or name.split(".")[0].startswith("grpc"):
         return package in MAY_SPEAK_GRPC
-    if not is_in(name, "inference"):
+    if not is_in(name, "specdec.inference"):
         return package != "scheduling" or name.split(".")[0] in PURE
     if any(is_in(name, backend) and not is_in(module, backend) for backend in CONCRETE_BACKENDS):
-        return module == "inference.backends.registry"
-    if is_in(name, "inference.backends") and package != "backends":
+        return module == "specdec.inference.backends.registry"
+    if is_in(name, "specdec.inference.backends") and package != "backends":
         return layer_of(module) >= HEIGHTS["workers"] and any(is_in(name, door) for door in DOORS_OF_BACKENDS)
     return layer_of(name) <= layer_of(module)
 
@@ -139,7 +147,7 @@ def sources() -> list[Path]:
 
 def module_name(file: Path) -> str:
     parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return ".".join(("specdec", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
 def test_imports_point_downwards() -> None:
@@ -184,9 +192,15 @@ def climbs(module: str, source: str) -> list[str]:
 def test_rooms_of_a_package_stand_in_order() -> None:
     assert [climb for file in sources() for climb in climbs(module_name(file), file.read_text())] == []
     assert (
-        climbs("inference.workers.calls.scope", "from inference.workers.completing.local import LocalCompleter") != []
+        climbs(
+            "specdec.inference.workers.calls.scope",
+            "from specdec.inference.workers.completing.local import LocalCompleter",
+        )
+        != []
     )
-    assert climbs("inference.workers.drafting.service", "from inference.workers.calls import access") == []
+    assert (
+        climbs("specdec.inference.workers.drafting.service", "from specdec.inference.workers.calls import access") == []
+    )
     for package, rooms in INNER_ROOMS.items():
         assert {path.stem for path in (ROOT / package.replace(".", "/")).iterdir()} - {"__init__", "__pycache__"} == {
             *rooms
@@ -203,35 +217,38 @@ def test_every_module_has_a_room() -> None:
 @pytest.mark.parametrize(
     ("module", "statement"),
     [
-        ("inference.engine.loop", "from inference.workers import completion"),
-        ("inference.engine.target", "from inference.backends.pytorch.backend import TorchBackend"),
-        ("inference.engine.target", "from inference.backends.registry import load_backend"),
-        ("inference.speculation.tree", "import inference.backends.pytorch.backend"),
-        ("inference.speculation.tree", "from inference.engine import loop"),
-        ("inference.backends.pytorch.backend", "def f():\n    from inference.speculation import tree"),
-        ("inference.backends.pytorch.backend", "from inference.backends.neuron.environment import toolchain"),
-        ("inference.backends.devices", "from inference.backends.pytorch.shapes import Buckets"),
-        ("inference.workers.completing.local", "from inference.cli import app"),
-        ("inference.workers.completing.local", "from inference.serving import assembly"),
-        ("inference.serving.assembly", "from inference.backends.pytorch.backend import TorchBackend"),
-        ("inference.cli.app", "from comparison.plan import grid"),
-        ("inference.request", "from inference.observe import stats"),
-        ("inference.sampling.noise", "import grpc"),
-        ("inference.scheduling.waiting", "import asyncio"),
-        ("inference.scheduling.waiting", "import time"),
-        ("inference.scheduling.widths", "import numpy as np"),
-        ("inference.scheduling.widths", "from inference.engine import loop"),
-        ("inference.engine.loop", "from grpc_comm import channel"),
-        ("inference.engine.loop", "from ..workers import completion"),
-        ("grpc_comm.server", "from inference.errors import ConfigError"),
-        ("grpc_comm.server", "import inference"),
-        ("grpc_comm.server", "from comparison.run import proxy"),
-        ("inference.gateway.bodies.schema", "from inference.gateway.answers.errors import ApiError"),
-        ("inference.gateway.answers.stream", "from inference.gateway.requests import events_of"),
-        ("comparison.run.load", "from inference.engine import loop"),
-        ("comparison.plan.grid", "from comparison.run import load"),
-        ("comparison.run.load", "from comparison.report.agreement import Difference"),
-        ("comparison.report.summary", "from inference.observe.profile import Profile"),
+        ("specdec.inference.engine.loop", "from specdec.inference.workers import completion"),
+        ("specdec.inference.engine.target", "from specdec.inference.backends.pytorch.backend import TorchBackend"),
+        ("specdec.inference.engine.target", "from specdec.inference.backends.registry import load_backend"),
+        ("specdec.inference.speculation.tree", "import specdec.inference.backends.pytorch.backend"),
+        ("specdec.inference.speculation.tree", "from specdec.inference.engine import loop"),
+        ("specdec.inference.backends.pytorch.backend", "def f():\n    from specdec.inference.speculation import tree"),
+        (
+            "specdec.inference.backends.pytorch.backend",
+            "from specdec.inference.backends.neuron.environment import toolchain",
+        ),
+        ("specdec.inference.backends.devices", "from specdec.inference.backends.pytorch.shapes import Buckets"),
+        ("specdec.inference.workers.completing.local", "from specdec.inference.cli import app"),
+        ("specdec.inference.workers.completing.local", "from specdec.inference.serving import assembly"),
+        ("specdec.inference.serving.assembly", "from specdec.inference.backends.pytorch.backend import TorchBackend"),
+        ("specdec.inference.cli.app", "from specdec.comparison.plan import grid"),
+        ("specdec.inference.request", "from specdec.inference.observe import stats"),
+        ("specdec.inference.sampling.noise", "import grpc"),
+        ("specdec.inference.scheduling.waiting", "import asyncio"),
+        ("specdec.inference.scheduling.waiting", "import time"),
+        ("specdec.inference.scheduling.widths", "import numpy as np"),
+        ("specdec.inference.scheduling.widths", "from specdec.inference.engine import loop"),
+        ("specdec.inference.engine.loop", "from specdec.grpc_comm import channel"),
+        ("specdec.inference.engine.loop", "from ..workers import completion"),
+        ("specdec.grpc_comm.server", "from specdec.inference.errors import ConfigError"),
+        ("specdec.grpc_comm.server", "import specdec.inference"),
+        ("specdec.grpc_comm.server", "from specdec.comparison.run import proxy"),
+        ("specdec.inference.gateway.bodies.schema", "from specdec.inference.gateway.answers.errors import ApiError"),
+        ("specdec.inference.gateway.answers.stream", "from specdec.inference.gateway.requests import events_of"),
+        ("specdec.comparison.run.load", "from specdec.inference.engine import loop"),
+        ("specdec.comparison.plan.grid", "from specdec.comparison.run import load"),
+        ("specdec.comparison.run.load", "from specdec.comparison.report.agreement import Difference"),
+        ("specdec.comparison.report.summary", "from specdec.inference.observe.profile import Profile"),
     ],
 )
 def test_planted_violations_are_found(module: str, statement: str) -> None:
@@ -241,21 +258,24 @@ def test_planted_violations_are_found(module: str, statement: str) -> None:
 @pytest.mark.parametrize(
     ("module", "statement"),
     [
-        ("inference.engine.loop", "from inference.engine import admission"),
-        ("inference.engine.loop", "from inference.speculation.tree import DraftTree"),
-        ("inference.serving.assembly", "from inference.backends.registry import load_backend"),
-        ("inference.serving.assembly", "import grpc\nfrom grpc_comm.channel import open_channel"),
-        ("inference.observe.profile", "from inference.observe.stats import RequestStats"),
-        ("inference.scheduling.draft_length", "from inference.model.proposer import DraftToken"),
-        ("grpc_comm.server", "import grpc"),
-        ("comparison.run.load", "import asyncio\nfrom inference.workers.completing.remote import RemoteCompleter"),
+        ("specdec.inference.engine.loop", "from specdec.inference.engine import admission"),
+        ("specdec.inference.engine.loop", "from specdec.inference.speculation.tree import DraftTree"),
+        ("specdec.inference.serving.assembly", "from specdec.inference.backends.registry import load_backend"),
+        ("specdec.inference.serving.assembly", "import grpc\nfrom specdec.grpc_comm.channel import open_channel"),
+        ("specdec.inference.observe.profile", "from specdec.inference.observe.stats import RequestStats"),
+        ("specdec.inference.scheduling.draft_length", "from specdec.inference.model.proposer import DraftToken"),
+        ("specdec.grpc_comm.server", "import grpc"),
+        (
+            "specdec.comparison.run.load",
+            "import asyncio\nfrom specdec.inference.workers.completing.remote import RemoteCompleter",
+        ),
     ],
 )
 def test_downward_imports_are_allowed(module: str, statement: str) -> None:
     assert violations(module, statement) == []
 
 
-MAY_SEE_FLAGS = ("inference.cli.flags", "inference.cli.config_file")
+MAY_SEE_FLAGS = ("specdec.inference.cli.flags", "specdec.inference.cli.config_file")
 
 
 def names_parsed_flags(source: str) -> bool:
@@ -271,7 +291,7 @@ def test_parsed_flags_stop_at_the_command_line() -> None:
     """From there on, configurations say what there is; a flag that is forgotten is a type error, not a default."""
     seeing = {module_name(file) for file in sources() if names_parsed_flags(file.read_text())}
     assert {module for module in seeing if not any(is_in(module, room) for room in MAY_SEE_FLAGS)} == set()
-    assert "inference.cli.flags" in seeing
+    assert "specdec.inference.cli.flags" in seeing
 
 
 MAX_PARAMETERS = 5
@@ -299,9 +319,9 @@ def test_every_package_has_a_docstring() -> None:
 
 
 THIN = (
-    "inference.workers.completing.remote",
-    "inference.serving.processes",
-    "inference.cli.prompts.topologies",
+    "specdec.inference.workers.completing.remote",
+    "specdec.inference.serving.processes",
+    "specdec.inference.cli.prompts.topologies",
     "main",
 )
 

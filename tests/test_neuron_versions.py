@@ -9,7 +9,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from inference.backends.neuron.environment import IMAGE, OLDEST_NXDI
+from specdec.inference.backends.neuron.environment import IMAGE, OLDEST_NXDI
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "neuron.md").read_text(encoding="utf-8")

@@ -31,9 +31,9 @@ from benchmarks.peers.race import Plan, race
 from benchmarks.peers.tables import FILE, goals_table, joined, rates_table
 from benchmarks.peers.walk import walking_pair
 from benchmarks.report import machine, print_json, print_table, write
-from comparison.report.markdown import commit
-from comparison.run.host_load import load_average
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from specdec.comparison.report.markdown import commit
+from specdec.comparison.run.host_load import load_average
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 
 PLANS = {
     "bundled": Plan(num_tokens=96, num_rounds=2),

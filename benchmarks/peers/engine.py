@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from benchmarks.peers.child import Setup
 from benchmarks.peers.environment import UnavailableError, last_line, python_of
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 LOAD_S = 3600.0
 """A first load builds llama.cpp, and converts models."""

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 FOLDER = ROOT / "build" / "peers"
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.peers import llama_build
 from benchmarks.peers.child import Loaded, Setup, answer
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 FOLDER = ROOT / "build" / "peers" / "llamacpp"
 LENGTHS = (4, 8, 16)

@@ -7,7 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 PACKAGE = ROOT / "requirements" / "llamacpp.txt"
 SERVER = "llama-server"

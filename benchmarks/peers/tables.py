@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.engine import OURS
 from benchmarks.peers.race import PLAIN
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 FILE = ROOT / "docs" / "peers.json"
 GOALS = {"float32": 1.2, "int8": 1.5}

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES, random_model
-from inference.config import BUNDLED_TARGET
+from specdec.inference.config import BUNDLED_TARGET
 
 DRAFTS = {"110M": "15M", "1B": "110M"}
 """Shape of the draft by that of the target; both have one vocabulary."""

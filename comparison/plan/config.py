@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from comparison.plan.backend import SHARED_TARGET, BackendConfig, ServerPlan
-from comparison.plan.datasets import Prompt
-from comparison.plan.endpoint import Endpoint
-from comparison.plan.lists import list_of
-from comparison.plan.machine import Machine, split_into_machines
-from comparison.plan.slo import FIGURES, Slo
-from inference.cli.models import NGRAM
-from inference.config import DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
-from inference.errors import ConfigError
-from inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
-from inference.settings import Range, check, setting
+from specdec.comparison.plan.backend import SHARED_TARGET, BackendConfig, ServerPlan
+from specdec.comparison.plan.datasets import Prompt
+from specdec.comparison.plan.endpoint import Endpoint
+from specdec.comparison.plan.lists import list_of
+from specdec.comparison.plan.machine import Machine, split_into_machines
+from specdec.comparison.plan.slo import FIGURES, Slo
+from specdec.inference.cli.models import NGRAM
+from specdec.inference.config import DEFAULT_BRANCHES, NOT_EMULATED, SECONDS, check_branches, model_name
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import MAX_GAMMA, RANGES, Grammar, Schedule
+from specdec.inference.settings import Range, check, setting
 
 LOOKUP = "lookup"
 """Name, as a contender's draft, of the target's own proposals: found in the sequence or forced by a grammar."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from inference.cli.prompts.source import read_prompts
-from inference.errors import ConfigError
+from specdec.inference.cli.prompts.source import read_prompts
+from specdec.inference.errors import ConfigError
 
 _USERS = ("human", "user")
 """Roles of the user in ShareGPT's and in OpenAI's format."""

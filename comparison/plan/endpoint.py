@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from inference.config import PLAIN, DialSecurity
-from inference.errors import ConfigError
+from specdec.inference.config import PLAIN, DialSecurity
+from specdec.inference.errors import ConfigError
 
 _NAME = re.compile(r"[\w.-]+")
 _FILES = {"tls_ca": "ca", "tls_client_cert": "cert", "tls_client_key": "key", "token_file": "token_file"}

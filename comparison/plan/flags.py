@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from comparison.plan.backend import BackendConfig
-from comparison.plan.config import (
+from specdec.comparison.plan.backend import BackendConfig
+from specdec.comparison.plan.config import (
     ARRIVALS,
     STARTED,
     ComparisonConfig,
@@ -19,25 +19,25 @@ from comparison.plan.config import (
     WorkloadConfig,
     mixed,
 )
-from comparison.plan.datasets import read_dataset
-from comparison.plan.endpoint import endpoint_of
-from comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
-from comparison.plan.lists import list_of, one_of, one_or_two, seconds_of, time_of
-from comparison.plan.slo import FIGURES, Slo, parse_slo
-from inference.cli.config_file import ConfigFileParser, as_toml, program
-from inference.cli.flags import add_group, read
-from inference.cli.models import draft_beside
-from inference.config import (
+from specdec.comparison.plan.datasets import read_dataset
+from specdec.comparison.plan.endpoint import endpoint_of
+from specdec.comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
+from specdec.comparison.plan.lists import list_of, one_of, one_or_two, seconds_of, time_of
+from specdec.comparison.plan.slo import FIGURES, Slo, parse_slo
+from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
+from specdec.inference.cli.flags import add_group, read
+from specdec.inference.cli.models import draft_beside
+from specdec.inference.config import (
     BUNDLED_PROMPTS,
     BUNDLED_TARGET,
     DEFAULT_BRANCHES,
     DEFAULT_GAMMA,
     DialSecurity,
 )
-from inference.errors import ConfigError
-from inference.request import Schedule
-from inference.serving.hub import is_hub_id, model_directory
-from inference.settings import Range, group, same, setting
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import Schedule
+from specdec.inference.serving.hub import is_hub_id, model_directory
+from specdec.inference.settings import Range, group, same, setting
 
 BUNDLED_PROMPT_FILES = tuple(BUNDLED_PROMPTS.with_name(f"{kind}.txt") for kind in ("structured", "open_ended"))
 NUM_BUNDLED_PROMPTS = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from comparison.plan.config import ComparisonConfig, Contender
-from comparison.plan.record import RequestRecord
+from specdec.comparison.plan.config import ComparisonConfig, Contender
+from specdec.comparison.plan.record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

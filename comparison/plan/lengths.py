@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.checkpoint_files import CheckpointFiles
-from inference.errors import ConfigError
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.errors import ConfigError
 
 MAX_INPUT_TOKENS = 1_000_000
 
@@ -49,7 +49,7 @@ class Tokens(Characters):
     """Unit of length of a model's tokenizer, without the special tokens that it adds to a prompt."""
 
     def __init__(self, model: Path) -> None:
-        from inference.text.tokenizer import Tokenizer  # takes a while to import
+        from specdec.inference.text.tokenizer import Tokenizer  # takes a while to import
 
         self._tokenizer = Tokenizer.load(model)
         self.vocabulary = range(CheckpointFiles(model).vocab_size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 _CPU_INFO = Path("/proc/cpuinfo")
 

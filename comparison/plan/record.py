@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from inference.commit import NO_OWN_DRAFTS, NOTHING_COUNTED, Counts, OwnDrafts, Timings
-from inference.observe.stats import RequestStats
+from specdec.inference.commit import NO_OWN_DRAFTS, NOTHING_COUNTED, Counts, OwnDrafts, Timings
+from specdec.inference.observe.stats import RequestStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import json
 import shlex
 from pathlib import Path
 
-from comparison.plan.backend import AUTO, NEURON, BackendConfig
-from comparison.plan.config import ComparisonConfig, Contender, Topology
-from inference.cli.models import NGRAM
+from specdec.comparison.plan.backend import AUTO, NEURON, BackendConfig
+from specdec.comparison.plan.config import ComparisonConfig, Contender, Topology
+from specdec.inference.cli.models import NGRAM
 
 MARGIN = 1.05
 """Speed-up below which the target alone is advised, since a draft is one more thing to run."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 FIGURES = {"ttft": "ttft_s", "itl": "inter_token_latency_s", "e2e": "end_to_end_latency_s"}
 """Names of the figures in results, by their names in the flag."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison.plan.grid import Cell, Sample
-from comparison.run.pairs import pairs
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.run.pairs import pairs
 
 
 @dataclass(frozen=True, slots=True)

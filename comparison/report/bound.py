@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from comparison.plan.record import RequestRecord, Round
+from specdec.comparison.plan.record import RequestRecord, Round
 
 
 @dataclass(frozen=True, slots=True)

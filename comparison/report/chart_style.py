@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from comparison.plan.config import ComparisonConfig, Contender, Topology
-from comparison.report.findings import emulation_of, short_conditions
-from comparison.report.summary import Spread
-from inference.request import Schedule
+from specdec.comparison.plan.config import ComparisonConfig, Contender, Topology
+from specdec.comparison.report.findings import emulation_of, short_conditions
+from specdec.comparison.report.summary import Spread
+from specdec.inference.request import Schedule
 
 RowT = TypeVar("RowT")
 ColumnT = TypeVar("ColumnT")

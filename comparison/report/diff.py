@@ -15,11 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from comparison.report.bootstrap import CONFIDENCE, MIN_PAIRS, Ratio, stratified_ratio
-from comparison.report.findings import HOST_LOAD, PLACE
-from comparison.report.service import LATENCIES
-from inference.cli.config_file import program
-from inference.errors import ConfigError
+from specdec.comparison.report.bootstrap import CONFIDENCE, MIN_PAIRS, Ratio, stratified_ratio
+from specdec.comparison.report.findings import HOST_LOAD, PLACE
+from specdec.comparison.report.service import LATENCIES
+from specdec.inference.cli.config_file import program
+from specdec.inference.errors import ConfigError
 
 EXIT_SLOWER = 1
 THRESHOLD = 0.05

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from comparison.report.findings import Findings, json_of
-from comparison.report.llmperf import write_llmperf
-from inference.errors import ConfigError, SpecDecError
+from specdec.comparison.report.findings import Findings, json_of
+from specdec.comparison.report.llmperf import write_llmperf
+from specdec.inference.errors import ConfigError, SpecDecError
 
 logger = logging.getLogger(__name__)
 Figures: TypeAlias = dict[str, Any]
@@ -83,7 +83,7 @@ def write_page(file: Path, page: Callable[[], str]) -> None:
 
 
 def _page(findings: Findings, directory: Path) -> str:
-    from comparison.report import html, plots  # matplotlib takes a second to import
+    from specdec.comparison.report import html, plots  # matplotlib takes a second to import
 
     return html.render(findings, plots.draw_all(findings, directory))
 

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.backend import AUTO, BackendConfig
-from comparison.plan.config import ClientSite, ComparisonConfig, Contender, Load, PromptSet
-from comparison.plan.grid import Cell, Sample
-from comparison.plan.machine import cpu_model
-from comparison.report.agreement import Agreement, check_agreement
-from comparison.report.bootstrap import Ratio
-from comparison.report.service import LATENCIES, Service
-from comparison.report.summary import CellSummary, Summarizer, spread_of
-from comparison.run.host_load import HostLoad, busy_warning
-from inference.config import NOT_EMULATED, model_name
+from specdec.comparison.plan.backend import AUTO, BackendConfig
+from specdec.comparison.plan.config import ClientSite, ComparisonConfig, Contender, Load, PromptSet
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.plan.machine import cpu_model
+from specdec.comparison.report.agreement import Agreement, check_agreement
+from specdec.comparison.report.bootstrap import Ratio
+from specdec.comparison.report.service import LATENCIES, Service
+from specdec.comparison.report.summary import CellSummary, Summarizer, spread_of
+from specdec.comparison.run.host_load import HostLoad, busy_warning
+from specdec.inference.config import NOT_EMULATED, model_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from comparison.plan.config import ALONE, ComparisonConfig, Contender
-from comparison.plan.roles import MARGIN, TIE, commands
-from comparison.report.findings import Findings, emulation_of, short_conditions
-from comparison.report.plots import Drawn, speedups
-from comparison.report.service import LATENCIES, QUANTILES, Service
-from comparison.report.table import FIGURES, place_columns, texts
+from specdec.comparison.plan.config import ALONE, ComparisonConfig, Contender
+from specdec.comparison.plan.roles import MARGIN, TIE, commands
+from specdec.comparison.report.findings import Findings, emulation_of, short_conditions
+from specdec.comparison.report.plots import Drawn, speedups
+from specdec.comparison.report.service import LATENCIES, QUANTILES, Service
+from specdec.comparison.report.table import FIGURES, place_columns, texts
 
 MAX_DIFFERENCES = 50
 """Differences that the page shows; results.json has all."""

@@ -13,9 +13,9 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.config import ComparisonConfig
-from comparison.report.findings import Findings, place
-from comparison.report.service import QUANTILES, Service
+from specdec.comparison.plan.config import ComparisonConfig
+from specdec.comparison.report.findings import Findings, place
+from specdec.comparison.report.service import QUANTILES, Service
 
 VERSION = "2023-08-31"
 _OWN = ("run", "prompt")

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.config import ROOT
-from inference.errors import ConfigError
+from specdec.inference.config import ROOT
+from specdec.inference.errors import ConfigError
 
 PART = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 

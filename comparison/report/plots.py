@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from comparison.plan.config import Contender, Load
-from comparison.report.chart_style import (
+from specdec.comparison.plan.config import Contender, Load
+from specdec.comparison.report.chart_style import (
     DRAFTS,
     STYLE,
     TARGET,
@@ -29,9 +29,9 @@ from comparison.report.chart_style import (
     powers_of_two,
     save,
 )
-from comparison.report.findings import Findings, round_trip
-from comparison.report.summary import CellSummary, Spread
-from inference.config import model_name
+from specdec.comparison.report.findings import Findings, round_trip
+from specdec.comparison.report.summary import CellSummary, Spread
+from specdec.inference.config import model_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from comparison.plan.grid import Cell, Sample
-from comparison.plan.record import RequestRecord
-from comparison.plan.slo import Slo
-from comparison.report.bootstrap import Ratio, paired_ratio
-from inference.observe.stats import RequestStats
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.plan.slo import Slo
+from specdec.comparison.report.bootstrap import Ratio, paired_ratio
+from specdec.inference.observe.stats import RequestStats
 
 LATENCIES = ("ttft_s", "inter_token_latency_s", "end_to_end_latency_s")
 QUANTILES = (25, 50, 75, 90, 95, 99)

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from comparison.plan.config import ALONE, ComparisonConfig, Contender
-from comparison.plan.grid import WARM_UP, Cell, Sample
-from comparison.plan.record import RequestRecord
-from comparison.report import bound
-from comparison.report.service import Service
-from inference.observe.stats import RequestStats
+from specdec.comparison.plan.config import ALONE, ComparisonConfig, Contender
+from specdec.comparison.plan.grid import WARM_UP, Cell, Sample
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.report import bound
+from specdec.comparison.report.service import Service
+from specdec.inference.observe.stats import RequestStats
 
 _Group = tuple[Contender, str, int]  # contender, prompt kind, concurrency
 

@@ -11,13 +11,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from comparison.plan.config import ComparisonConfig, Topology
-from comparison.plan.grid import Cell
-from comparison.report.findings import Findings, emulation_of
-from comparison.report.markdown import markdown
-from comparison.report.service import describe
-from comparison.report.summary import CellSummary
-from inference.request import Schedule
+from specdec.comparison.plan.config import ComparisonConfig, Topology
+from specdec.comparison.plan.grid import Cell
+from specdec.comparison.report.findings import Findings, emulation_of
+from specdec.comparison.report.markdown import markdown
+from specdec.comparison.report.service import describe
+from specdec.comparison.report.summary import CellSummary
+from specdec.inference.request import Schedule
 
 RowT = TypeVar("RowT")
 

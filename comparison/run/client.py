@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from comparison.plan.datasets import Conversation, Prompt
-from comparison.plan.record import RequestRecord
-from inference.text.chat import Chat, ChatMessage
+from specdec.comparison.plan.datasets import Conversation, Prompt
+from specdec.comparison.plan.record import RequestRecord
+from specdec.inference.text.chat import Chat, ChatMessage
 
 CONNECT_TIMEOUT_S = 10.0
 

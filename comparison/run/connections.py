@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeAlias
 
-from comparison.plan.config import ComparisonConfig, Contender
-from comparison.plan.datasets import Prompt
-from comparison.run.client import Client
-from comparison.run.grpc_client import grpc_client
-from inference.config import PLAIN
-from inference.errors import ConfigError
-from inference.text.chat import Chat
+from specdec.comparison.plan.config import ComparisonConfig, Contender
+from specdec.comparison.plan.datasets import Prompt
+from specdec.comparison.run.client import Client
+from specdec.comparison.run.grpc_client import grpc_client
+from specdec.inference.config import PLAIN
+from specdec.inference.errors import ConfigError
+from specdec.inference.text.chat import Chat
 
 Clients: TypeAlias = dict[Contender, Client]
 
@@ -47,7 +47,7 @@ def _client(
         return grpc_client(address(contender), PLAIN, config.workload, contender)
     if endpoint.is_grpc:
         return grpc_client(endpoint.address, endpoint.security, config.workload, contender)
-    from comparison.run.http_client import http_client  # its packages belong to an extra
+    from specdec.comparison.run.http_client import http_client  # its packages belong to an extra
 
     return http_client(endpoint, config.workload)
 

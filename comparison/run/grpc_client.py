@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 import grpc
 from google.protobuf.message import DecodeError
 
-from comparison.plan.config import Contender, WorkloadConfig
-from comparison.plan.record import RequestRecord, Round
-from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
-from grpc_comm.channel import open_channel, wait_until_ready
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Delta, Started, TextEvent
-from inference.config import DialSecurity
-from inference.errors import SpecDecError, UnavailableError
-from inference.request import LEFT_TO_SERVER, SamplingParams
-from inference.text.chat import Chat
-from inference.workers.calls.convert import completion_to_message, event_from_message
-from inference.workers.calls.dialling import credentials_of
-from inference.workers.calls.status import calls_to, code_name
-from inference.workers.completing.output import Output
-from inference.workers.completing.remote import MAX_DEADLINE_S, RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.comparison.plan.config import Contender, WorkloadConfig
+from specdec.comparison.plan.record import RequestRecord, Round
+from specdec.comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
+from specdec.grpc_comm.channel import open_channel, wait_until_ready
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.commit import Delta, Started, TextEvent
+from specdec.inference.config import DialSecurity
+from specdec.inference.errors import SpecDecError, UnavailableError
+from specdec.inference.request import LEFT_TO_SERVER, SamplingParams
+from specdec.inference.text.chat import Chat
+from specdec.inference.workers.calls.convert import completion_to_message, event_from_message
+from specdec.inference.workers.calls.dialling import credentials_of
+from specdec.inference.workers.calls.status import calls_to, code_name
+from specdec.inference.workers.completing.output import Output
+from specdec.inference.workers.completing.remote import MAX_DEADLINE_S, RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 GENERATE = "/specdec.v1.GenerationService/Generate"
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import aiohttp
 
-from comparison.plan.config import WorkloadConfig
-from comparison.plan.endpoint import Endpoint
-from comparison.plan.record import RequestRecord, Round
-from comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
-from grpc_comm.secured import AUTHORIZATION, watched_token
-from grpc_comm.watched import UnusableError
-from inference.commit import Timings
-from inference.config import DialSecurity
-from inference.errors import ConfigError, UnavailableError
-from inference.text.chat import Chat
+from specdec.comparison.plan.config import WorkloadConfig
+from specdec.comparison.plan.endpoint import Endpoint
+from specdec.comparison.plan.record import RequestRecord, Round
+from specdec.comparison.run.client import CONNECT_TIMEOUT_S, NUM_BEST, Step
+from specdec.grpc_comm.secured import AUTHORIZATION, watched_token
+from specdec.grpc_comm.watched import UnusableError
+from specdec.inference.commit import Timings
+from specdec.inference.config import DialSecurity
+from specdec.inference.errors import ConfigError, UnavailableError
+from specdec.inference.text.chat import Chat
 
 _DIALECTS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM and this project

@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from comparison.plan.config import ComparisonConfig
-from comparison.plan.record import RequestRecord
-from comparison.run.client import Ask
-from comparison.run.grpc_client import record_of
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.config import ROOT
-from inference.errors import ConfigError, MissingPackageError, UnavailableError
-from inference.workers.calls.convert import completion_to_message, event_from_message
-from inference.workers.completion import CompletionRequest
+from specdec.comparison.plan.config import ComparisonConfig
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.run.client import Ask
+from specdec.comparison.run.grpc_client import record_of
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.config import ROOT
+from specdec.inference.errors import ConfigError, MissingPackageError, UnavailableError
+from specdec.inference.workers.calls.convert import completion_to_message, event_from_message
+from specdec.inference.workers.completion import CompletionRequest
 
 LOCUST_FILE = Path(__file__).with_name("locust_user.py")
 REQUESTS_PER_CLIENT = 2

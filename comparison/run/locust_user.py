@@ -23,9 +23,9 @@ import grpc.experimental.gevent as grpc_gevent
 from locust import User, events, task
 from locust.exception import StopUser
 
-from grpc_comm.options import CHANNEL_OPTIONS
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.options import CHANNEL_OPTIONS
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
 grpc_gevent.init_gevent()  # before any channel exists; importing locust has patched the standard library
 

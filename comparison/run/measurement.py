@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from comparison.plan.config import ComparisonConfig
-from comparison.plan.datasets import Prompt
-from comparison.plan.grid import WARM_UP, Cell, Sample, walk
-from comparison.plan.record import RequestRecord
-from comparison.run.client import Ask, asking
-from comparison.run.connections import Clients, connected
-from comparison.run.grpc_client import request_of
-from comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals, steady
-from comparison.run.progress import Progress
-from comparison.run.ties import with_margins
-from comparison.run.topologies import Deployment
-from inference.errors import SpecDecError, UnavailableError
+from specdec.comparison.plan.config import ComparisonConfig
+from specdec.comparison.plan.datasets import Prompt
+from specdec.comparison.plan.grid import WARM_UP, Cell, Sample, walk
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.run.client import Ask, asking
+from specdec.comparison.run.connections import Clients, connected
+from specdec.comparison.run.grpc_client import request_of
+from specdec.comparison.run.load import as_they_come, by_locust, closed_loop, poisson_arrivals, steady
+from specdec.comparison.run.progress import Progress
+from specdec.comparison.run.ties import with_margins
+from specdec.comparison.run.topologies import Deployment
+from specdec.inference.errors import SpecDecError, UnavailableError
 
 
 async def measure(

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from comparison.plan.grid import Sample
-from comparison.plan.record import RequestRecord
+from specdec.comparison.plan.grid import Sample
+from specdec.comparison.plan.record import RequestRecord
 
 Output: TypeAlias = Sequence[int] | str
 """Token ids, or a text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich import progress
 from rich.console import Console
 
-from comparison.plan.grid import Sample
+from specdec.comparison.plan.grid import Sample
 
 
 class Progress(progress.Progress):

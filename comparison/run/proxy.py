@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
-from grpc_comm.server import listener
+from specdec.grpc_comm.server import listener
 
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 """Pending bytes per connection and direction above which the sender is held back."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from comparison.plan.config import ComparisonConfig, Contender
-from comparison.plan.grid import Sample
-from comparison.run.client import Step
-from comparison.run.connections import Clients
-from comparison.run.pairs import Pair, first_difference, pairs
+from specdec.comparison.plan.config import ComparisonConfig, Contender
+from specdec.comparison.plan.grid import Sample
+from specdec.comparison.run.client import Step
+from specdec.comparison.run.connections import Clients
+from specdec.comparison.run.pairs import Pair, first_difference, pairs
 
 
 async def with_margins(

@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags
-from comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
-from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from inference.config import model_name
-from inference.errors import SpecDecError, UnavailableError
-from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
+from specdec.comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags
+from specdec.comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
+from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from specdec.inference.config import model_name
+from specdec.inference.errors import SpecDecError, UnavailableError
+from specdec.inference.serving.processes import ServerProcess, finished_process, free_port, server_process
 
 SERVER_GRACE_S = 1.0
 """Seconds for running requests when a server is stopped; no client waits for them by then."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from comparison.plan.config import Contender, Topology
-from comparison.plan.roles import MARGIN, TIE
-from comparison.report.summary import Spread
-from comparison.study.space import FACTORS, Conditions, Group, Space, way
+from specdec.comparison.plan.config import Contender, Topology
+from specdec.comparison.plan.roles import MARGIN, TIE
+from specdec.comparison.report.summary import Spread
+from specdec.comparison.study.space import FACTORS, Conditions, Group, Space, way
 
 _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POOL)
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from comparison.plan.config import ComparisonConfig, Contender
-from comparison.plan.grid import Cell, Sample
-from comparison.report.agreement import check_agreement
-from comparison.report.service import describe, values_of
-from comparison.run.connections import connected
-from comparison.run.host_load import HostLoad, LoadMeter
-from comparison.run.measurement import Measurement
-from comparison.run.progress import Progress
-from comparison.run.topologies import deployment
-from comparison.study.search import Budget
+from specdec.comparison.plan.config import ComparisonConfig, Contender
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.report.agreement import check_agreement
+from specdec.comparison.report.service import describe, values_of
+from specdec.comparison.run.connections import connected
+from specdec.comparison.run.host_load import HostLoad, LoadMeter
+from specdec.comparison.run.measurement import Measurement
+from specdec.comparison.run.progress import Progress
+from specdec.comparison.run.topologies import deployment
+from specdec.comparison.study.search import Budget
 
 FIRST = 8
 """Streams of the first probe."""

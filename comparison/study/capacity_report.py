@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.config import ComparisonConfig, Topology
-from comparison.report.files import write_page
-from comparison.report.findings import emulation_of, measured_conditions
-from comparison.report.markdown import markdown, page_part, write_part
-from comparison.study.capacity import Capacities, Capacity
-from comparison.study.space import way
-from inference.config import NOT_EMULATED
+from specdec.comparison.plan.config import ComparisonConfig, Topology
+from specdec.comparison.report.files import write_page
+from specdec.comparison.report.findings import emulation_of, measured_conditions
+from specdec.comparison.report.markdown import markdown, page_part, write_part
+from specdec.comparison.study.capacity import Capacities, Capacity
+from specdec.comparison.study.space import way
+from specdec.inference.config import NOT_EMULATED
 
 HEADER = (
     *("served by", "round trip, ms", "streams", "over the target alone", "slow stream, tokens/s", "TTFT p99, ms"),
@@ -124,7 +124,7 @@ def draw(found: Capacities, file: Path) -> None:
     import matplotlib as mpl  # takes a second to import
     from matplotlib.axes import Axes
 
-    from comparison.report.chart_style import DRAFTS, STYLE, panels, powers_of_two, save
+    from specdec.comparison.report.chart_style import DRAFTS, STYLE, panels, powers_of_two, save
 
     config = found.config
     promised, most = 1 / config.itl_s, max(probe.streams for it in found.found for probe in it.probes)

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
-from comparison.plan.flags import ComparisonSettings, comparison_parser
-from comparison.plan.lists import list_of, one_or_two
-from comparison.study.advice import Prices
-from comparison.study.space import Space
-from inference.cli.config_file import ConfigFileParser, as_toml, program
-from inference.cli.flags import read
-from inference.cli.models import NGRAM
-from inference.cli.prompts.source import text_of
-from inference.errors import ConfigError
-from inference.request import Grammar, GrammarKind
-from inference.settings import group, setting
+from specdec.comparison.plan.config import ALONE, LOOKUP, ComparisonConfig, Topology
+from specdec.comparison.plan.flags import ComparisonSettings, comparison_parser
+from specdec.comparison.plan.lists import list_of, one_or_two
+from specdec.comparison.study.advice import Prices
+from specdec.comparison.study.space import Space
+from specdec.inference.cli.config_file import ConfigFileParser, as_toml, program
+from specdec.inference.cli.flags import read
+from specdec.inference.cli.models import NGRAM
+from specdec.inference.cli.prompts.source import text_of
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.settings import group, setting
 
 AS_JSON = " as JSON"
 """Suffix of a prompt kind with answers in the JSON schema."""

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.config import Contender
-from comparison.report.summary import Spread
-from comparison.study.advice import Trial
-from comparison.study.space import Conditions
+from specdec.comparison.plan.config import Contender
+from specdec.comparison.report.summary import Spread
+from specdec.comparison.study.advice import Trial
+from specdec.comparison.study.space import Conditions
 
 FILE = "trials.jsonl"
 _FREE = ("gamma", "draft_models", "budget", "anyway", "price_per_hour", "output")

@@ -13,20 +13,20 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from comparison.plan.config import ALONE, ComparisonConfig, Contender
-from comparison.plan.grid import Sample
-from comparison.report.agreement import check_agreement
-from comparison.report.summary import CellSummary, Summarizer, spread_of
-from comparison.run.host_load import LoadMeter, busy_at_start
-from comparison.run.measurement import measure
-from comparison.run.progress import Progress
-from comparison.run.topologies import deployment
-from comparison.study.advice import Evidence, Trial
-from comparison.study.flags import AS_JSON, StudyConfig
-from comparison.study.journal import FILE, Journal
-from comparison.study.report import Study
-from comparison.study.search import Budget, Speeds, conduct
-from comparison.study.space import Conditions, Group
+from specdec.comparison.plan.config import ALONE, ComparisonConfig, Contender
+from specdec.comparison.plan.grid import Sample
+from specdec.comparison.report.agreement import check_agreement
+from specdec.comparison.report.summary import CellSummary, Summarizer, spread_of
+from specdec.comparison.run.host_load import LoadMeter, busy_at_start
+from specdec.comparison.run.measurement import measure
+from specdec.comparison.run.progress import Progress
+from specdec.comparison.run.topologies import deployment
+from specdec.comparison.study.advice import Evidence, Trial
+from specdec.comparison.study.flags import AS_JSON, StudyConfig
+from specdec.comparison.study.journal import FILE, Journal
+from specdec.comparison.study.report import Study
+from specdec.comparison.study.search import Budget, Speeds, conduct
+from specdec.comparison.study.space import Conditions, Group
 
 Samples: TypeAlias = dict[Conditions, list[Sample]]
 

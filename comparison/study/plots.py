@@ -10,8 +10,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from comparison.plan.config import ComparisonConfig
-from comparison.report.chart_style import (
+from specdec.comparison.plan.config import ComparisonConfig
+from specdec.comparison.report.chart_style import (
     DRAFTS,
     STYLE,
     TARGET,
@@ -22,8 +22,8 @@ from comparison.report.chart_style import (
     powers_of_two,
     save,
 )
-from comparison.report.plots import Drawn
-from comparison.study.advice import Evidence, crossovers
+from specdec.comparison.report.plots import Drawn
+from specdec.comparison.study.advice import Evidence, crossovers
 
 _NUMBERS = {
     "gamma": "gamma (draft tokens of a round)",

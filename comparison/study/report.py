@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.config import ComparisonConfig, Contender
-from comparison.plan.roles import MARGIN, TIE, service_toml
-from comparison.report.files import write_page
-from comparison.report.findings import emulation_of, measured_conditions
-from comparison.run.host_load import HostLoad, busy_warning
-from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from specdec.comparison.plan.config import ComparisonConfig, Contender
+from specdec.comparison.plan.roles import MARGIN, TIE, service_toml
+from specdec.comparison.report.files import write_page
+from specdec.comparison.report.findings import emulation_of, measured_conditions
+from specdec.comparison.run.host_load import HostLoad, busy_warning
+from specdec.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def _trial(trial: Trial, prices: Prices | None) -> dict[str, Any]:
 
 
 def _page(study: Study, directory: Path) -> str:
-    from comparison.report import html  # matplotlib takes a second to import, and is needed only now
-    from comparison.study.plots import draw
+    from specdec.comparison.report import html  # matplotlib takes a second to import, and is needed only now
+    from specdec.comparison.study.plots import draw
 
     label = emulation_of(study.config)
     num_first = len(study.reservations) + (not study.is_withheld)

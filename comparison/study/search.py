@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from dataclasses import replace
 from typing import TypeAlias
 
-from comparison.plan.config import Contender
-from comparison.study.space import Conditions, Group, Space, way
+from specdec.comparison.plan.config import Contender
+from specdec.comparison.study.space import Conditions, Group, Space, way
 
 Speeds: TypeAlias = Mapping[Contender, float]
 """Speed-ups over the target alone, by contender; empty if there was no time."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from comparison.plan.config import LOOKUP, Contender
+from specdec.comparison.plan.config import LOOKUP, Contender
 
 _WORDS = {
     "kind": "{} prompts",

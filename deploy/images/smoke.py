@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
-from inference.cli.roles.registry import ROLES  # found in the folder of main.py, where the image starts
+from specdec.inference.cli.roles.registry import ROLES  # found in the folder of main.py, where the image starts
 
 PORT = 18_000
 URL = f"http://127.0.0.1:{PORT}"

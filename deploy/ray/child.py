@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.config import PLAIN, ROOT, DialSecurity, address
-from inference.workers.calls.dialling import credentials_of
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.config import PLAIN, ROOT, DialSecurity, address
+from specdec.inference.workers.calls.dialling import credentials_of
 
 CALL_S = 10.0
 """Timeout of a call to the child, in seconds."""

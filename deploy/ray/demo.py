@@ -28,8 +28,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from inference.config import ROOT
-from inference.serving.processes import free_port
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 
 NUM_NODES, NUM_GATEWAYS = 3, 2
 NUM_TOKENS = 300

@@ -20,8 +20,8 @@ from ray import serve
 
 from deploy.ray.child import CALL_S, DRAIN_S, Child
 from deploy.ray.registry import BEAT_S, registry
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.config import DialSecurity
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.config import DialSecurity
 
 logger = logging.getLogger("ray.serve")
 

@@ -1,7 +1,7 @@
 """Architectures that the torch backend refuses, with reasons.
 
 Owns the reading of a Transformers configuration. What a configuration does not show is found when the backend runs its
-first token (`inference.backends.pytorch.attention.ShapeRecorder`).
+first token (`specdec.inference.backends.pytorch.attention.ShapeRecorder`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:  # a packed model is loaded without Transformers
     from transformers import PretrainedConfig, PreTrainedModel
 
-from inference.checkpoint_files import LENGTH_FIELDS
-from inference.errors import UnsupportedModelError
+from specdec.inference.checkpoint_files import LENGTH_FIELDS
+from specdec.inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
 

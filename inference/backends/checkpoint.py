@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from inference.checkpoint_files import CheckpointFiles
-from inference.errors import ConfigError
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.errors import ConfigError
 
 MAX_REASON_LENGTH = 300
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.backends.digests import digests_of
+from specdec.inference.backends.digests import digests_of
 
 
 def model_id_of(path: Path, *facts: str) -> str:

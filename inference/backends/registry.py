@@ -14,33 +14,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from inference.backends.devices import DEVICE, take_cores
-from inference.checkpoint_files import CheckpointFiles
-from inference.config import NO_TIME, ModelConfig
-from inference.errors import ConfigError, MissingPackageError, RoomError, UnsupportedModelError
-from inference.model.decoder import CompiledDecoder, Decide
-from inference.model.slots import Array, Backend, Span
+from specdec.inference.backends.devices import DEVICE, take_cores
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.config import NO_TIME, ModelConfig
+from specdec.inference.errors import ConfigError, MissingPackageError, RoomError, UnsupportedModelError
+from specdec.inference.model.decoder import CompiledDecoder, Decide
+from specdec.inference.model.slots import Array, Backend, Span
 
 logger = logging.getLogger(__name__)
 
 # name -> module and its loading function, ModelConfig -> Backend
 LOADERS = {
-    "torch": ("inference.backends.pytorch.backend", "load_torch_backend"),
-    "onnx": ("inference.backends.onnx.backend", "load_onnx_backend"),
-    "neuron": ("inference.backends.neuron.backend", "load_neuron_backend"),
-    "transformers-neuronx": ("inference.backends.neuron.legacy", "load_legacy_backend"),
+    "torch": ("specdec.inference.backends.pytorch.backend", "load_torch_backend"),
+    "onnx": ("specdec.inference.backends.onnx.backend", "load_onnx_backend"),
+    "neuron": ("specdec.inference.backends.neuron.backend", "load_neuron_backend"),
+    "transformers-neuronx": ("specdec.inference.backends.neuron.legacy", "load_legacy_backend"),
 }
 # name -> module and the function that loads a pair into one graph, (target, draft, decide) -> CompiledDecoder or None
-DECODER_LOADERS = {"neuron": ("inference.backends.neuron.decoders.fused", "load_fused_decoder")}
+DECODER_LOADERS = {"neuron": ("specdec.inference.backends.neuron.decoders.fused", "load_fused_decoder")}
 # name -> module and the function that compiles ahead of time, (target or None, draft or None) -> None
 COMPILERS = {
-    "neuron": ("inference.backends.neuron.decoders.fused", "compile_models"),
-    "torch": ("inference.backends.pytorch.backend", "compile_models"),
+    "neuron": ("specdec.inference.backends.neuron.decoders.fused", "compile_models"),
+    "torch": ("specdec.inference.backends.pytorch.backend", "compile_models"),
 }
 # role -> module and the function that does its work on files and yields a line for each
 TOOLS = {
-    "artifacts": ("inference.backends.neuron.storage.upkeep", "report"),
-    "rescale_fp8": ("inference.backends.neuron.checkpoints.rescaling", "rescale"),
+    "artifacts": ("specdec.inference.backends.neuron.storage.upkeep", "report"),
+    "rescale_fp8": ("specdec.inference.backends.neuron.checkpoints.rescaling", "rescale"),
 }
 DEVICES = Path("/dev")
 CANNOT_FORK = frozenset({"neuron", "transformers-neuronx"})
@@ -90,9 +90,9 @@ def examine(config: ModelConfig) -> Fit:
     Raises:
         ConfigError: it would not be; the message has the way out.
     """
-    from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
-    from inference.backends.checkpoint import load_config
-    from inference.backends.onnx.shape import HEAD_MULTIPLE
+    from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+    from specdec.inference.backends.checkpoint import load_config
+    from specdec.inference.backends.onnx.shape import HEAD_MULTIPLE
 
     files = CheckpointFiles(config.path)
     files.require_weights()
@@ -118,7 +118,7 @@ def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
     """Return the backend that a configuration leads to, with the reason."""
     if config.backend not in (AUTO, *LOADERS):
         raise ConfigError(f"backend {config.backend} is none of {AUTO}, {', '.join(sorted(LOADERS))}")
-    from inference.backends.onnx.shape import require_llama_shaped
+    from specdec.inference.backends.onnx.shape import require_llama_shaped
 
     if config.backend == "onnx" or (config.backend == AUTO and config.dtype == "int8"):
         require_llama_shaped(stored.get_text_config())
@@ -139,10 +139,10 @@ def _chosen(config: ModelConfig, stored: Any) -> tuple[str, str]:
 def _dtype_of(backend: str, config: ModelConfig) -> str:
     """Return the arithmetic of a backend, by its own rule; raise ConfigError if it lacks the device or the dtype."""
     if backend == "onnx":
-        from inference.backends.onnx import backend as onnx
+        from specdec.inference.backends.onnx import backend as onnx
 
         return onnx.resolve_dtype(config)
-    from inference.backends.pytorch import backend as pytorch
+    from specdec.inference.backends.pytorch import backend as pytorch
 
     return str(pytorch.resolve_dtype(config.dtype, pytorch.resolve_device(config.device))).removeprefix("torch.")
 

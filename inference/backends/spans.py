@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model.slots import Backend, Span
+from specdec.inference.model.slots import Backend, Span
 
 
 def check_spans(spans: Sequence[Span], backend: Backend) -> None:

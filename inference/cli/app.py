@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from inference import VERSION
-from inference.caller import NamesRequests, OneLine
-from inference.cli.config_file import meant, program
-from inference.cli.models import Models
-from inference.cli.roles.registry import ROLES, settings_of
-from inference.cli.trial import make_certificates
-from inference.config import ServerConfig
-from inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
+from specdec.inference import VERSION
+from specdec.inference.caller import NamesRequests, OneLine
+from specdec.inference.cli.config_file import meant, program
+from specdec.inference.cli.models import Models
+from specdec.inference.cli.roles.registry import ROLES, settings_of
+from specdec.inference.cli.trial import make_certificates
+from specdec.inference.config import ServerConfig
+from specdec.inference.errors import ConfigError, InvalidRequestError, MissingPackageError, SpecDecError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

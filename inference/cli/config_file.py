@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 ELSEWHERE = {
     "max_tokens": "max_new_tokens",

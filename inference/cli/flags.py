@@ -14,8 +14,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from inference.errors import ConfigError
-from inference.settings import GROUP, SETTING, Group, Setting, check, described
+from specdec.inference.errors import ConfigError
+from specdec.inference.settings import GROUP, SETTING, Group, Setting, check, described
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, Self
 
-from inference.backends.registry import COMPILERS
-from inference.checkpoint_files import CheckpointFiles
-from inference.config import (
+from specdec.inference.backends.registry import COMPILERS
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     COMPILE_POLICIES,
@@ -25,10 +25,10 @@ from inference.config import (
     NeuronOptions,
     ProposerConfig,
 )
-from inference.errors import ConfigError, InvalidRequestError
-from inference.request import RequestDefaults
-from inference.serving.hub import OF_TOKENIZERS, WANTED, is_hub_id, model_directory
-from inference.settings import group, same, setting
+from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.request import RequestDefaults
+from specdec.inference.serving.hub import OF_TOKENIZERS, WANTED, is_hub_id, model_directory
+from specdec.inference.settings import group, same, setting
 
 logger = logging.getLogger(__name__)
 

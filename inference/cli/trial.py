@@ -13,8 +13,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference.config import ServerConfig
-from inference.errors import ConfigError
+from specdec.inference.config import ServerConfig
+from specdec.inference.errors import ConfigError
 
 if TYPE_CHECKING:
     import trustme

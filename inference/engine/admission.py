@@ -11,10 +11,10 @@ import time
 from collections import Counter
 from typing import Generic, Protocol, TypeVar
 
-from inference.caller import caller
-from inference.engine.prefixes import Prefix, SlotChoice, choose_slot
-from inference.errors import CapacityError
-from inference.model.slots import Backend, CompiledBackend, ForkingBackend
+from specdec.inference.caller import caller
+from specdec.inference.engine.prefixes import Prefix, SlotChoice, choose_slot
+from specdec.inference.errors import CapacityError
+from specdec.inference.model.slots import Backend, CompiledBackend, ForkingBackend
 
 
 class Holder(Protocol):

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from inference.engine.target_session import TargetSession
-from inference.model.decoder import Turn, Verdict
-from inference.scheduling.pass_times import PassTimes
-from inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
-from inference.scheduling.widths import Widths
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.scheduling.pass_times import PassTimes
+from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
+from specdec.inference.scheduling.widths import Widths
 
 Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
 

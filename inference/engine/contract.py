@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, TypeVar
 
-from inference.commit import TokenEvent, TokenSource
-from inference.model.decoder import Matcher
-from inference.request import GenerationRequest, Schedule
-from inference.speculation.tree import Branch
+from specdec.inference.commit import TokenEvent, TokenSource
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.speculation.tree import Branch
 
 
 class VerificationSession(Protocol):

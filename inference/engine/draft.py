@@ -13,17 +13,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inference.engine.draft_session import DraftedSequence, DraftPath, DraftSession
-from inference.engine.grammars import Grammars
-from inference.engine.loop import Engine
-from inference.model.decoder import Matcher
-from inference.model.proposer import Draft, DraftToken, Proposer
-from inference.model.token_map import SAME_IDS, TokenMap
-from inference.request import Grammar, SamplingParams
-from inference.scheduling.acceptance import Confidence
-from inference.scheduling.pacing import Pacing
-from inference.speculation.grammar import was_step
-from inference.text.vocabulary import Vocabulary
+from specdec.inference.engine.draft_session import DraftedSequence, DraftPath, DraftSession
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.loop import Engine
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.model.proposer import Draft, DraftToken, Proposer
+from specdec.inference.model.token_map import SAME_IDS, TokenMap
+from specdec.inference.request import Grammar, SamplingParams
+from specdec.inference.scheduling.acceptance import Confidence
+from specdec.inference.scheduling.pacing import Pacing
+from specdec.inference.speculation.grammar import was_step
+from specdec.inference.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inference.engine.prefixes import Prefix
-from inference.model.decoder import Matcher
-from inference.model.proposer import Draft, DraftToken
-from inference.model.token_map import SAME_IDS, TokenMap
-from inference.request import SamplingParams
-from inference.scheduling.acceptance import Confidence
-from inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
-from inference.speculation.tree import Branch
-from inference.tokens import Tally, TokenView, common_length
+from specdec.inference.engine.prefixes import Prefix
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.model.token_map import SAME_IDS, TokenMap
+from specdec.inference.request import SamplingParams
+from specdec.inference.scheduling.acceptance import Confidence
+from specdec.inference.scheduling.pacing import MIN_BRANCH_MASS, Pacing, expected_gain, is_first_message_complete
+from specdec.inference.speculation.tree import Branch
+from specdec.inference.tokens import Tally, TokenView, common_length
 
 
 @dataclass(slots=True, eq=False)

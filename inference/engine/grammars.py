@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from inference.engine.threads import Threads
-from inference.errors import CapacityError
-from inference.request import Grammar
-from inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.engine.threads import Threads
+from specdec.inference.errors import CapacityError
+from specdec.inference.request import Grammar
+from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 
 COMPILE_TIMEOUT_S = 10.0
 """Seconds that a request waits for its grammar. The compiler's own limits are counted in work and in CPU time, so only

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from inference.engine.admission import Holder
-from inference.errors import InternalError
+from specdec.inference.engine.admission import Holder
+from specdec.inference.errors import InternalError
 
 MAX_FAILED_STEPS = 8
 """Failed steps in a row after which the engine is broken."""

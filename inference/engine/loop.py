@@ -15,13 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from inference.engine.admission import Admission
-from inference.engine.guard import MAX_FAILED_STEPS, ModelThread, SessionT, StepGuard, WorkT
-from inference.errors import UnavailableError
-from inference.model.decoder import Decoder
-from inference.model.proposer import Proposer
-from inference.model.slots import PrefixKeeper
-from inference.observe.timeline import Timeline
+from specdec.inference.engine.admission import Admission
+from specdec.inference.engine.guard import MAX_FAILED_STEPS, ModelThread, SessionT, StepGuard, WorkT
+from specdec.inference.errors import UnavailableError
+from specdec.inference.model.decoder import Decoder
+from specdec.inference.model.proposer import Proposer
+from specdec.inference.model.slots import PrefixKeeper
+from specdec.inference.observe.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from inference.commit import Commit, TokenEvent
-from inference.config import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_WORKER_SLOTS
-from inference.engine.contract import VerificationEngine, VerificationSession
-from inference.errors import CapacityError, InvalidRequestError
-from inference.request import GenerationRequest, Schedule
-from inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from specdec.inference.commit import Commit, TokenEvent
+from specdec.inference.config import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_WORKER_SLOTS
+from specdec.inference.engine.contract import VerificationEngine, VerificationSession
+from specdec.inference.errors import CapacityError, InvalidRequestError
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 
 logger = logging.getLogger(__name__)
 

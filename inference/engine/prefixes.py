@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.tokens import TokenView, common_length
+from specdec.inference.tokens import TokenView, common_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from inference.commit import Commit, TokenEvent
-from inference.config import DEFAULT_PROMPT_SHARE
-from inference.engine.batching import Batching
-from inference.engine.grammars import Grammars
-from inference.engine.loop import PASS_TIMEOUT_S, Engine
-from inference.engine.target_session import TargetSession
-from inference.errors import CapacityError, ContextLengthError, InvalidRequestError
-from inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
-from inference.request import GenerationRequest, Schedule
-from inference.speculation.tree import Branch
+from specdec.inference.commit import Commit, TokenEvent
+from specdec.inference.config import DEFAULT_PROMPT_SHARE
+from specdec.inference.engine.batching import Batching
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
+from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
 """Default for the most draft tokens of one session in one pass."""

@@ -8,17 +8,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.caller import request_id
-from inference.commit import Commit, FinishReason, Opened, Timings, TokenEvent, TokenLogprobs
-from inference.engine.prefixes import Prefix
-from inference.errors import InvalidRequestError
-from inference.model.decoder import Matcher, Turn, Verdict
-from inference.request import MAX_GAMMA, GenerationRequest, Schedule
-from inference.scheduling.prompt_parts import MAX_PART_TOKENS
-from inference.scheduling.waiting import Arrivals
-from inference.speculation.sources import Sources
-from inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
-from inference.tokens import Tally, TokenView
+from specdec.inference.caller import request_id
+from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenEvent, TokenLogprobs
+from specdec.inference.engine.prefixes import Prefix
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.model.decoder import Matcher, Turn, Verdict
+from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
+from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS
+from specdec.inference.scheduling.waiting import Arrivals
+from specdec.inference.speculation.sources import Sources
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
+from specdec.inference.tokens import Tally, TokenView
 
 
 class CommitQueue:

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from inference.engine.admission import Admission
-from inference.engine.prefixes import Prefix
+from specdec.inference.engine.admission import Admission
+from specdec.inference.engine.prefixes import Prefix
 
 _Out = TypeVar("_Out")
 

@@ -21,11 +21,11 @@ from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from grpc_comm.tls import ServerTls
-from inference import VERSION
-from inference.config import HttpConfig, ServerConfig, is_loopback
-from inference.errors import SpecDecError
-from inference.gateway.answers.documents import (
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference import VERSION
+from specdec.inference.config import HttpConfig, ServerConfig, is_loopback
+from specdec.inference.errors import SpecDecError
+from specdec.inference.gateway.answers.documents import (
     ANSWERS,
     FAILURES,
     JsonAnswer,
@@ -35,23 +35,42 @@ from inference.gateway.answers.documents import (
     Tokens,
     Version,
 )
-from inference.gateway.answers.errors import MAX_ECHO_CHARACTERS, ApiError, from_error, from_validation, unexpected
-from inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
-from inference.gateway.answers.message import MessageReader
-from inference.gateway.answers.responses_answer import ResponsesFormat, ResponsesStream
-from inference.gateway.answers.stream import AnswerStream, ChunkStream, EventStream, Kept, StreamShape, whole_answer
-from inference.gateway.bodies.responses import ResponsesBody
-from inference.gateway.bodies.schema import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from inference.gateway.dialect import Dialect
-from inference.gateway.door.middleware import BodyLimit, HttpGate, RequestId, StatusCount
-from inference.gateway.door.port import HttpPort, Probes
-from inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
-from inference.observe.metrics import Metrics
-from inference.workers.calls.access import Access
-from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
+from specdec.inference.gateway.answers.errors import (
+    MAX_ECHO_CHARACTERS,
+    ApiError,
+    from_error,
+    from_validation,
+    unexpected,
+)
+from specdec.inference.gateway.answers.formats import ChatFormat, ChunkFormat, CompletionFormat
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.gateway.answers.responses_answer import ResponsesFormat, ResponsesStream
+from specdec.inference.gateway.answers.stream import (
+    AnswerStream,
+    ChunkStream,
+    EventStream,
+    Kept,
+    StreamShape,
+    whole_answer,
+)
+from specdec.inference.gateway.bodies.responses import ResponsesBody
+from specdec.inference.gateway.bodies.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from specdec.inference.gateway.dialect import Dialect
+from specdec.inference.gateway.door.middleware import BodyLimit, HttpGate, RequestId, StatusCount
+from specdec.inference.gateway.door.port import HttpPort, Probes
+from specdec.inference.gateway.requests import chat_requests, check_ids, completion_requests, events_of, max_numbers
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.workers.calls.access import Access
+from specdec.inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 if TYPE_CHECKING:
-    from inference.observe.spans import Spans
+    from specdec.inference.observe.spans import Spans
 
 logger = logging.getLogger(__name__)
 

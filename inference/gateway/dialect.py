@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.config import HttpConfig
-from inference.errors import InvalidRequestError
-from inference.gateway.answers.errors import ApiError
-from inference.gateway.answers.message import MessageReader
-from inference.gateway.bodies.conversation import NamedTool, Tool
-from inference.gateway.bodies.schema import ChatBody
-from inference.request import Grammar, GrammarKind, Preamble
-from inference.text.calls.formats import FORMATS, CallFormat, format_of
-from inference.text.calls.grammar import calls_anywhere, only_calls
-from inference.text.reasoning import BEGIN, Reasoning, is_begun
-from inference.workers.completion import ModelCard
+from specdec.inference.config import HttpConfig
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.gateway.answers.errors import ApiError
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.gateway.bodies.conversation import NamedTool, Tool
+from specdec.inference.gateway.bodies.schema import ChatBody
+from specdec.inference.request import Grammar, GrammarKind, Preamble
+from specdec.inference.text.calls.formats import FORMATS, CallFormat, format_of
+from specdec.inference.text.calls.grammar import calls_anywhere, only_calls
+from specdec.inference.text.reasoning import BEGIN, Reasoning, is_begun
+from specdec.inference.workers.completion import ModelCard
 
 
 @dataclass(frozen=True, slots=True)

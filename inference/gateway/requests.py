@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from inference.caller import caller
-from inference.commit import Delta, TextEvent
-from inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
-from inference.gateway.answers.errors import ApiError
-from inference.gateway.answers.parts import ChoiceEvent
-from inference.gateway.bodies.conversation import Tool
-from inference.gateway.bodies.schema import (
+from specdec.inference.caller import caller
+from specdec.inference.commit import Delta, TextEvent
+from specdec.inference.errors import ContextLengthError, DeadlineError, InvalidRequestError
+from specdec.inference.gateway.answers.errors import ApiError
+from specdec.inference.gateway.answers.parts import ChoiceEvent
+from specdec.inference.gateway.bodies.conversation import Tool
+from specdec.inference.gateway.bodies.schema import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
     MAX_IDS,
@@ -23,12 +23,12 @@ from inference.gateway.bodies.schema import (
     CompletionBody,
     GenerationBody,
 )
-from inference.gateway.dialect import Dialect
-from inference.request import MAX_SEED, RequestDefaults
-from inference.text.calls.grammar import arguments_of
-from inference.text.chat import Chat
-from inference.text.schema_fault import SEARCH_S, fault_of_schema
-from inference.workers.completion import Completer, CompletionRequest, ModelCard
+from specdec.inference.gateway.dialect import Dialect
+from specdec.inference.request import MAX_SEED, RequestDefaults
+from specdec.inference.text.calls.grammar import arguments_of
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.schema_fault import SEARCH_S, fault_of_schema
+from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard
 
 MAX_AT_ONCE = 32
 """Choices of one request that run or wait in the server at once; the queue is for other requests too."""

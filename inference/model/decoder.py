@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenLogprobs
-from inference.errors import InvalidRequestError, SpecDecError
-from inference.model.slots import Array
-from inference.request import GenerationRequest, SamplingParams
-from inference.tokens import Tally
+from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts, TokenLogprobs
+from specdec.inference.errors import InvalidRequestError, SpecDecError
+from specdec.inference.model.slots import Array
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.tokens import Tally
 
 
 class Matcher(Protocol):
@@ -126,7 +126,7 @@ class Verdict:
 
 Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
 """Function that chooses tokens and verifies proposals, from logits. Lower layers are given
-`inference.speculation.slot_decoder.decide` as one."""
+`specdec.inference.speculation.slot_decoder.decide` as one."""
 
 
 class Decoder(Protocol):

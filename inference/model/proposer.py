@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inference.model.decoder import Matcher
-from inference.model.token_map import SAME_IDS, TokenMap
-from inference.request import SamplingParams
-from inference.tokens import Tally
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.model.token_map import SAME_IDS, TokenMap
+from specdec.inference.request import SamplingParams
+from specdec.inference.tokens import Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Backend(Protocol):
             Row i of a span's last `num_logits` tokens is the distribution of the token that follows it.
 
         Raises:
-            ValueError: the spans break this contract; `inference.backends.spans.check_spans` checks them.
+            ValueError: the spans break this contract; `specdec.inference.backends.spans.check_spans` checks them.
         """
 
 

@@ -1,4 +1,5 @@
-"""Token ids of a target as its draft model has them. Knows no tokenizer: `inference.text.vocabulary` makes the maps.
+"""Token ids of a target as its draft model has them. Knows no tokenizer: `specdec.inference.text.vocabulary` makes the
+maps.
 
 Outside a draft model every id is the target's. Where both have one tokenizer, the ids are equal, and one of the two may
 have more of them. Else the model reads its own tokens for the bytes of each target token, and its logits are carried to
@@ -18,8 +19,8 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from inference.model.slots import Array
-from inference.tokens import TokenView, common_length, has_same_log, logged
+from specdec.inference.model.slots import Array
+from specdec.inference.tokens import TokenView, common_length, has_same_log, logged
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from inference import VERSION
-from inference.commit import Commit, Counts, FinishReason, Opened, Started, TextEvent, Timings, TokenEvent
-from inference.model.slots import GraphMaker
-from inference.observe.stats import SOURCES, by_source
-from inference.request import MAX_GAMMA
+from specdec.inference import VERSION
+from specdec.inference.commit import Commit, Counts, FinishReason, Opened, Started, TextEvent, Timings, TokenEvent
+from specdec.inference.model.slots import GraphMaker
+from specdec.inference.observe.stats import SOURCES, by_source
+from specdec.inference.request import MAX_GAMMA
 
 # Readers such as `vllm bench serve` add up every line of a name; a creation time among them would be nonsense.
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from inference.observe.files import write_whole
-from inference.observe.stats import SOURCES, RequestStats
+from specdec.inference.observe.files import write_whole
+from specdec.inference.observe.stats import SOURCES, RequestStats
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 MAX_REQUESTS = 10_000

@@ -21,8 +21,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, use_span
 from opentelemetry.util.types import AttributeValue
 
-from inference import VERSION
-from inference.observe.stats import RequestStats
+from specdec.inference import VERSION
+from specdec.inference.observe.stats import RequestStats
 
 EXPORT_TIMEOUT_S = 2.0
 """Longest export in seconds: a collector that does not answer must not hold up the end of a server."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.commit import Commit, Counts, Opened, OwnDrafts, Started, TextEvent, Timings, TokenEvent
+from specdec.inference.commit import Commit, Counts, Opened, OwnDrafts, Started, TextEvent, Timings, TokenEvent
 
 MAX_PASS_TOKENS = 4096
 """Most draft tokens counted for one pass; no real pass has more."""

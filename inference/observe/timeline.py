@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from inference.observe.files import write_whole
+from specdec.inference.observe.files import write_whole
 
 MAX_EVENTS = 1_000_000
 """Most events kept; a long-lived server stops tracing there."""

@@ -6,8 +6,8 @@ Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978):
 
     token = argmax over v of ( processed_logits[v] + G(seed, t, v) )      temperature 0: argmax of the logits
 
-Processing is Transformers' and in its order: bias, penalties and grammar (inference.sampling.penalties), temperature,
-top_k, top_p, min_p. The first three change the greedy choice too; the rest does not.
+Processing is Transformers' and in its order: bias, penalties and grammar (specdec.inference.sampling.penalties),
+temperature, top_k, top_p, min_p. The first three change the greedy choice too; the rest does not.
 
 Everything here works alike on numpy arrays and torch tensors and gives the same bits on both; `noise.py` explains how.
 """
@@ -19,10 +19,17 @@ from collections.abc import Sequence
 
 import array_api_compat
 
-from inference.model.slots import Array
-from inference.request import SamplingParams
-from inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
-from inference.sampling.penalties import MIN_DIVISOR, NONE_BEFORE, TokensBefore, adjust_logits, adjusts, hold_back
+from specdec.inference.model.slots import Array
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
+from specdec.inference.sampling.penalties import (
+    MIN_DIVISOR,
+    NONE_BEFORE,
+    TokensBefore,
+    adjust_logits,
+    adjusts,
+    hold_back,
+)
 
 # Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
 _ROUGH_MARGIN = 1e-8

@@ -9,8 +9,8 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from inference.commit import TokenLogprobs
-from inference.model.slots import Array
+from specdec.inference.commit import TokenLogprobs
+from specdec.inference.model.slots import Array
 
 LOWEST = -9999.0
 """Value in place of minus infinity, which JSON does not have; as in vLLM."""

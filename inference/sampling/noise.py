@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import array_api_compat
 
-from inference.model.slots import Array
+from specdec.inference.model.slots import Array
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

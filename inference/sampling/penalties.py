@@ -25,11 +25,11 @@ import array_api_compat
 import numpy as np
 import numpy.typing as npt
 
-from inference.model.decoder import Turn
-from inference.model.proposer import Draft
-from inference.model.slots import Array
-from inference.request import MinLengthSampling, SamplingParams
-from inference.tokens import Tally, logged
+from specdec.inference.model.decoder import Turn
+from specdec.inference.model.proposer import Draft
+from specdec.inference.model.slots import Array
+from specdec.inference.request import MinLengthSampling, SamplingParams
+from specdec.inference.tokens import Tally, logged
 
 MIN_DIVISOR = 1e-100
 """Least number that scores are divided by: a penalty, and after it a temperature. Less could overflow to infinity, and

@@ -11,8 +11,8 @@ import bisect
 import math
 from dataclasses import dataclass
 
-from inference.model.proposer import DraftToken
-from inference.scheduling.pass_times import DECAY
+from specdec.inference.model.proposer import DraftToken
+from specdec.inference.scheduling.pass_times import DECAY
 
 _PRIOR_RATE = 0.8
 _PRIOR_TESTED = 4.0

@@ -13,10 +13,10 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.model.proposer import DraftToken
-from inference.scheduling.acceptance import Acceptance, Confidence
-from inference.scheduling.pass_times import PassTimes
-from inference.scheduling.throughput import fastest
+from specdec.inference.model.proposer import DraftToken
+from specdec.inference.scheduling.acceptance import Acceptance, Confidence
+from specdec.inference.scheduling.pass_times import PassTimes
+from specdec.inference.scheduling.throughput import fastest
 
 FIRST_LENGTH = 4
 """Draft tokens of a pass while the times are unknown: a long draft that is wrong costs more than short ones lose."""

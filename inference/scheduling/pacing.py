@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from inference.request import MAX_GAMMA
-from inference.scheduling.throughput import fastest
+from specdec.inference.request import MAX_GAMMA
+from specdec.inference.scheduling.throughput import fastest
 
 MESSAGE_S = 0.2e-3
 """Seconds of the target's CPU that a message is assumed to cost, apart from its pass."""

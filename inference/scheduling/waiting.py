@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from inference.scheduling.pass_times import PassCosts
-from inference.scheduling.throughput import fastest
+from specdec.inference.scheduling.pass_times import PassCosts
+from specdec.inference.scheduling.throughput import fastest
 
 MAX_WAIT_OF_PASS = 1.5
 """Longest wait of the target for draft tokens, in passes."""

@@ -12,8 +12,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
-from inference.scheduling.pass_times import PassCosts
-from inference.scheduling.throughput import fastest
+from specdec.inference.scheduling.pass_times import PassCosts
+from specdec.inference.scheduling.throughput import fastest
 
 PROBE_EVERY = 32
 """Number of passes that decline all draft tokens, after which one pass verifies those of one session."""

@@ -10,37 +10,37 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from inference.backends.identity import model_id_of
-from inference.backends.registry import has_fixed_slots, load_backend, load_decoder
-from inference.commit import TokenSource
-from inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
-from inference.engine.contract import SessionT, VerificationEngine
-from inference.engine.draft import DraftEngine, TargetWords
-from inference.engine.grammars import Grammars
-from inference.engine.loop import PASS_TIMEOUT_S
-from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
-from inference.errors import IncompatibleDraftError
-from inference.model.decoder import CompiledDecoder, Decoder
-from inference.model.proposer import Proposer
-from inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
-from inference.model.token_map import SAME_IDS, TokenMap
-from inference.observe.metrics import SlotLoad
-from inference.request import RequestDefaults, SamplingParams
-from inference.sampling.choice import choose_tokens
-from inference.scheduling.draft_length import DraftLength
-from inference.serving.host import Work
-from inference.serving.observers import Timed
-from inference.speculation.lookup import MAX_NGRAM_LENGTH, NgramProposer
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder, decide
-from inference.speculation.speculative_decoder import SpeculativeDecoder
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
-from inference.workers.calls.fleet import Fleet
-from inference.workers.completing.reading import Reader
-from inference.workers.completion import ModelCard
-from inference.workers.drafting.private import PrivateWorker
+from specdec.inference.backends.identity import model_id_of
+from specdec.inference.backends.registry import has_fixed_slots, load_backend, load_decoder
+from specdec.inference.commit import TokenSource
+from specdec.inference.config import DEFAULT_PROMPT_SHARE, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.engine.contract import SessionT, VerificationEngine
+from specdec.inference.engine.draft import DraftEngine, TargetWords
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.loop import PASS_TIMEOUT_S
+from specdec.inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
+from specdec.inference.errors import IncompatibleDraftError
+from specdec.inference.model.decoder import CompiledDecoder, Decoder
+from specdec.inference.model.proposer import Proposer
+from specdec.inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
+from specdec.inference.model.token_map import SAME_IDS, TokenMap
+from specdec.inference.observe.metrics import SlotLoad
+from specdec.inference.request import RequestDefaults, SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.serving.host import Work
+from specdec.inference.serving.observers import Timed
+from specdec.inference.speculation.lookup import MAX_NGRAM_LENGTH, NgramProposer
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder, decide
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary, token_map
+from specdec.inference.workers.calls.fleet import Fleet
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completion import ModelCard
+from specdec.inference.workers.drafting.private import PrivateWorker
 
 logger = logging.getLogger(__name__)
 

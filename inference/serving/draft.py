@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from inference.config import (
+from specdec.inference.config import (
     DialSecurity,
     DraftConfig,
     HttpConfig,
@@ -19,25 +19,32 @@ from inference.config import (
     ServerConfig,
     model_name,
 )
-from inference.engine.draft import DraftEngine
-from inference.errors import IncompatibleDraftError, SpecDecError
-from inference.observe.metrics import Metrics
-from inference.serving.assembly import LoadedDraft, draft_engine, load_proposer, private_worker, reader_of, running
-from inference.serving.fronts import Ports
-from inference.serving.host import Host
-from inference.serving.observers import observed, timeline
-from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.calls.dialling import credentials_of
-from inference.workers.calls.fleet import Fleet, connected
-from inference.workers.calls.scope import SupervisedCompleter
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer, Operation
-from inference.workers.completing.remote import DISTRIBUTED, card_of_target
-from inference.workers.completing.writing import TextCompleter
-from inference.workers.completion import ModelCard
-from inference.workers.drafting.pool_worker import DraftWork, PoolWorker
-from inference.workers.drafting.private import PrivateWorker
-from inference.workers.drafting.stream import Offer
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import IncompatibleDraftError, SpecDecError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.assembly import (
+    LoadedDraft,
+    draft_engine,
+    load_proposer,
+    private_worker,
+    reader_of,
+    running,
+)
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.host import Host
+from specdec.inference.serving.observers import observed, timeline
+from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from specdec.inference.workers.calls.dialling import credentials_of
+from specdec.inference.workers.calls.fleet import Fleet, connected
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer, Operation
+from specdec.inference.workers.completing.remote import DISTRIBUTED, card_of_target
+from specdec.inference.workers.completing.writing import TextCompleter
+from specdec.inference.workers.completion import ModelCard
+from specdec.inference.workers.drafting.pool_worker import DraftWork, PoolWorker
+from specdec.inference.workers.drafting.private import PrivateWorker
+from specdec.inference.workers.drafting.stream import Offer
 
 logger = logging.getLogger(__name__)
 

@@ -9,24 +9,24 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from grpc_comm.guard import Gate
-from grpc_comm.server import PortTakenError, Server, Servicer, listener
-from grpc_comm.tls import ServerTls
-from grpc_comm.watched import UnusableError
-from inference.caller import Right
-from inference.config import OPEN, HttpConfig, ObserveConfig, ServerConfig, address, is_loopback
-from inference.errors import ConfigError
-from inference.observe.metrics import Metrics
-from inference.serving.host import Front
-from inference.serving.observers import Observers
-from inference.workers.calls.access import Access
-from inference.workers.calls.admitting import admission
-from inference.workers.calls.status import client_status
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completion import ModelCard
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.server import PortTakenError, Server, Servicer, listener
+from specdec.grpc_comm.tls import ServerTls
+from specdec.grpc_comm.watched import UnusableError
+from specdec.inference.caller import Right
+from specdec.inference.config import OPEN, HttpConfig, ObserveConfig, ServerConfig, address, is_loopback
+from specdec.inference.errors import ConfigError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.host import Front
+from specdec.inference.serving.observers import Observers
+from specdec.inference.workers.calls.access import Access
+from specdec.inference.workers.calls.admitting import admission
+from specdec.inference.workers.calls.status import client_status
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completion import ModelCard
 
 if TYPE_CHECKING:
-    from inference.gateway.app import Gateway, HttpFront
+    from specdec.inference.gateway.app import Gateway, HttpFront
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Ports:
         fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:
             if isinstance(servicer, GenerationServicer) and self._http is not None:
-                from inference.gateway.app import Gateway
+                from specdec.inference.gateway.app import Gateway
 
                 card, codec = servicer.card.named(self._http.served_model_name), servicer.codec
                 completer, spans = servicer.completer, observers.spans
@@ -126,8 +126,8 @@ class Ports:
             return probes
         from prometheus_client import make_asgi_app
 
-        from inference.gateway.door.middleware import HttpGate
-        from inference.gateway.door.port import Probes, SidePort  # uvicorn takes a while to import
+        from specdec.inference.gateway.door.middleware import HttpGate
+        from specdec.inference.gateway.door.port import Probes, SidePort  # uvicorn takes a while to import
 
         scrape = HttpGate(make_asgi_app(metrics.registry), access=self._access, rights=lambda _: frozenset({Right.OPS}))
         return [SidePort("metrics", Probes(scrape, is_healthy), port, self.server, self._tls), *probes]
@@ -136,7 +136,7 @@ class Ports:
         """Return the port for probes if it is configured; `is_healthy` as in `fronts`."""
         if self.server.probe_port is None:
             return []
-        from inference.gateway.door.port import Probes, SidePort, nothing
+        from specdec.inference.gateway.door.port import Probes, SidePort, nothing
 
         return [SidePort("probes", Probes(nothing, is_healthy), self.server.probe_port, self.server, None)]
 
@@ -146,7 +146,7 @@ class Ports:
 
     def http_front(self, gateway: Gateway) -> Front:
         """Return the front of OpenAI's API."""
-        from inference.gateway.app import HttpFront  # FastAPI takes a third of a second to import
+        from specdec.inference.gateway.app import HttpFront  # FastAPI takes a third of a second to import
 
         self._web = HttpFront(gateway, self.server, self._tls, self._access)
         return self._web

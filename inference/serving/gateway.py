@@ -9,18 +9,18 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from signal import Signals
 
-from grpc_comm.secured import Headers
-from inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
-from inference.errors import HandshakeError, SpecDecError, UnavailableError
-from inference.gateway.app import Gateway
-from inference.observe.metrics import Metrics
-from inference.serving.fronts import Ports
-from inference.serving.host import Front, Host, opened
-from inference.serving.observers import Observers, observed
-from inference.serving.signals import stop_signal
-from inference.workers.calls.fleet import Fleet, connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.remote import CARD_TIMEOUT_S
+from specdec.grpc_comm.secured import Headers
+from specdec.inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from specdec.inference.errors import HandshakeError, SpecDecError, UnavailableError
+from specdec.inference.gateway.app import Gateway
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.host import Front, Host, opened
+from specdec.inference.serving.observers import Observers, observed
+from specdec.inference.serving.signals import stop_signal
+from specdec.inference.workers.calls.fleet import Fleet, connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.remote import CARD_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from signal import Signals
 from typing import Any, Protocol
 
-from inference.config import ServerConfig
-from inference.errors import InternalError
-from inference.observe.metrics import Metrics
-from inference.serving.signals import end_at_once_on_signal, stdin_ended, stop_signal
-from inference.workers.completing.generation import Operation
+from specdec.inference.config import ServerConfig
+from specdec.inference.errors import InternalError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.signals import end_at_once_on_signal, stdin_ended, stop_signal
+from specdec.inference.workers.completing.generation import Operation
 
 logger = logging.getLogger(__name__)
 

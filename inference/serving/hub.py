@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 OF_TOKENIZERS = ["*.json", "*.jinja", "*.model", "*.txt"]

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from inference.config import ObserveConfig
-from inference.errors import ConfigError
-from inference.observe.metrics import Metrics
-from inference.observe.profile import Profile
-from inference.observe.timeline import Timeline
-from inference.workers.calls.observer import Observer
-from inference.workers.calls.scope import SupervisedCompleter
-from inference.workers.completion import Completer
+from specdec.inference.config import ObserveConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.observe.profile import Profile
+from specdec.inference.observe.timeline import Timeline
+from specdec.inference.workers.calls.observer import Observer
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.completion import Completer
 
 if TYPE_CHECKING:
-    from inference.observe.spans import Spans
+    from specdec.inference.observe.spans import Spans
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def _exported(config: ObserveConfig) -> Generator[Spans | None, None, None]:
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
         raise ConfigError(f"--otlp_endpoint {endpoint} is no http or https URL, such as http://localhost:4317")
     try:
-        from inference.observe.spans import exporting
+        from specdec.inference.observe.spans import exporting
     except ImportError as exc:
         raise ConfigError(f"traces need OpenTelemetry ({exc}): {INSTALL}") from exc
     with exporting(f"specdec-{config.role}", endpoint) as spans:

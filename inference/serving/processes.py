@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from grpc_comm.channel import open_channel
-from grpc_comm.health import is_serving
-from inference.config import ROOT
-from inference.errors import UnavailableError
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.health import is_serving
+from specdec.inference.config import ROOT
+from specdec.inference.errors import UnavailableError
 
 STOP_TIMEOUT_S = 15.0
 _PORTS = range(15_000, 30_000)

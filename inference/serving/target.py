@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from grpc_comm.server import Servicer
-from inference.commit import TokenSource
-from inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
-from inference.engine.pool import DraftPool
-from inference.observe.metrics import Metrics
-from inference.serving.assembly import RunningTarget, model_card, target_engine, target_of
-from inference.serving.fronts import Ports
-from inference.serving.host import Host
-from inference.serving.observers import Observers, observed, timeline
-from inference.text.vocabulary import Vocabulary
-from inference.workers.completing.generation import GenerationServicer, Operation
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.remote import TARGET
-from inference.workers.drafting.service import VerificationServicer
+from specdec.grpc_comm.server import Servicer
+from specdec.inference.commit import TokenSource
+from specdec.inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.assembly import RunningTarget, model_card, target_engine, target_of
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.host import Host
+from specdec.inference.serving.observers import Observers, observed, timeline
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.completing.generation import GenerationServicer, Operation
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.remote import TARGET
+from specdec.inference.workers.drafting.service import VerificationServicer
 
 
 async def serve_target(

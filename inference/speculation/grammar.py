@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from inference.commit import OwnDrafts
-from inference.errors import SpecDecError
-from inference.model.decoder import Matcher, Turn, Verdict
-from inference.model.proposer import Draft, DraftToken
-from inference.tokens import joined
+from specdec.inference.commit import OwnDrafts
+from specdec.inference.errors import SpecDecError
+from specdec.inference.model.decoder import Matcher, Turn, Verdict
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32
 """Most per pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""

@@ -11,11 +11,11 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from inference.model.proposer import Draft, DraftToken
-from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.pacing import MIN_SURVIVAL
-from inference.speculation.grammar import allowed_part, extend_within_grammar
-from inference.tokens import common_length, logged
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.scheduling.acceptance import Acceptance
+from specdec.inference.scheduling.pacing import MIN_SURVIVAL
+from specdec.inference.speculation.grammar import allowed_part, extend_within_grammar
+from specdec.inference.tokens import common_length, logged
 
 MAX_NGRAM_LENGTH = 1 << 20
 """Longest sequence that is looked up, in tokens; there is no KV to fill, only an index to keep small."""

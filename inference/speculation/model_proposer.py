@@ -2,7 +2,7 @@
 
 Owns the content of each slot of the draft model. Callers pass whole chains and never roll back: the proposer finds the
 longest prefix that its slot still has, and writes from there. They speak the target's token ids; the model reads and
-scores its own (`inference.model.token_map`).
+scores its own (`specdec.inference.model.token_map`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inference.model.proposer import Draft, DraftToken
-from inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
-from inference.model.token_map import Reading
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens, rank_tokens
-from inference.sampling.penalties import TokensBefore, rows_before, rows_within
-from inference.speculation.grammar import draft_mask, extend_within_grammar
-from inference.tokens import common_length
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
+from specdec.inference.model.token_map import Reading
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens, rank_tokens
+from specdec.inference.sampling.penalties import TokensBefore, rows_before, rows_within
+from specdec.inference.speculation.grammar import draft_mask, extend_within_grammar
+from specdec.inference.tokens import common_length
 
 MAX_CHUNK_TOKENS = 256
 """Longest part of a prompt read in one step, so that a long prompt does not stall the other drafts."""

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import array_api_compat
 
-from inference.commit import TokenLogprobs
-from inference.errors import InternalError
-from inference.model.decoder import Turn, Verdict
-from inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens
-from inference.sampling.logprobs import token_logprobs
-from inference.sampling.penalties import TokensBefore, rows_before, rows_within
-from inference.speculation.grammar import Allowed, allowed_by_grammar, fit
-from inference.speculation.verify import verify
+from specdec.inference.commit import TokenLogprobs
+from specdec.inference.errors import InternalError
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.model.slots import Array, Backend, ForkingBackend, Span, prompt_chunk_tokens
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.sampling.logprobs import token_logprobs
+from specdec.inference.sampling.penalties import TokensBefore, rows_before, rows_within
+from specdec.inference.speculation.grammar import Allowed, allowed_by_grammar, fit
+from specdec.inference.speculation.verify import verify
 
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 

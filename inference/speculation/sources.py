@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from inference.model.decoder import Turn, Verdict
-from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.pass_times import PassCosts
-from inference.scheduling.waiting import Arrivals, wait_s
-from inference.speculation.lookup import Lookup
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.scheduling.acceptance import Acceptance
+from specdec.inference.scheduling.pass_times import PassCosts
+from specdec.inference.scheduling.waiting import Arrivals, wait_s
+from specdec.inference.speculation.lookup import Lookup
 
 _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 

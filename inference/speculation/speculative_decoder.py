@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from inference.model.decoder import Decoder, Turn, Verdict
-from inference.model.proposer import Draft, DraftToken, Proposer
-from inference.model.slots import PrefixKeeper
-from inference.model.token_map import SAME_IDS, TokenMap
-from inference.scheduling.draft_length import DraftLength
-from inference.speculation.grammar import was_step
-from inference.tokens import joined
+from specdec.inference.model.decoder import Decoder, Turn, Verdict
+from specdec.inference.model.proposer import Draft, DraftToken, Proposer
+from specdec.inference.model.slots import PrefixKeeper
+from specdec.inference.model.token_map import SAME_IDS, TokenMap
+from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.speculation.grammar import was_step
+from specdec.inference.tokens import joined
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inference.errors import InvalidRequestError
-from inference.tokens import common_length
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.tokens import common_length
 
 MAX_TREE_TOKENS = 256
 MAX_NUMBERS = 4096

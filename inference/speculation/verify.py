@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.model.decoder import Verdict
+from specdec.inference.model.decoder import Verdict
 
 
 def verify(chosen: Sequence[int], proposal: Sequence[int]) -> Verdict:
     """Compare a proposal with the target's own choices.
 
-    Both sides choose with the same noise (inference.sampling), so accepting exactly the agreeing prefix leaves the
-    target's own sequence: Daliri, Musco, Suresh, arXiv 2408.07978.
+    Both sides choose with the same noise (specdec.inference.sampling), so accepting exactly the agreeing prefix leaves
+    the target's own sequence: Daliri, Musco, Suresh, arXiv 2408.07978.
 
     Args:
         chosen: the target's token after each prefix of the proposal: chosen[i] follows proposal[:i].

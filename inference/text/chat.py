@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from inference.errors import InvalidRequestError
-from inference.text.unicode import check_unicode
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.text.unicode import check_unicode
 
 MAX_MESSAGES = 1024
 """Limit of one conversation."""

@@ -14,13 +14,13 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from inference.errors import InternalError, InvalidRequestError
-from inference.request import Grammar, GrammarKind
-from inference.text.grammar_source import brief, parser_limits, source_of
-from inference.text.grammar_trial import try_out
-from inference.text.schema_fault import fault_of_schema
-from inference.text.tokenizer import Tokenizer
-from inference.tokens import common_length, joined
+from specdec.inference.errors import InternalError, InvalidRequestError
+from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.text.grammar_source import brief, parser_limits, source_of
+from specdec.inference.text.grammar_trial import try_out
+from specdec.inference.text.schema_fault import fault_of_schema
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.tokens import common_length, joined
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -91,7 +91,7 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """The `inference.model.decoder.Matcher` of one sequence, which continues from the longest common prefix.
+    """The `specdec.inference.model.decoder.Matcher` of one sequence, which continues from the longest common prefix.
 
     The library's limits count all tokens that a matcher ever saw, refused drafts included, and its errors are final. So
     after an error a new matcher is made, which sees the sequence alone: no draft can fail a request. A copy would not

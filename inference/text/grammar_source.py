@@ -12,9 +12,9 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from inference.request import Grammar, GrammarKind, Preamble
-from inference.text.json_schema import adapted
-from inference.text.reasoning import BEGIN, END
+from specdec.inference.request import Grammar, GrammarKind, Preamble
+from specdec.inference.text.json_schema import adapted
+from specdec.inference.text.reasoning import BEGIN, END
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits

@@ -18,8 +18,8 @@ import threading
 from contextlib import suppress
 from functools import lru_cache
 
-from inference.errors import InternalError
-from inference.text.grammar_source import parser_limits
+from specdec.inference.errors import InternalError
+from specdec.inference.text.grammar_source import parser_limits
 
 TRIAL_CPU_S, TRIAL_BYTES = 3, 1 << 30
 _lock = threading.Lock()

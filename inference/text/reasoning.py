@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.text.held import split_held
+from specdec.inference.text.held import split_held
 
 BEGIN, END = "<think>", "</think>"
 

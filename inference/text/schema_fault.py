@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from inference.errors import InternalError
-from inference.text.grammar_source import brief, parser_limits, source_of_schema
-from inference.text.grammar_trial import try_out
-from inference.text.json_schema import BY_NAME
+from specdec.inference.errors import InternalError
+from specdec.inference.text.grammar_source import brief, parser_limits, source_of_schema
+from specdec.inference.text.grammar_trial import try_out
+from specdec.inference.text.json_schema import BY_NAME
 
 SEARCH_S = 0.5
 """CPU seconds of a thread for the search of a place; a fault deep inside a big schema may not be found."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.errors import InvalidRequestError
-from inference.text.unicode import check_unicode
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.text.unicode import check_unicode
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256

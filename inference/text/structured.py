@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from inference.errors import InvalidRequestError
-from inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
-from inference.text.json_schema import closed
-from inference.text.unicode import check_unicode
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
+from specdec.inference.text.json_schema import closed
+from specdec.inference.text.unicode import check_unicode
 
 KINDS = {
     "json": GrammarKind.JSON_SCHEMA,

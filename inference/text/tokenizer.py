@@ -20,12 +20,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
-from inference.checkpoint_files import CheckpointFiles
-from inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
-from inference.text.calls.formats import HERMES, MARKERS
-from inference.text.chat import Chat
-from inference.text.plain_tokenizer import PlainTokenizer, load_plain, names_generic_class
-from inference.text.unicode import check_unicode
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.errors import ConfigError, IncompatibleDraftError, InvalidRequestError
+from specdec.inference.text.calls.formats import HERMES, MARKERS
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.plain_tokenizer import PlainTokenizer, load_plain, names_generic_class
+from specdec.inference.text.unicode import check_unicode
 
 FINGERPRINT_DIGITS = 16
 MAX_TEMPLATE_CHARACTERS = 256 * 1024

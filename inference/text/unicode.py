@@ -5,7 +5,7 @@ They come from JSON, and from bytes on the command line that are no UTF-8.
 
 from __future__ import annotations
 
-from inference.errors import InvalidRequestError
+from specdec.inference.errors import InvalidRequestError
 
 
 def first_lone_surrogate(text: str) -> int | None:

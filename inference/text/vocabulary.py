@@ -9,10 +9,10 @@ from typing import Self
 
 import numpy as np
 
-from inference.checkpoint_files import CheckpointFiles
-from inference.errors import IncompatibleDraftError
-from inference.model.token_map import TokenMap
-from inference.text.tokenizer import Piece, Tokenizer
+from specdec.inference.checkpoint_files import CheckpointFiles
+from specdec.inference.errors import IncompatibleDraftError
+from specdec.inference.model.token_map import TokenMap
+from specdec.inference.text.tokenizer import Piece, Tokenizer
 
 MAX_VOCAB_SIZE = 1 << 20
 """Most rows of an output layer; a peer that names more could make this process fill its memory."""

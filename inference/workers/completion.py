@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from inference.caller import caller
-from inference.commit import TextEvent
-from inference.errors import InvalidRequestError
-from inference.request import (
+from specdec.inference.caller import caller
+from specdec.inference.commit import TextEvent
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import (
     DEFAULT_MAX_NEW_TOKENS,
     NO_DEFAULTS,
     Options,
@@ -17,8 +17,8 @@ from inference.request import (
     RequestDefaults,
     SamplingParams,
 )
-from inference.text.chat import Chat
-from inference.text.stop_strings import check_stops
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.stop_strings import check_stops
 
 DRAFT_SESSION_BYTES = 16
 """Length of the name that a client's process gives to a session; see `GenerateRequest.draft_session`."""

@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from comparison.plan.flags import BUNDLED_PROMPT_FILES
-from inference.cli.roles.registry import parser_of
-from inference.errors import ConfigError, SpecDecError
 from scripts.device_report.bundle import write_bundle
 from scripts.device_report.steps import STEPS, Done, require_device
 from scripts.device_report.tables import report
 from scripts.device_report.variant import Variant
+from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES
+from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.errors import ConfigError, SpecDecError
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.storage.artifacts import artifacts_root
-from inference.backends.neuron.storage.store import MANIFEST, publications
 from scripts.device_report.tables import by_kind
 from scripts.device_report.variant import Variant
+from specdec.inference.backends.neuron.storage.artifacts import artifacts_root
+from specdec.inference.backends.neuron.storage.store import MANIFEST, publications
 
 PREFIXES = ("NEURON_", "XLA_", "UNSAFE_FP8FNCAST", "BASE_COMPILE_WORK_DIR")
 PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed", "neuronx-distributed-inference")

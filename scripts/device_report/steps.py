@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.config import ROOT
-from inference.errors import ConfigError
+from specdec.inference.config import ROOT
+from specdec.inference.errors import ConfigError
 
 TIMEOUT_S = 6 * 3600.0
 
@@ -79,6 +79,6 @@ def require_device(name: str) -> None:
         built = "a build with CUDA" if torch.version.cuda else "a build without CUDA"
         raise ConfigError(f"device cuda: torch {torch.__version__} ({built}) sees no GPU here, so nothing was measured")
     if name == "neuron":
-        from inference.backends.devices import require_torch_neuron
+        from specdec.inference.backends.devices import require_torch_neuron
 
         require_torch_neuron()

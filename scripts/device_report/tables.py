@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from comparison.report.service import values_of
 from scripts.device_report.steps import Done
 from scripts.device_report.variant import Variant
+from specdec.comparison.report.service import values_of
 
 SHOWN = ("p50", "p99")
 COUNTED = (

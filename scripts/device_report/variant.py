@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from comparison.app import samples_of
-from comparison.plan.flags import parse_config
-from comparison.plan.grid import WARM_UP, Sample
-from comparison.plan.record import RequestRecord
-from comparison.plan.slo import Slo
-from comparison.report.service import Service
-from inference.serving.processes import free_port, server_process
+from specdec.comparison.app import samples_of
+from specdec.comparison.plan.flags import parse_config
+from specdec.comparison.plan.grid import WARM_UP, Sample
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.plan.slo import Slo
+from specdec.comparison.report.service import Service
+from specdec.inference.serving.processes import free_port, server_process
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.serving.processes import free_port
+from specdec.inference.serving.processes import free_port
 
 START_S = 60.0
 QUERY = """

@@ -12,8 +12,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from inference.config import ROOT, targets
-from inference.errors import ConfigError
+from specdec.inference.config import ROOT, targets
+from specdec.inference.errors import ConfigError
 from tests.deploy.kustomize import Manifest, of_kind
 from tests.test_tutorials import check_role
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu-demo", "trn2-baseline", "trn2-fused", "trn2-distributed", "gpu")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from inference.config import ROOT
-from inference.observe.metrics import Metrics
+from specdec.inference.config import ROOT
+from specdec.inference.observe.metrics import Metrics
 from tests.deploy.kustomize import KUBERNETES, KUSTOMIZATIONS, manifests, of_kind
 
 pytestmark = pytest.mark.deploy

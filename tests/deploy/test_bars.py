@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inference.serving.processes import free_port
+from specdec.inference.serving.processes import free_port
 from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, with_components
 from tests.deploy.test_cpu_demo import Service, access, member_of  # noqa: F401
 from tests.support.certificates import Pki, pki

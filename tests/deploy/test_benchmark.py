@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT, model_name
-from inference.gateway.bodies.schema import ChatBody
-from inference.serving.processes import free_port, server_process
+from specdec.inference.config import ROOT, model_name
+from specdec.inference.gateway.bodies.schema import ChatBody
+from specdec.inference.serving.processes import free_port, server_process
 from tests.deploy.cloudwatch import CloudWatch, moto, python_with_boto3
 from tests.deploy.consistency import pod_of
 from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inference.config import ROOT
-from inference.serving.processes import free_port
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 from tests.deploy.consistency import arguments_of
 from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind
 from tests.deploy.test_scripts import KUBECTL, stand_in

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.cli.roles.registry import ROLES
-from inference.config import ROOT
+from specdec.inference.cli.roles.registry import ROLES
+from specdec.inference.config import ROOT
 from tests.deploy.consistency import arguments_of, variables_of
 from tests.deploy.kustomize import KUBERNETES, KUSTOMIZATIONS, OVERLAYS, manifests, of_kind
 from tests.test_tutorials import check_role, command_lines

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests.deploy.cloudwatch import moto
 from tests.deploy.kustomize import COMPILED, KUBERNETES, Manifest, manifests, need_kubectl, of_kind, text_of
 from tests.deploy.test_scripts import stand_in

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests.deploy.test_scripts import stand_in
 
 pytestmark = pytest.mark.deploy

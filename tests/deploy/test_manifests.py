@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from inference import VERSION
-from inference.config import ROOT
+from specdec.inference import VERSION
+from specdec.inference.config import ROOT
 from tests.deploy.consistency import arguments_of, faults, pod_of
 from tests.deploy.kustomize import (
     COMPILED,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from inference.config import ROOT
-from inference.serving.processes import free_port
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 from tests.deploy.cloudwatch import CloudWatch, credentials, moto, python_with_boto3, without_credentials
 
 pytestmark = pytest.mark.deploy

@@ -16,8 +16,8 @@ from deploy.ray.child import DRAIN_S, Child
 from deploy.ray.demo import PATIENCE_S, Answers, Clients, Town, processes_of, town
 from deploy.ray.registry import ANSWER_S, BEAT_S, LEASE_S, Leases, registry
 from deploy.ray.scaling import by_slots
-from inference.cli.roles.registry import settings_of
-from inference.config import ROOT, ServerConfig
+from specdec.inference.cli.roles.registry import settings_of
+from specdec.inference.config import ROOT, ServerConfig
 from tests.conftest import ModelDirectories
 from tests.deploy.consistency import FORCED_END_S
 from tests.test_tutorials import check_role

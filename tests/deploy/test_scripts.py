@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.caller import Right
-from inference.workers.calls.auth_file import read_auth_file
+from specdec.inference.caller import Right
+from specdec.inference.workers.calls.auth_file import read_auth_file
 from tests.deploy.kustomize import KUBERNETES
 
 pytestmark = pytest.mark.deploy

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from inference import VERSION
-from inference.config import ROOT
+from specdec.inference import VERSION
+from specdec.inference.config import ROOT
 from tests.deploy.consistency import FORCED_END_S
 from tests.test_tutorials import check_role
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest_asyncio
 
-from inference.serving.processes import ServerProcess
+from specdec.inference.serving.processes import ServerProcess
 from tests.conftest import ModelDirectories
 from tests.support.servers import draft_server, fused_server, target_server
 

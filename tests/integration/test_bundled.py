@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples import minimal
-from inference.backends.onnx.packed import packed_decoder
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
-from inference.request import SamplingParams
-from inference.serving.processes import free_port, server_process
-from inference.workers.completion import CompletionRequest
+from specdec.inference.backends.onnx.packed import packed_decoder
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.servers import complete_all, draft_server, fused_server, run_command, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 
 pytestmark = [

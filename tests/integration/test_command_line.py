@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inference.cli.app import main
-from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess, free_port
-from inference.workers.completion import CompletionRequest
+from specdec.inference.cli.app import main
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.prompts import PROMPTS
 from tests.support.servers import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from comparison.plan.config import OPEN_LOOP_BATCH
+from specdec.comparison.plan.config import OPEN_LOOP_BATCH
 from tests.conftest import ModelDirectories
 from tests.support.browser import CHROMIUM
 from tests.support.servers import command

@@ -9,12 +9,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess, free_port
-from inference.workers.completion import CompletionRequest
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, draft_server, fused_server, target_server
 

@@ -11,10 +11,10 @@ from collections import Counter
 
 import pytest
 
-from inference.cli.demo.speed import next_steps, sampling_of
-from inference.cli.prompts.source import read_prompts
-from inference.cli.roles.registry import ROLES, parser_of
-from inference.config import BUNDLED_PROMPTS, ROOT
+from specdec.inference.cli.demo.speed import next_steps, sampling_of
+from specdec.inference.cli.prompts.source import read_prompts
+from specdec.inference.cli.roles.registry import ROLES, parser_of
+from specdec.inference.config import BUNDLED_PROMPTS, ROOT
 
 
 def most_often(text: str, length: int) -> int:

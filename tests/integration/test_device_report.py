@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 from tests.support.nxdi import Nxdi
 

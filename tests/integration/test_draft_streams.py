@@ -16,21 +16,21 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm import options, secured
-from grpc_comm.call import Call
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.tls import ServerTls
-from inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
-from inference.engine.draft import DraftEngine
-from inference.request import Schedule
-from inference.serving.assembly import LoadedDraft, private_worker
-from inference.text.tokenizer import Tokenizer
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completion import CompletionRequest
-from inference.workers.drafting import service, stream
-from inference.workers.drafting.private import PrivateWorker
-from inference.workers.drafting.stream import AssistStream, Offer
+from specdec.grpc_comm import options, secured
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.request import Schedule
+from specdec.inference.serving.assembly import LoadedDraft, private_worker
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting import service, stream
+from specdec.inference.workers.drafting.private import PrivateWorker
+from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
 from tests.support.certificates import pki
 from tests.support.models import tiny_tokenizer

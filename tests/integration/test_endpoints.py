@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
-from inference.serving.processes import free_port, server_process
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
+from specdec.inference.serving.processes import free_port, server_process
 from tests.conftest import ModelDirectories
 from tests.support.foreign import foreign_server
 

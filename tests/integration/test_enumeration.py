@@ -12,32 +12,32 @@ import pytest
 import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
-from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from grpc_comm.server import Server
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.registry import asleep
-from inference.commit import Delta
-from inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
-from inference.engine.draft import DraftEngine
-from inference.engine.draft_session import DraftSession
-from inference.engine.pool import DraftPool
-from inference.engine.target import TargetEngine
-from inference.observe.metrics import Metrics
-from inference.request import SamplingParams, Schedule
-from inference.serving.assembly import load_proposer, private_worker, running
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.fleet import connected
-from inference.workers.calls.status import to_status
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.remote import card_of_target
-from inference.workers.completion import Completer, CompletionRequest, ModelCard
-from inference.workers.drafting.pool_worker import PoolWorker
-from inference.workers.drafting.service import VerificationServicer
-from inference.workers.drafting.stream import Offer
+from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from specdec.grpc_comm.server import Server
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.registry import asleep
+from specdec.inference.commit import Delta
+from specdec.inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.draft_session import DraftSession
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.serving.assembly import load_proposer, private_worker, running
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.remote import card_of_target
+from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.service import VerificationServicer
+from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all, until_attached
 

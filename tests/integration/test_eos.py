@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.onnx.packed import packed_decoder
-from inference.request import SamplingParams, Schedule
-from inference.serving.processes import ServerProcess
-from inference.workers.completion import CompletionRequest
+from specdec.inference.backends.onnx.packed import packed_decoder
+from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete_all, draft_server
 

@@ -16,13 +16,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from inference.commit import Delta
-from inference.config import ConnectionConfig
-from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess, free_port, server_process
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.inference.commit import Delta
+from specdec.inference.config import ConnectionConfig
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, run_command, target_server
 

@@ -17,17 +17,17 @@ import pytest
 import pytest_asyncio
 from transformers import PreTrainedModel
 
-from comparison.run.proxy import delay_proxy
-from grpc_comm.channel import open_channel
-from inference.backends.onnx.packed import packed_decoder
-from inference.commit import Delta
-from inference.config import ConnectionConfig
-from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
-from inference.serving.processes import ServerProcess, free_port
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.comparison.run.proxy import delay_proxy
+from specdec.grpc_comm.channel import open_channel
+from specdec.inference.backends.onnx.packed import packed_decoder
+from specdec.inference.commit import Delta
+from specdec.inference.config import ConnectionConfig
+from specdec.inference.request import Grammar, GrammarKind, SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import NUM_TOKENIZER_IDS, disturbed, tiny_model, tiny_tokenizer
 from tests.support.servers import (
     command,

@@ -20,11 +20,11 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.config import ROOT
-from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess, free_port
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import CompletionRequest
+from specdec.inference.config import ROOT
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support import llmperf
 from tests.support.browser import CHROMIUM, browser_page

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from inference.config import ROOT
-from inference.serving.processes import free_port
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.hub import COMMIT, TOKEN, FakeHub, running_hub
 from tests.support.servers import CommandResult, result_of, until_healthy

@@ -15,15 +15,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inference.config import ROOT
-from inference.serving.processes import free_port
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.servers import target_server, until_healthy
 
 pytestmark = pytest.mark.long
 
-PACKAGES = ("specdec", "inference", "grpc_comm", "comparison")
-SOURCES = (*PACKAGES, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+PACKAGES = ("specdec", *(f"specdec.{room}" for room in ("inference", "grpc_comm", "comparison")))
+SOURCES = ("specdec", "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -125,7 +125,8 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 
 
 def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    code = f"import {', '.join(PACKAGES)}, comparison.report.html as html, comparison.app as app; html.template()\n"
+    code = f"import {', '.join(PACKAGES)}\n"
+    code += "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
     code += "app.main(['--help'])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
@@ -135,7 +136,8 @@ def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> Non
 def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
     """An installed `specdec compare` or `study` ended at once: it looked for its prompts beside the packages, and a
     wheel has them elsewhere."""
-    code = "from comparison.plan.flags import BUNDLED_PROMPT_FILES as files; print([each.is_file() for each in files])"
+    code = "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
+    code += "print([each.is_file() for each in files])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
     assert run.stdout.strip() == "[True, True]", run.stderr

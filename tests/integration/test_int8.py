@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from inference.backends.onnx.packed import packed_decoder
-from inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
-from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess
-from inference.workers.completion import CompletionRequest
+from specdec.inference.backends.onnx.packed import packed_decoder
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import ServerProcess
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.servers import complete_all, draft_server, fused_server, target_server
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]

@@ -17,12 +17,12 @@ import pytest
 
 import specdec
 from examples import library
-from inference import VERSION
-from inference.config import ROOT
-from inference.errors import ConfigError, InvalidRequestError
-from inference.request import SamplingParams
-from inference.serving.processes import ServerProcess
-from inference.workers.completion import CompletionRequest
+from specdec.inference import VERSION
+from specdec.inference.config import ROOT
+from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import ServerProcess
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete_all
 
@@ -131,7 +131,7 @@ def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
 
 def test_names_show_themselves_before_they_are_used() -> None:
     """Tab found `Path` and `sys`, and no LLM; help showed `**parameters`."""
-    code = "import sys, specdec; print(dir(specdec), specdec.__version__, 'inference.cli' in sys.modules)"
+    code = "import sys, specdec; print(dir(specdec), specdec.__version__, 'specdec.inference.cli' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "'LLM'" in run.stdout
     assert "Path" not in run.stdout

@@ -21,16 +21,16 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.cli.app import main
-from inference.config import ROOT, ModelConfig
-from inference.request import SamplingParams, Schedule
-from inference.serving.assembly import target_engine
-from inference.serving.processes import ServerProcess, free_port
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.cli.app import main
+from specdec.inference.config import ROOT, ModelConfig
+from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.serving.assembly import target_engine
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support import servers
 from tests.support.neuron.checkpoints import save_eagle_draft

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from inference.backends.onnx.packed import packed_decoder
-from inference.request import Grammar, GrammarKind, SamplingParams, Schedule
-from inference.serving.processes import ServerProcess, free_port
-from inference.workers.completion import CompletionRequest
+from specdec.inference.backends.onnx.packed import packed_decoder
+from specdec.inference.request import Grammar, GrammarKind, SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import disturbed, tiny_model, tiny_tokenizer
 from tests.support.servers import (
     command,

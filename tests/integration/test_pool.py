@@ -13,14 +13,14 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from comparison.run.proxy import delay_proxy
-from grpc_comm.channel import open_channel
-from grpc_comm.health import is_serving
-from inference.commit import Delta
-from inference.request import SamplingParams, Schedule
-from inference.serving.processes import ServerProcess, free_port
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.comparison.run.proxy import delay_proxy
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.health import is_serving
+from specdec.inference.commit import Delta
+from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, command, complete, complete_all, target_server
 

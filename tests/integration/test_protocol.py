@@ -12,10 +12,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.serving.processes import ServerProcess
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.serving.processes import ServerProcess
 from tests.support.raw_worker import RawSession, RawWorker, after, attach, below, end_of, proposing, raw_worker
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
-from inference.serving.processes import free_port
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+from specdec.inference.serving.processes import free_port
 from tests.integration.test_gateway import gateway_process
 from tests.support.servers import draft_server, fused_server, target_server, until_healthy
 from tests.support.tools import WEATHER, Forecast, response_tool

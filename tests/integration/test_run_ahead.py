@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from grpc_comm.channel import open_channel
-from inference.commit import Delta
-from inference.errors import UnavailableError
-from inference.request import SamplingParams, Schedule
-from inference.serving.processes import ServerProcess
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from specdec.grpc_comm.channel import open_channel
+from specdec.inference.commit import Delta
+from specdec.inference.errors import UnavailableError
+from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, complete_all, draft_server, target_server, with_gamma
 

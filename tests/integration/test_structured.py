@@ -16,28 +16,28 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from grpc_comm.channel import open_channel
-from grpc_comm.server import Server
-from inference.commit import Delta, FinishReason, Started
-from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
-from inference.engine.pool import DraftPool
-from inference.errors import IncompatibleDraftError, InvalidRequestError
-from inference.observe.metrics import Metrics
-from inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
-from inference.serving.assembly import draft_engine, load_proposer, private_worker, running, target_engine
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls import convert
-from inference.workers.calls.fleet import connected
-from inference.workers.calls.status import to_status
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.remote import RemoteCompleter, card_of_target
-from inference.workers.completion import Completer, CompletionRequest, ModelCard, Resume
-from inference.workers.drafting.pool_worker import PoolWorker
-from inference.workers.drafting.service import VerificationServicer
-from inference.workers.drafting.stream import Offer
+from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.server import Server
+from specdec.inference.commit import Delta, FinishReason, Started
+from specdec.inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
+from specdec.inference.serving.assembly import draft_engine, load_proposer, private_worker, running, target_engine
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls import convert
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.remote import RemoteCompleter, card_of_target
+from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard, Resume
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.service import VerificationServicer
+from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.servers import Completion, complete_all, until_attached
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.cli.roles.registry import parser_of
-from inference.config import ROOT
+from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 
 pytestmark = [

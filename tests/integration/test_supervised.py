@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.config import ROOT
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 from tests.support.scripted import until
 from tests.support.servers import ENVIRONMENT

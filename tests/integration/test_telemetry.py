@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
 
-from inference.serving.processes import free_port
+from specdec.inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.integration.test_gateway import gateway_process
 from tests.support.servers import draft_server, run_command, target_server
@@ -115,7 +115,8 @@ def check_trace(spans: list[Span]) -> None:
 
 
 async def test_without_the_flag_no_tracing_library_is_loaded() -> None:
-    code = "import sys, inference.serving.target, inference.serving.gateway; print('opentelemetry.sdk' in sys.modules)"
+    code = "import sys, specdec.inference.serving.target, specdec.inference.serving.gateway\n"
+    code += "print('opentelemetry.sdk' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert output.strip() == b"False"

@@ -15,19 +15,19 @@ import openai
 import pytest
 import pytest_asyncio
 
-from grpc_comm.channel import open_channel
-from grpc_comm.server import Server
-from inference.config import BUNDLED_TARGET, HttpConfig, ModelConfig, ServerConfig
-from inference.gateway.app import Gateway, HttpFront
-from inference.observe.metrics import Metrics
-from inference.request import NO_DEFAULTS
-from inference.serving.assembly import model_card, target_engine
-from inference.serving.host import opened
-from inference.serving.processes import free_port
-from inference.workers.calls.status import to_status
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.remote import RemoteCompleter
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.server import Server
+from specdec.inference.config import BUNDLED_TARGET, HttpConfig, ModelConfig, ServerConfig
+from specdec.inference.gateway.app import Gateway, HttpFront
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import NO_DEFAULTS
+from specdec.inference.serving.assembly import model_card, target_engine
+from specdec.inference.serving.host import opened
+from specdec.inference.serving.processes import free_port
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.remote import RemoteCompleter
 from tests.support.completers import healthy
 from tests.support.tools import WEATHER, Forecast, tool
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import FinishReason
-from inference.request import MAX_SEED, SamplingParams, Schedule
-from inference.serving.processes import ServerProcess
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import CompletionRequest
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.commit import FinishReason
+from specdec.inference.request import MAX_SEED, SamplingParams, Schedule
+from specdec.inference.serving.processes import ServerProcess
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.prompts import PROMPTS
 from tests.support.servers import Completion, complete, complete_all, with_gamma

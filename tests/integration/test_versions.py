@@ -19,14 +19,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from grpc_comm.channel import open_channel
-from grpc_comm.health import is_serving
-from inference.commit import Delta, Started
-from inference.config import ROOT
-from inference.request import SamplingParams
-from inference.serving.processes import free_port
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest, Resume
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.health import is_serving
+from specdec.inference.commit import Delta, Started
+from specdec.inference.config import ROOT
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import free_port
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest, Resume
 from tests.conftest import ModelDirectories
 from tests.support.servers import complete, draft_server, run_command, target_server, until_healthy
 

@@ -17,24 +17,24 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import guard
-from grpc_comm.channel import open_channel
-from grpc_comm.guard import Gate
-from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.engine.pool import DraftPool
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.access import Access
-from inference.workers.calls.admitting import admission
-from inference.workers.calls.status import to_status
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completion import ModelCard
-from inference.workers.drafting import service
-from inference.workers.drafting.service import VerificationServicer
+from specdec.grpc_comm import guard
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.access import Access
+from specdec.inference.workers.calls.admitting import admission
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import ModelCard
+from specdec.inference.workers.drafting import service
+from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
 from tests.support.raw_worker import after, end_of, raw_worker

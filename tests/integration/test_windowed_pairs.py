@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.request import SamplingParams
-from inference.workers.completion import CompletionRequest
+from specdec.inference.request import SamplingParams
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import save_tiny_model, tiny_model
 from tests.support.servers import complete_all, draft_server, fused_server, target_server
 

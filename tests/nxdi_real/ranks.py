@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.backend import load_neuron_backend
-from inference.backends.neuron.decoders.fused import load_fused_decoder
-from inference.config import ModelConfig, NeuronOptions
-from inference.model.decoder import Turn
-from inference.model.slots import Span
-from inference.request import SamplingParams
-from inference.speculation.slot_decoder import decide
+from specdec.inference.backends.neuron.backend import load_neuron_backend
+from specdec.inference.backends.neuron.decoders.fused import load_fused_decoder
+from specdec.inference.config import ModelConfig, NeuronOptions
+from specdec.inference.model.decoder import Turn
+from specdec.inference.model.slots import Span
+from specdec.inference.request import SamplingParams
+from specdec.inference.speculation.slot_decoder import decide
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_eagle_draft
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests.support.nxdi import Nxdi
 
 PAIRS = ("fused", "fused on the device", "fused, scattered", "eagle", "eagle, scattered", "eagle3")

@@ -24,9 +24,9 @@ from jsonschema import FormatChecker, ValidationError
 from jsonschema.validators import validator_for
 from referencing import Registry
 
-from inference.config import ROOT
-from inference.serving.processes import free_port, server_process
-from inference.text.json_schema import FORMATS
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.text.json_schema import FORMATS
 from tests.support.servers import until_healthy
 from tests.support.trial import Trial, run
 

@@ -18,9 +18,9 @@ from functools import partial
 import grpc
 import httpx
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.support.clients import (
     FULL,
     Answer,

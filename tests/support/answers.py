@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 
-from inference.commit import Commit, Opened, TokenEvent
-from inference.engine.target_session import TargetSession
+from specdec.inference.commit import Commit, Opened, TokenEvent
+from specdec.inference.engine.target_session import TargetSession
 
 
 async def opened_and_commits(events: AsyncIterable[TokenEvent]) -> tuple[Opened, list[Commit]]:

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from inference.backends.pytorch.graphs import Run
-from inference.model.slots import Backend, ForkingBackend, Span
+from specdec.inference.backends.pytorch.graphs import Run
+from specdec.inference.model.slots import Backend, ForkingBackend, Span
 from tests.support.faults import strikes
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 
@@ -220,7 +220,7 @@ class BackendContract:
         working, failing = fault[:2], fault[2:]
         run(*working)
         number = 1
-        while strikes(lambda: run(*failing), number, ("inference.backends",)):
+        while strikes(lambda: run(*failing), number, ("specdec.inference.backends",)):
             run(*working)
             number += 1
         assert number > 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from grpc_comm.tls import ClientTls
+from specdec.grpc_comm.tls import ClientTls
 from tests.support.authority import Authority, Issued
 
 

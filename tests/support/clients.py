@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import httpx
 
-from grpc_comm.channel import open_channel
-from inference.commit import Delta, Finished
-from inference.errors import CapacityError, SpecDecError
-from inference.request import SamplingParams
-from inference.workers.calls.status import code_name
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.grpc_comm.channel import open_channel
+from specdec.inference.commit import Delta, Finished
+from specdec.inference.errors import CapacityError, SpecDecError
+from specdec.inference.request import SamplingParams
+from specdec.inference.workers.calls.status import code_name
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 TEMPERATURE = 0.8
 SILENT = "ended without a word"

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import httpx
 
-from comparison.run.proxy import DelayProxy, delay_proxy
-from grpc_comm.channel import open_channel
-from grpc_comm.health import is_serving
-from inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.comparison.run.proxy import DelayProxy, delay_proxy
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.health import is_serving
+from specdec.inference.serving.processes import ServerProcess, free_port, server_process
 from tests.support.clients import touch
 from tests.support.vitals import Vitals, vitals
 

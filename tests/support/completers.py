@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
-from inference.config import HttpConfig
-from inference.gateway.app import Gateway
-from inference.observe.metrics import Metrics
-from inference.request import UNKNOWN, Provenance
-from inference.text.chat import Chat
-from inference.workers.calls.observer import Observer
-from inference.workers.calls.scope import SupervisedCompleter
-from inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
+from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
+from specdec.inference.config import HttpConfig
+from specdec.inference.gateway.app import Gateway
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import UNKNOWN, Provenance
+from specdec.inference.text.chat import Chat
+from specdec.inference.workers.calls.observer import Observer
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.completion import Codec, Completer, CompletionRequest, ModelCard
 
 REJECTED = "other "
 """Text of the draft token that every pass rejects."""

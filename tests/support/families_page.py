@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests.support.models import CONTRACTS, FAMILIES
 
 PAGE = ROOT / "docs" / "families.md"

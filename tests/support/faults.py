@@ -10,7 +10,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from inference.model.decoder import Decoder, Turn, Verdict
+from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 
-from inference.serving.processes import free_port
+from specdec.inference.serving.processes import free_port
 
 COMMIT = "1" * 40
 TOKEN = "hf_test"

@@ -1,8 +1,8 @@
 """A toy language model, the speculative loop over it, and the exact law that its output must have.
 
-Helpers of test_law.py. The loop takes every choice from `inference.sampling` and every verdict from the function it
-is given, over many seeds; the exact law is computed without either, by the definitions of the truncations. So the two
-can disagree, and the deliberately wrong variants in test_law.py show that they would.
+Helpers of test_law.py. The loop takes every choice from `specdec.inference.sampling` and every verdict from the
+function it is given, over many seeds; the exact law is computed without either, by the definitions of the truncations.
+So the two can disagree, and the deliberately wrong variants in test_law.py show that they would.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc  # type: ignore[import-untyped]
 
-from inference.model.decoder import Verdict
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens
+from specdec.inference.model.decoder import Verdict
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Verify: TypeAlias = Callable[[Sequence[int], Sequence[int]], Verdict]

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from inference.backends.onnx.shape import FAMILIES as PACKED_TYPES
+from specdec.inference.backends.onnx.shape import FAMILIES as PACKED_TYPES
 
 TokenizerVariant: TypeAlias = Literal["plain", "permuted"]
 """plain: bytes and a few merges. permuted: the same tokens under other ids, as from an unrelated tokenizer."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 from tests import nxdi_real
 
 OPTION = "--nxdi"

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 import grpc
 import httpx
 
-from grpc_comm.call import Call
-from grpc_comm.server import Servicer
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.config import HttpConfig, ObserveConfig, PortSecurity, ServerConfig
-from inference.observe.metrics import Metrics
-from inference.serving.fronts import Ports
-from inference.serving.host import opened
-from inference.serving.observers import Observers
-from inference.serving.processes import free_port
-from inference.workers.calls.observer import Observer
-from inference.workers.calls.scope import SupervisedCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completion import Completer
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.server import Servicer
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.config import HttpConfig, ObserveConfig, PortSecurity, ServerConfig
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.host import opened
+from specdec.inference.serving.observers import Observers
+from specdec.inference.serving.processes import free_port
+from specdec.inference.workers.calls.observer import Observer
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completion import Completer
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
 

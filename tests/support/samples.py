@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from comparison.plan.config import (
+from specdec.comparison.plan.config import (
     STARTED,
     ComparisonConfig,
     Contender,
@@ -15,12 +15,12 @@ from comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
-from comparison.plan.grid import Sample, walk
-from comparison.plan.record import RequestRecord, Round
-from comparison.report.findings import Findings, find
-from comparison.run.host_load import HostLoad
-from inference.commit import Timings
-from inference.request import Schedule
+from specdec.comparison.plan.grid import Sample, walk
+from specdec.comparison.plan.record import RequestRecord, Round
+from specdec.comparison.report.findings import Findings, find
+from specdec.comparison.run.host_load import HostLoad
+from specdec.inference.commit import Timings
+from specdec.inference.request import Schedule
 
 STEP_S, PASS_S, VERIFY_S = 0.002, 0.020, 0.024
 QUIET = HostLoad(before=0.1, after=1.5, num_cores=2, other_cores=0.05)

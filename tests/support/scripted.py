@@ -6,9 +6,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from inference.model.decoder import Turn, Verdict
-from inference.model.proposer import Draft, DraftToken
-from inference.speculation.verify import verify
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.speculation.verify import verify
 
 VOCAB_SIZE = 1000
 TIMEOUT_S = 20.0

@@ -18,14 +18,14 @@ from typing import Any
 
 import httpx
 
-from grpc_comm.channel import open_channel
-from inference.commit import Delta, Finished, FinishReason, Started
-from inference.config import ROOT
-from inference.serving.processes import ServerProcess, free_port, server_process
-from inference.text.vocabulary import Vocabulary
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest, ModelCard
-from inference.workers.drafting.private import PrivateWorker
+from specdec.grpc_comm.channel import open_channel
+from specdec.inference.commit import Delta, Finished, FinishReason, Started
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.workers.drafting.private import PrivateWorker
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

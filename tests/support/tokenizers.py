@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from inference.text.tokenizer import Tokenizer as OurTokenizer
+from specdec.inference.text.tokenizer import Tokenizer as OurTokenizer
 
 Spelling: TypeAlias = Literal["bytes", "sentencepiece"]
 SPACE = "\u2581"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from comparison.plan.config import Contender, Topology
-from comparison.plan.grid import Cell, Sample
-from comparison.plan.record import RequestRecord
 from scripts.device_report.__main__ import main
 from scripts.device_report.bundle import write_bundle
 from scripts.device_report.steps import Step
 from scripts.device_report.tables import by_kind, report
 from scripts.device_report.variant import Variant
+from specdec.comparison.plan.config import Contender, Topology
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.plan.record import RequestRecord
 from tests.support.samples import record
 
 TARGET, FUSED = Contender(Topology.TARGET), Contender(Topology.FUSED)

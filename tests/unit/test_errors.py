@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference import errors
+from specdec.inference import errors
 
 
 def drawn(text: str) -> dict[str, str]:

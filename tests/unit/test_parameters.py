@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
-from inference.backends.neuron.decoders.device_target import TargetDecoder
-from inference.backends.neuron.decoders.fused import FusedDecoder
-from inference.backends.neuron.decoders.medusa import MedusaDecoder
-from inference.backends.neuron.graphs.shape import SlotShape
-from inference.cli.roles.registry import parser_of
-from inference.errors import InvalidRequestError
-from inference.gateway.bodies.schema import CompletionBody
-from inference.model.decoder import check_request
-from inference.request import (
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from specdec.inference.backends.neuron.decoders.device_target import TargetDecoder
+from specdec.inference.backends.neuron.decoders.fused import FusedDecoder
+from specdec.inference.backends.neuron.decoders.medusa import MedusaDecoder
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
+from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.gateway.bodies.schema import CompletionBody
+from specdec.inference.model.decoder import check_request
+from specdec.inference.request import (
     ANY_JSON_OBJECT,
     RANGES,
     GenerationRequest,
     SamplingParams,
     Schedule,
 )
-from inference.workers.calls.convert import sampling_from_message, sampling_to_message
+from specdec.inference.workers.calls.convert import sampling_from_message, sampling_to_message
 
 NAMES = {field.name for field in fields(SamplingParams)}
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.page import MEASURED_APART, PAGES, generated, measured, part
 from benchmarks.report import write
 from benchmarks.suite import SET
-from comparison.report.markdown import PART
-from inference.config import ROOT
+from specdec.comparison.report.markdown import PART
+from specdec.inference.config import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,17 @@ import re
 
 import pytest
 
-from inference import request
-from inference.config import ROOT
-from inference.request import BIAS, GAMMA, MAX_NEW_TOKENS, RANGES, SamplingParams
-from inference.settings import Range
-from inference.speculation.tree import MAX_TREE_TOKENS
-from inference.text import chat, stop_strings
-from inference.text.tokenizer import MAX_PACKED_BYTES
-from inference.text.vocabulary import MAX_VOCAB_SIZE
-from inference.workers.calls import convert
-from inference.workers.completion import DRAFT_SESSION_BYTES
-from inference.workers.drafting.service import MAX_WORKER_SLOTS
+from specdec.inference import request
+from specdec.inference.config import ROOT
+from specdec.inference.request import BIAS, GAMMA, MAX_NEW_TOKENS, RANGES, SamplingParams
+from specdec.inference.settings import Range
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS
+from specdec.inference.text import chat, stop_strings
+from specdec.inference.text.tokenizer import MAX_PACKED_BYTES
+from specdec.inference.text.vocabulary import MAX_VOCAB_SIZE
+from specdec.inference.workers.calls import convert
+from specdec.inference.workers.completion import DRAFT_SESSION_BYTES
+from specdec.inference.workers.drafting.service import MAX_WORKER_SLOTS
 
 PROTO = (ROOT / "protos" / "specdec" / "v1" / "specdec.proto").read_text()
 ELEMENT = re.compile(r"(?:message|enum|service|rpc|oneof) (\w+)|(\w+) = ")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from inference.commit import Delta
-from inference.config import ROOT
 from scripts.race_picture import PROMPT, Run, draw
+from specdec.inference.commit import Delta
+from specdec.inference.config import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
 PIECES = ["a & b ", "<c> ", "long_word_that_fills_more_than_half_a_row ", "d\n", "\ne", " f"]

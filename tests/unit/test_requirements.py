@@ -14,9 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from inference import VERSION
-from inference.config import ROOT
 from scripts.requirements import oldest, pinned, requirements
+from specdec.inference import VERSION
+from specdec.inference.config import ROOT
 from tests.test_layering import imports_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -79,7 +79,7 @@ sys.argv[0] = "specdec"
 COMMAND = "from specdec import main; sys.exit(main())"
 LIBRARY = """
 import specdec
-from inference.errors import SpecDecError
+from specdec.inference.errors import SpecDecError
 chat = [{"role": "user", "content": "hello"}]
 try:
     with specdec.Client("127.0.0.1:1", connect_timeout_s=0.1) as client:

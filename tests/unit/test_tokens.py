@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.tokens import TokenView, common_length, joined, logged
+from specdec.inference.tokens import TokenView, common_length, joined, logged
 
 TOKENS = st.lists(st.integers(0, 2), max_size=8)
 PLACES = st.one_of(st.none(), st.integers(-12, 12))

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from grpc_comm.specdec.v1 import specdec_pb2 as grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in grpc_comm/specdec/v1/specdec_pb2_grpc.py depends on'
+        + f' but the generated code in specdec/grpc_comm/specdec/v1/specdec_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,33 +37,33 @@ class GenerationServiceStub(object):
         """
         self.Generate = channel.unary_stream(
                 '/specdec.v1.GenerationService/Generate',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/specdec.v1.GenerationService/GetModel',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/specdec.v1.GenerationService/Tokenize',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/specdec.v1.GenerationService/Detokenize',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/specdec.v1.GenerationService/GetLoad',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/specdec.v1.GenerationService/Drain',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.FromString,
                 _registered_method=True)
 
 
@@ -121,33 +121,33 @@ def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,8 +176,8 @@ class GenerationService(object):
             request,
             target,
             '/specdec.v1.GenerationService/Generate',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +203,8 @@ class GenerationService(object):
             request,
             target,
             '/specdec.v1.GenerationService/GetModel',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -230,8 +230,8 @@ class GenerationService(object):
             request,
             target,
             '/specdec.v1.GenerationService/Tokenize',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -257,8 +257,8 @@ class GenerationService(object):
             request,
             target,
             '/specdec.v1.GenerationService/Detokenize',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -284,8 +284,8 @@ class GenerationService(object):
             request,
             target,
             '/specdec.v1.GenerationService/GetLoad',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -311,8 +311,8 @@ class GenerationService(object):
             request,
             target,
             '/specdec.v1.GenerationService/Drain',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -336,8 +336,8 @@ class VerificationServiceStub(object):
         """
         self.Assist = channel.stream_stream(
                 '/specdec.v1.VerificationService/Assist',
-                request_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
-                response_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.FromString,
+                request_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
+                response_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.FromString,
                 _registered_method=True)
 
 
@@ -360,8 +360,8 @@ def add_VerificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Assist': grpc.stream_stream_rpc_method_handler(
                     servicer.Assist,
-                    request_deserializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.FromString,
-                    response_serializer=grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.SerializeToString,
+                    request_deserializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.FromString,
+                    response_serializer=specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -390,8 +390,8 @@ class VerificationService(object):
             request_iterator,
             target,
             '/specdec.v1.VerificationService/Assist',
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
-            grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.FromString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistRequest.SerializeToString,
+            specdec_dot_grpc__comm_dot_specdec_dot_v1_dot_specdec__pb2.AssistResponse.FromString,
             options,
             channel_credentials,
             insecure,

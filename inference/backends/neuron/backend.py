@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from inference.backends.architectures import require_supported_config, resolve_length
-from inference.backends.checkpoint import load_config
-from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.neuron.graphs.application import slot_compilation
-from inference.backends.neuron.graphs.calls import continued_call, prompt_call
-from inference.backends.neuron.graphs.checks import check_family, check_sharding
-from inference.backends.neuron.graphs.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
-from inference.backends.neuron.graphs.settings import slot_arguments
-from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
-from inference.backends.spans import check_spans
-from inference.config import ModelConfig
-from inference.errors import ConfigError
-from inference.model.slots import Array, Span
+from specdec.inference.backends.architectures import require_supported_config, resolve_length
+from specdec.inference.backends.checkpoint import load_config
+from specdec.inference.backends.neuron.environment import check_logical_cores
+from specdec.inference.backends.neuron.graphs.application import slot_compilation
+from specdec.inference.backends.neuron.graphs.calls import continued_call, prompt_call
+from specdec.inference.backends.neuron.graphs.checks import check_family, check_sharding
+from specdec.inference.backends.neuron.graphs.plan import Reading, ReadingTimes, next_rows, prompt_row, reading
+from specdec.inference.backends.neuron.graphs.settings import slot_arguments
+from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.backends.spans import check_spans
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import Array, Span
 
 
 class Application(Protocol):
@@ -62,12 +62,12 @@ class NeuronBackend(CompiledModel):
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `inference.model.slots.CompiledBackend`."""
+        """See `specdec.inference.model.slots.CompiledBackend`."""
         return self._times.goes_on(num_held, num_tokens)
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.slots.Backend`; returns a numpy array."""
+        """See `specdec.inference.model.slots.Backend`; returns a numpy array."""
         check_spans(spans, self)
         works = [reading(span, self._held[span.slot]) for span in spans]
         for work in works:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from inference.backends.devices import (
+from specdec.inference.backends.devices import (
     OLDEST_TORCH_NEURON,
     REMEDY,
     TORCH_NEURONX,
@@ -23,7 +23,7 @@ from inference.backends.devices import (
     release_of,
     version_of,
 )
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 NXDI = "neuronx-distributed-inference"
 VERSIONS = (NXDI, "neuronx-distributed", "torch-neuronx", "neuronx-cc")

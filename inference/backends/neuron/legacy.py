@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
-from inference.backends.checkpoint import load_config
-from inference.backends.devices import load_module, take_cores
-from inference.backends.neuron.backend import NeuronBackend
-from inference.backends.neuron.environment import require_transformers_neuronx
-from inference.backends.neuron.graphs.checks import check_sharding
-from inference.backends.neuron.graphs.settings import DEFAULT_DTYPE, verification_width
-from inference.backends.neuron.graphs.shape import slot_shape
-from inference.config import ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+from specdec.inference.backends.checkpoint import load_config
+from specdec.inference.backends.devices import load_module, take_cores
+from specdec.inference.backends.neuron.backend import NeuronBackend
+from specdec.inference.backends.neuron.environment import require_transformers_neuronx
+from specdec.inference.backends.neuron.graphs.checks import check_sharding
+from specdec.inference.backends.neuron.graphs.settings import DEFAULT_DTYPE, verification_width
+from specdec.inference.backends.neuron.graphs.shape import slot_shape
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 AMP = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 

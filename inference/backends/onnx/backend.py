@@ -15,18 +15,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from inference.backends.architectures import architecture_name, require_supported_config, resolve_length
-from inference.backends.host import instruction_sets
-from inference.backends.onnx.graph import DecoderGraph
-from inference.backends.onnx.int8 import weight_levels
-from inference.backends.onnx.packed import PackedDecoder, discard, packed_decoder
-from inference.backends.onnx.passes import OnnxPass
-from inference.backends.onnx.places import Place, shared_places, single_places
-from inference.backends.onnx.slots import OnnxSlots
-from inference.backends.spans import check_spans
-from inference.config import ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
-from inference.model.slots import Array, Span
+from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
+from specdec.inference.backends.host import instruction_sets
+from specdec.inference.backends.onnx.graph import DecoderGraph
+from specdec.inference.backends.onnx.int8 import weight_levels
+from specdec.inference.backends.onnx.packed import PackedDecoder, discard, packed_decoder
+from specdec.inference.backends.onnx.passes import OnnxPass
+from specdec.inference.backends.onnx.places import Place, shared_places, single_places
+from specdec.inference.backends.onnx.slots import OnnxSlots
+from specdec.inference.backends.spans import check_spans
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.model.slots import Array, Span
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,11 @@ class OnnxBackend:
         self._passes = [self._pass(num_places) for num_places in range(1, min(num_slots, MAX_PLACES) + 1)]
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `inference.model.slots.ForkingBackend`."""
+        """See `specdec.inference.model.slots.ForkingBackend`."""
         self._slots.fork(source_slot, destination_slot, start, end)
 
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.slots.Backend`. A numpy array."""
+        """See `specdec.inference.model.slots.Backend`. A numpy array."""
         check_spans(spans, self)
         for span in spans:
             self._slots.note_length(span.slot, span.start + len(span.token_ids))

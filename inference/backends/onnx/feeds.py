@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
-from inference.backends.onnx.places import Place
-from inference.backends.onnx.shape import Weight
-from inference.model.slots import Span
+from specdec.inference.backends.onnx.places import Place
+from specdec.inference.backends.onnx.shape import Weight
+from specdec.inference.model.slots import Span
 
 INT32_INPUTS = ("lasts", "lengths")
 MAX_KEPT_BYTES = 1 << 18

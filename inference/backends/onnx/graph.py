@@ -35,8 +35,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from inference.backends.onnx import int8 as onnx_int8
-from inference.backends.onnx.shape import DecoderShape, Rotary, Weight
+from specdec.inference.backends.onnx import int8 as onnx_int8
+from specdec.inference.backends.onnx.shape import DecoderShape, Rotary, Weight
 
 # Released with ONNX 1.14; every operator here is older, and newer runtimes read it.
 IR_VERSION, OPSET = 9, 18

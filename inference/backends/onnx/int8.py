@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from inference.backends.host import instruction_sets
-from inference.backends.onnx.shape import Weight
+from specdec.inference.backends.host import instruction_sets
+from specdec.inference.backends.onnx.shape import Weight
 
 Int8: TypeAlias = "np.ndarray[Any, np.dtype[np.int8]]"
 

@@ -27,12 +27,12 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
-from inference.backends.architectures import StoredConfig
-from inference.backends.digests import user_cache
-from inference.backends.host import instruction_sets
-from inference.backends.identity import contents
-from inference.backends.onnx.graph import is_constant
-from inference.backends.onnx.layout import (
+from specdec.inference.backends.architectures import StoredConfig
+from specdec.inference.backends.digests import user_cache
+from specdec.inference.backends.host import instruction_sets
+from specdec.inference.backends.identity import contents
+from specdec.inference.backends.onnx.graph import is_constant
+from specdec.inference.backends.onnx.layout import (
     CONFIG_FILE,
     GRAPH_FILE,
     LAYOUT_VERSION,
@@ -42,8 +42,8 @@ from inference.backends.onnx.layout import (
     FolderLock,
     remove_unused,
 )
-from inference.backends.onnx.shape import DecoderShape
-from inference.errors import ConfigError
+from specdec.inference.backends.onnx.shape import DecoderShape
+from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,9 @@ def packed_decoder(path: Path, dtype: str, sequence_length: int | None) -> Packe
         except Exception as error:  # whatever the readers of the files' formats raise about a damaged one
             logger.warning("model %s: its packed form at %s cannot be read: %r", path.name, folder, error)
             remove_unused(folder)
-    from inference.backends.onnx.packing import make  # torch and Transformers take seconds to import, only to make it
+    from specdec.inference.backends.onnx.packing import (
+        make,  # torch and Transformers take seconds to import, only to make it
+    )
 
     make(path, folder, dtype, sequence_length)
     if folder_of(path, dtype) != folder:

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from inference.backends.architectures import require_supported_config, resolve_length
-from inference.backends.checkpoint import load_config, load_weights
-from inference.backends.onnx.graph import DecoderGraph
-from inference.backends.onnx.int8 import quantized_weights, weight_levels
-from inference.backends.onnx.layout import (
+from specdec.inference.backends.architectures import require_supported_config, resolve_length
+from specdec.inference.backends.checkpoint import load_config, load_weights
+from specdec.inference.backends.onnx.graph import DecoderGraph
+from specdec.inference.backends.onnx.int8 import quantized_weights, weight_levels
+from specdec.inference.backends.onnx.layout import (
     CONFIG_FILE,
     GRAPH_FILE,
     LOCK_FILE,
@@ -34,9 +34,9 @@ from inference.backends.onnx.layout import (
     remove_unused,
     session_options,
 )
-from inference.backends.onnx.shape import PROBE_WINDOW, DecoderShape, Weight, require_llama_shaped, shape_of
-from inference.backends.onnx.weights import decoder_weights
-from inference.errors import ConfigError
+from specdec.inference.backends.onnx.shape import PROBE_WINDOW, DecoderShape, Weight, require_llama_shaped, shape_of
+from specdec.inference.backends.onnx.weights import decoder_weights
+from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

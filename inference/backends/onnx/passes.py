@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
-from inference.backends.onnx.feeds import Feeds, flattened, run_inputs, spare_inputs
-from inference.backends.onnx.graph import cache_names
-from inference.backends.onnx.layout import session_options
-from inference.backends.onnx.packed import PackedDecoder
-from inference.backends.onnx.places import Place
-from inference.backends.onnx.shape import Weight
-from inference.backends.onnx.slots import OnnxSlots
-from inference.model.slots import Span
+from specdec.inference.backends.onnx.feeds import Feeds, flattened, run_inputs, spare_inputs
+from specdec.inference.backends.onnx.graph import cache_names
+from specdec.inference.backends.onnx.layout import session_options
+from specdec.inference.backends.onnx.packed import PackedDecoder
+from specdec.inference.backends.onnx.places import Place
+from specdec.inference.backends.onnx.shape import Weight
+from specdec.inference.backends.onnx.slots import OnnxSlots
+from specdec.inference.model.slots import Span
 
 MAX_KEPT = 48
 """Shapes whose memory is kept, for each number of places: all widths of a pass over one."""

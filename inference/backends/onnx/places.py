@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.model.slots import Span
+from specdec.inference.model.slots import Span
 
 
 @dataclass(slots=True)  # not frozen: that takes three times as long to make

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from inference.backends.architectures import Config, architecture_name, layer_windows, rope_kind, rope_settings
-from inference.errors import UnsupportedModelError
+from specdec.inference.backends.architectures import Config, architecture_name, layer_windows, rope_kind, rope_settings
+from specdec.inference.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
-from inference.backends.host import allow_huge_pages, lazy_zeros
-from inference.backends.onnx.shape import DecoderShape
-from inference.errors import RoomError
+from specdec.inference.backends.host import allow_huge_pages, lazy_zeros
+from specdec.inference.backends.onnx.shape import DecoderShape
+from specdec.inference.errors import RoomError
 
 MAX_KEPT = 1024
 """Runs of slots whose values are kept: making one takes 6 us for each layer's keys, and for its values."""

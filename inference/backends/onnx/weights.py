@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from inference.backends.onnx.shape import FAMILIES, DecoderShape, Weight
+from specdec.inference.backends.onnx.shape import FAMILIES, DecoderShape, Weight
 
 
 def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:

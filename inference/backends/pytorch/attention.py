@@ -16,9 +16,9 @@ from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from inference.backends.pytorch.slot_cache import LayerShape, SlotCache
-from inference.errors import UnsupportedModelError
-from inference.model.slots import Span
+from specdec.inference.backends.pytorch.slot_cache import LayerShape, SlotCache
+from specdec.inference.errors import UnsupportedModelError
+from specdec.inference.model.slots import Span
 
 ATTENTION_NAME = "specdec_slots"
 

@@ -1,7 +1,7 @@
 """The torch backend: any causal language model of Transformers, over slots and positions.
 
 Owns the contract of a backend and the loading of a checkpoint. Passes run as they come or in fixed shapes
-(`inference.backends.pytorch.passes`). Knows nothing of tokenizers, sampling or speculation.
+(`specdec.inference.backends.pytorch.passes`). Knows nothing of tokenizers, sampling or speculation.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from inference.backends.architectures import require_supported_config, require_supported_model, resolve_length
-from inference.backends.checkpoint import load_config, load_weights
-from inference.backends.devices import DEVICE, require_torch_neuron
-from inference.backends.digests import user_cache
-from inference.backends.pytorch.attention import SlotPass
-from inference.backends.pytorch.graphs import Captured, Compiled
-from inference.backends.pytorch.packed_linear import pack_linears
-from inference.backends.pytorch.passes import EagerPasses, Passes
-from inference.backends.pytorch.runner import ModelRunner
-from inference.backends.pytorch.shapes import Buckets
-from inference.backends.pytorch.slot_cache import SlotCache
-from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
-from inference.backends.spans import check_spans
-from inference.config import COMPILE_POLICIES, ModelConfig
-from inference.errors import ConfigError
-from inference.model.slots import Array, GraphCounts, Span
+from specdec.inference.backends.architectures import require_supported_config, require_supported_model, resolve_length
+from specdec.inference.backends.checkpoint import load_config, load_weights
+from specdec.inference.backends.devices import DEVICE, require_torch_neuron
+from specdec.inference.backends.digests import user_cache
+from specdec.inference.backends.pytorch.attention import SlotPass
+from specdec.inference.backends.pytorch.graphs import Captured, Compiled
+from specdec.inference.backends.pytorch.packed_linear import pack_linears
+from specdec.inference.backends.pytorch.passes import EagerPasses, Passes
+from specdec.inference.backends.pytorch.runner import ModelRunner
+from specdec.inference.backends.pytorch.shapes import Buckets
+from specdec.inference.backends.pytorch.slot_cache import SlotCache
+from specdec.inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from specdec.inference.backends.spans import check_spans
+from specdec.inference.config import COMPILE_POLICIES, ModelConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import Array, GraphCounts, Span
 
 logger = logging.getLogger(__name__)
 
@@ -80,21 +80,21 @@ class TorchBackend:
 
     @property
     def max_pass_tokens(self) -> int:
-        """See `inference.model.slots.CompiledBackend`."""
+        """See `specdec.inference.model.slots.CompiledBackend`."""
         return self.passes.widest
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """See `inference.model.slots.CompiledBackend`."""
+        """See `specdec.inference.model.slots.CompiledBackend`."""
         return self.passes.widest_part
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `inference.model.slots.CompiledBackend`: here tokens that are held are never read again."""
+        """See `specdec.inference.model.slots.CompiledBackend`: here tokens that are held are never read again."""
         return True
 
     @property
     def graphs(self) -> GraphCounts:
-        """See `inference.model.slots.GraphMaker`."""
+        """See `specdec.inference.model.slots.GraphMaker`."""
         return self.passes.graphs
 
     @torch.inference_mode()
@@ -104,14 +104,14 @@ class TorchBackend:
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `inference.model.slots.Backend`. A torch tensor on CUDA, a numpy array elsewhere."""
+        """See `specdec.inference.model.slots.Backend`. A torch tensor on CUDA, a numpy array elsewhere."""
         check_spans(spans, self)
         logits = self.passes.forward(spans).float()  # [num_rows, vocab_size]
         return logits.numpy() if logits.device.type == "cpu" else logits
 
     @torch.inference_mode()
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `inference.model.slots.ForkingBackend`."""
+        """See `specdec.inference.model.slots.ForkingBackend`."""
         self.passes.fork(source_slot, destination_slot, start, end)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 Run: TypeAlias = Callable[[], Tensor]
 

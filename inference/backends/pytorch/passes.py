@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from inference.backends.pytorch.attention import SlotPass
-from inference.backends.pytorch.runner import ModelRunner
-from inference.backends.pytorch.slot_cache import SlotCache
-from inference.backends.spans import wanted_rows
-from inference.model.slots import GraphCounts, Span
+from specdec.inference.backends.pytorch.attention import SlotPass
+from specdec.inference.backends.pytorch.runner import ModelRunner
+from specdec.inference.backends.pytorch.slot_cache import SlotCache
+from specdec.inference.backends.spans import wanted_rows
+from specdec.inference.model.slots import GraphCounts, Span
 
 
 class Passes(Protocol):
@@ -38,10 +38,10 @@ class Passes(Protocol):
         """Make every pass that there will be, if they are made ahead; overwrites slots."""
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """Return logits as `inference.model.slots.Backend.forward` does, in the model's dtype."""
+        """Return logits as `specdec.inference.model.slots.Backend.forward` does, in the model's dtype."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `inference.model.slots.ForkingBackend`."""
+        """See `specdec.inference.model.slots.ForkingBackend`."""
 
 
 class EagerPasses:

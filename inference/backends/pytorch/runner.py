@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from inference.backends.architectures import architecture_name, forward_arguments, layer_windows
-from inference.backends.pytorch.attention import LayerAttention, PassHolder, ShapeRecorder, attach
-from inference.backends.pytorch.slot_cache import LayerShape
-from inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.backends.architectures import architecture_name, forward_arguments, layer_windows
+from specdec.inference.backends.pytorch.attention import LayerAttention, PassHolder, ShapeRecorder, attach
+from specdec.inference.backends.pytorch.slot_cache import LayerShape
+from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 
 class ModelRunner:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from inference.model.slots import Span
+from specdec.inference.model.slots import Span
 
 
 @dataclass(frozen=True, slots=True)

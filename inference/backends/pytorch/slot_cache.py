@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.backends.host import lazy_zeros
-from inference.errors import ConfigError
+from specdec.inference.backends.host import lazy_zeros
+from specdec.inference.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A graph wants the same shapes and the same memory every time, so spans are filled up to a `Shape`, and what
 distinguishes one pass from the next is written into a tensor that the graph reads, in one transfer. Slots mean what
-they mean in `inference.backends.pytorch.attention`.
+they mean in `specdec.inference.backends.pytorch.attention`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.backends.pytorch.attention import Options, changes_scores, scored_attention
-from inference.backends.pytorch.graphs import Maker, Run
-from inference.backends.pytorch.runner import ModelRunner
-from inference.backends.pytorch.shapes import Buckets, Shape, Shapes
-from inference.backends.pytorch.slot_cache import SlotCache, SlotCopy
-from inference.backends.spans import wanted_rows
-from inference.model.slots import GraphCounts, Span
+from specdec.inference.backends.pytorch.attention import Options, changes_scores, scored_attention
+from specdec.inference.backends.pytorch.graphs import Maker, Run
+from specdec.inference.backends.pytorch.runner import ModelRunner
+from specdec.inference.backends.pytorch.shapes import Buckets, Shape, Shapes
+from specdec.inference.backends.pytorch.slot_cache import SlotCache, SlotCopy
+from specdec.inference.backends.spans import wanted_rows
+from specdec.inference.model.slots import GraphCounts, Span
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class StaticPass:
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
-        """See `inference.backends.pytorch.attention.LayerAttention`."""
+        """See `specdec.inference.backends.pytorch.attention.LayerAttention`."""
         shape = self.shape
         layer: int = module.layer_idx  # type: ignore[assignment]
         keys = self._extend(self._cache.keys[layer], key)

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing
 
-from inference.cli.demo.speed import PROSE, SEED, console
-from inference.cli.prompts.output import coloured
-from inference.cli.prompts.results import Result
-from inference.commit import Delta
-from inference.config import ConnectionConfig
-from inference.serving.processes import ServerProcess, free_port, server_process
-from inference.workers.calls.fleet import Fleet, connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.inference.cli.demo.speed import PROSE, SEED, console
+from specdec.inference.cli.prompts.output import coloured
+from specdec.inference.cli.prompts.results import Result
+from specdec.inference.commit import Delta
+from specdec.inference.config import ConnectionConfig
+from specdec.inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.inference.workers.calls.fleet import Fleet, connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 PROMPT = "The captain stood upon the deck and looked"
 MAX_NEW_TOKENS = 400

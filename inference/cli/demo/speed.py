@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from inference.cli.prompts.output import coloured
-from inference.cli.prompts.results import Comparison, Result
-from inference.cli.prompts.source import read_prompts
-from inference.commit import Delta
-from inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
-from inference.request import SamplingParams
-from inference.serving.processes import free_port, server_process
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completion import Completer, CompletionRequest
+from specdec.inference.cli.prompts.output import coloured
+from specdec.inference.cli.prompts.results import Comparison, Result
+from specdec.inference.cli.prompts.source import read_prompts
+from specdec.inference.commit import Delta
+from specdec.inference.config import BUNDLED_PROMPTS, ConnectionConfig, usable_core_ids
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completion import Completer, CompletionRequest
 
 MAX_NEW_TOKENS = 96
 NUM_REPEATS = 3

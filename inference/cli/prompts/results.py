@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, TokenLogprobs
-from inference.errors import SpecDecError
-from inference.observe.stats import RequestStats
-from inference.workers.calls.status import code_name
+from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, TokenLogprobs
+from specdec.inference.errors import SpecDecError
+from specdec.inference.observe.stats import RequestStats
+from specdec.inference.workers.calls.status import code_name
 
 DRAFTED = "background: rgba(46, 160, 67, 0.25)"
 """Style of accepted draft tokens."""

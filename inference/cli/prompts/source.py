@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from inference.config import BUNDLED_PROMPTS, ObserveConfig
-from inference.errors import ConfigError
-from inference.request import (
+from specdec.inference.config import BUNDLED_PROMPTS, ObserveConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import (
     DEFAULT_MAX_NEW_TOKENS,
     MAX_NEW_TOKENS,
     RANGES,
@@ -20,9 +20,9 @@ from inference.request import (
     GrammarKind,
     SamplingParams,
 )
-from inference.settings import group, setting
-from inference.text.unicode import check_unicode
-from inference.workers.completion import CompletionRequest
+from specdec.inference.settings import group, setting
+from specdec.inference.text.unicode import check_unicode
+from specdec.inference.workers.completion import CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)

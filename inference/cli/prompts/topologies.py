@@ -9,22 +9,22 @@ import time
 from contextlib import aclosing
 from dataclasses import replace
 
-from inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
-from inference.cli.prompts.results import Result
-from inference.cli.prompts.source import PromptJob
-from inference.commit import Delta
-from inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
-from inference.errors import CapacityError, SpecDecError
-from inference.observe.profile import Profile
-from inference.observe.stats import RequestStats
-from inference.serving.assembly import load_proposer, private_worker, target_engine
-from inference.serving.observers import report_profile, timeline
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.remote import card_of_target
-from inference.workers.completing.writing import TextCompleter
-from inference.workers.completion import Completer, CompletionRequest
+from specdec.inference.cli.prompts.output import JsonSink, Sink, TextSink, TokenSink, print_summary
+from specdec.inference.cli.prompts.results import Result
+from specdec.inference.cli.prompts.source import PromptJob
+from specdec.inference.commit import Delta
+from specdec.inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.errors import CapacityError, SpecDecError
+from specdec.inference.observe.profile import Profile
+from specdec.inference.observe.stats import RequestStats
+from specdec.inference.serving.assembly import load_proposer, private_worker, target_engine
+from specdec.inference.serving.observers import report_profile, timeline
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.remote import card_of_target
+from specdec.inference.workers.completing.writing import TextCompleter
+from specdec.inference.workers.completion import Completer, CompletionRequest
 
 logger = logging.getLogger(__name__)
 

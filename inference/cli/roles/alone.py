@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.cli.models import OneModel
-from inference.cli.prompts.source import PromptSettings
-from inference.cli.roles.compile import compile_ahead
-from inference.cli.roles.fused_target import PairSettings, fused_config
-from inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
-from inference.settings import group, setting
+from specdec.inference.cli.models import OneModel
+from specdec.inference.cli.prompts.source import PromptSettings
+from specdec.inference.cli.roles.compile import compile_ahead
+from specdec.inference.cli.roles.fused_target import PairSettings, fused_config
+from specdec.inference.config import BUNDLED_DRAFT, SERVICE_FLAGS, ObserveConfig, usable_cores
+from specdec.inference.settings import group, setting
 
 DRAFT_DIRECTORY = setting(BUNDLED_DRAFT, "--model --draft_model DIR", help="draft model directory")
 
@@ -45,7 +45,7 @@ async def run(settings: VerifyTargetSettings) -> int:
         return await compile_ahead(model, None)
     job = settings.prompts.job(concurrency=loading.num_slots, observe=settings.observe)
 
-    from inference.cli.prompts.topologies import run_alone
+    from specdec.inference.cli.prompts.topologies import run_alone
 
     return await run_alone(job, model)
 
@@ -56,6 +56,6 @@ async def run_fused(settings: VerifyFusedSettings) -> int:
         return await compile_ahead(config.target, config.draft.model)
     job = settings.prompts.job(concurrency=loading.num_slots, observe=settings.observe)
 
-    from inference.cli.prompts.topologies import run_alone
+    from specdec.inference.cli.prompts.topologies import run_alone
 
     return await run_alone(job, config)

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.config import SERVICE_FLAGS, NeuronOptions, ObserveConfig
-from inference.settings import REQUIRED, group, same, setting
+from specdec.inference.config import SERVICE_FLAGS, NeuronOptions, ObserveConfig
+from specdec.inference.settings import REQUIRED, group, same, setting
 
 SECTION = "compiled models"
 
@@ -34,7 +34,7 @@ async def run(settings: ArtifactSettings) -> int:
 
 
 def _report(action: str, root: Path | None, older_than_h: float) -> bool:
-    from inference.backends.registry import tool
+    from specdec.inference.backends.registry import tool
 
     is_well = True
     for line, is_good in tool("artifacts")(action, root, older_than_h):

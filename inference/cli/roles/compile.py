@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.cli.models import CompiledModels
-from inference.config import SERVICE_FLAGS, DraftConfig, ModelConfig, NeuronOptions, ObserveConfig, usable_cores
-from inference.errors import ConfigError
-from inference.settings import group, same
+from specdec.inference.cli.models import CompiledModels
+from specdec.inference.config import SERVICE_FLAGS, DraftConfig, ModelConfig, NeuronOptions, ObserveConfig, usable_cores
+from specdec.inference.errors import ConfigError
+from specdec.inference.settings import group, same
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ async def compile_ahead(target: ModelConfig | None, draft: ModelConfig | None) -
     """
     if target is None and draft is None:
         raise ConfigError("nothing to compile: name --target_model, --draft_model or both")
-    from inference.backends.registry import compile_models
+    from specdec.inference.backends.registry import compile_models
 
     started = time.monotonic()
     await asyncio.to_thread(compile_models, target, draft)

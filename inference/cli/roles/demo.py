@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.config import SERVICE_FLAGS, ObserveConfig
-from inference.settings import group, setting
+from specdec.inference.config import SERVICE_FLAGS, ObserveConfig
+from specdec.inference.settings import group, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,6 @@ class DemoSettings:
 
 async def run(settings: DemoSettings) -> int:
     """Return 1 if tokens differ where they must be equal."""
-    from inference.cli.demo import failover, speed
+    from specdec.inference.cli.demo import failover, speed
 
     return await (speed.run() if settings.scene == "speed" else failover.run())

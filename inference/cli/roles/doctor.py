@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from inference.backends.registry import Fit, available_memory, examine
-from inference.cli.models import NGRAM, NO_DRAFT, LoadingSettings, Models
-from inference.config import (
+from specdec.inference.backends.registry import Fit, available_memory, examine
+from specdec.inference.cli.models import NGRAM, NO_DRAFT, LoadingSettings, Models
+from specdec.inference.config import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     MIN_VOCABULARY_SHARE,
@@ -23,9 +23,9 @@ from inference.config import (
     ObserveConfig,
     usable_cores,
 )
-from inference.errors import ConfigError, SpecDecError
-from inference.request import MAX_GAMMA
-from inference.settings import REQUIRED, group, setting
+from specdec.inference.errors import ConfigError, SpecDecError
+from specdec.inference.request import MAX_GAMMA
+from specdec.inference.settings import REQUIRED, group, setting
 
 SHARES = (0.5, 0.7, 0.9)
 """Probabilities that a draft token is accepted, if those before it were, for which the bound is shown."""
@@ -94,8 +94,8 @@ def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
 
 def _are_pair(target: Path, draft: Path) -> bool:
     """Show whether the draft fits the target, by its own tokenizer or by a map of the target's."""
-    from inference.text.tokenizer import Tokenizer
-    from inference.text.vocabulary import Vocabulary, token_map
+    from specdec.inference.text.tokenizer import Tokenizer
+    from specdec.inference.text.vocabulary import Vocabulary, token_map
 
     try:
         words, theirs = Vocabulary.of(draft), Vocabulary.of(target)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from inference.cli.models import NGRAM, DraftModel
-from inference.cli.prompts.source import PromptSettings
-from inference.cli.roles.compile import compile_ahead
-from inference.config import (
+from specdec.inference.cli.models import NGRAM, DraftModel
+from specdec.inference.cli.prompts.source import PromptSettings
+from specdec.inference.cli.roles.compile import compile_ahead
+from specdec.inference.config import (
     BRANCHES,
     BUNDLED_DRAFT,
     DEFAULT_BRANCHES,
@@ -23,8 +23,8 @@ from inference.config import (
     ServerConfig,
     targets,
 )
-from inference.errors import ConfigError, IncompatibleDraftError
-from inference.settings import group, same, setting
+from specdec.inference.errors import ConfigError, IncompatibleDraftError
+from specdec.inference.settings import group, same, setting
 
 SERVICE = "service (instead of prompts)"
 OF_TARGETS = ("port", "lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
@@ -83,7 +83,7 @@ async def _run(settings: DraftSettings) -> int:
     if settings.attach is not None:
         return await _attach(settings, settings.attach, proposer, server)
 
-    from inference.serving.draft import serve_draft
+    from specdec.inference.serving.draft import serve_draft
 
     draft = replace(settings.draft, max_waiting=server.max_waiting)
     await serve_draft(proposer, draft, server, settings.http, settings.observe)
@@ -92,7 +92,7 @@ async def _run(settings: DraftSettings) -> int:
 
 def proposer_config(settings: DraftSettings) -> ProposerConfig:
     """Return the configuration of the draft, with branches if it runs ahead and its backend can fork slots."""
-    from inference.backends.registry import CANNOT_FORK
+    from specdec.inference.backends.registry import CANNOT_FORK
 
     config = settings.model.config()
     runs_ahead = settings.attach is not None or settings.draft.schedule.runs_ahead
@@ -109,7 +109,7 @@ async def _complete(settings: DraftSettings, proposer: ProposerConfig) -> int:
         deadline_s=settings.draft.connection.deadline_s,
     )
 
-    from inference.cli.prompts.topologies import run_draft
+    from specdec.inference.cli.prompts.topologies import run_draft
 
     if proposer.tokenizer_path == BUNDLED_DRAFT:  # else each prompt reports it
         await _require_fit(settings.draft.connection, proposer.tokenizer_path)
@@ -118,9 +118,9 @@ async def _complete(settings: DraftSettings, proposer: ProposerConfig) -> int:
 
 async def _require_fit(connection: ConnectionConfig, draft: Path) -> None:
     """Raise IncompatibleDraftError if the target has another tokenizer than the draft, before a model is loaded."""
-    from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-    from inference.workers.calls.fleet import connected
-    from inference.workers.completing.remote import card_of_target
+    from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
+    from specdec.inference.workers.calls.fleet import connected
+    from specdec.inference.workers.completing.remote import card_of_target
 
     async with connected(connection) as fleet:
         card = await card_of_target(fleet)
@@ -138,7 +138,7 @@ async def _attach(settings: DraftSettings, attach: str, proposer: ProposerConfig
     for where in attached:
         security.check(where)
 
-    from inference.serving.draft import help_targets
+    from specdec.inference.serving.draft import help_targets
 
     await help_targets(
         proposer,

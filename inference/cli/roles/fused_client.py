@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.cli.prompts.source import PromptSettings
-from inference.config import SERVICE_FLAGS, ConnectionConfig, DraftConfig, Loading, ObserveConfig
-from inference.settings import group, same
+from specdec.inference.cli.prompts.source import PromptSettings
+from specdec.inference.config import SERVICE_FLAGS, ConnectionConfig, DraftConfig, Loading, ObserveConfig
+from specdec.inference.settings import group, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,6 @@ async def run(settings: ClientSettings) -> int:
         deadline_s=settings.connection.deadline_s,
     )
 
-    from inference.cli.prompts.topologies import run_client
+    from specdec.inference.cli.prompts.topologies import run_client
 
     return await run_client(job, settings.connection)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cli.models import NGRAM, DefaultSettings, ModelPair
-from inference.cli.roles.compile import compile_ahead
-from inference.config import (
+from specdec.inference.cli.models import NGRAM, DefaultSettings, ModelPair
+from specdec.inference.cli.roles.compile import compile_ahead
+from specdec.inference.config import (
     DEFAULT_GAMMA,
     FUSED_GAMMA,
     OPTIONAL_HTTP_PORT,
@@ -16,7 +16,7 @@ from inference.config import (
     ServerConfig,
     usable_cores,
 )
-from inference.settings import group, same
+from specdec.inference.settings import group, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ async def run(settings: FusedSettings) -> int:
     if settings.models.loading.only_compiles:
         return await compile_ahead(config.target, config.draft.model)
 
-    from inference.serving.target import serve_target
+    from specdec.inference.serving.target import serve_target
 
     await serve_target(config, replace(settings.server, defaults=defaults), settings.http, settings.observe)
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
-from inference.settings import group, same
+from specdec.inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from specdec.inference.settings import group, same
 
 OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
 OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
@@ -28,7 +28,7 @@ async def run(settings: GatewaySettings) -> int:
     http = replace(settings.http, deadline_s=settings.connection.deadline_s)
     server = replace(settings.server, port=http.port)
 
-    from inference.serving.gateway import serve_gateway
+    from specdec.inference.serving.gateway import serve_gateway
 
     await serve_gateway(settings.connection, http, server, settings.observe)
     return 0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inference.cli.config_file import ConfigFileParser, program
-from inference.cli.flags import add_group, read
-from inference.cli.roles import (
+from specdec.inference.cli.config_file import ConfigFileParser, program
+from specdec.inference.cli.flags import add_group, read
+from specdec.inference.cli.roles import (
     alone,
     artifacts,
     compile,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from inference.cli.models import Models
-from inference.config import SERVICE_FLAGS, ObserveConfig
-from inference.settings import REQUIRED, group, setting
+from specdec.inference.cli.models import Models
+from specdec.inference.config import SERVICE_FLAGS, ObserveConfig
+from specdec.inference.settings import REQUIRED, group, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RescaleSettings:
 
 async def run(settings: RescaleSettings) -> int:
     """Print a line per file. Ctrl-C ends the run after the file that is being written."""
-    from inference.backends.registry import tool
+    from specdec.inference.backends.registry import tool
 
     lines = tool("rescale_fp8")(settings.checkpoints.model, settings.checkpoints.output)
     while (line := await asyncio.to_thread(next, lines, None)) is not None:

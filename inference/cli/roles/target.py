@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cli.models import DefaultSettings, OneModel
-from inference.cli.roles.compile import CompileSettings, compile_ahead
-from inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
-from inference.settings import group, same
+from specdec.inference.cli.models import DefaultSettings, OneModel
+from specdec.inference.cli.roles.compile import CompileSettings, compile_ahead
+from specdec.inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
+from specdec.inference.settings import group, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ async def run(settings: TargetSettings) -> int:
     if settings.model.loading.only_compiles:
         return await compile_ahead(model, None)
 
-    from inference.serving.target import serve_target
+    from specdec.inference.serving.target import serve_target
 
     await serve_target(model, server, settings.http, settings.observe)
     return 0

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.caller import Right
-from inference.config import SERVICE_FLAGS, ObserveConfig
-from inference.errors import ConfigError
-from inference.settings import REQUIRED, group, setting
+from specdec.inference.caller import Right
+from specdec.inference.config import SERVICE_FLAGS, ObserveConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.settings import REQUIRED, group, setting
 
 SECTION = "token"
 
@@ -60,8 +60,8 @@ def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_ot
 
 def _add(file: Path, entry: str) -> None:
     """Append to the file in one step, so that no server reads half of an entry."""
-    from grpc_comm.watched import UnusableError
-    from inference.workers.calls.auth_file import read_auth_file
+    from specdec.grpc_comm.watched import UnusableError
+    from specdec.inference.workers.calls.auth_file import read_auth_file
 
     part = file.with_name(f"{file.name}.part")
     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from inference.workers.completion import ModelCard
+from specdec.inference.workers.completion import ModelCard
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
 """Function that returns a document as compact JSON."""

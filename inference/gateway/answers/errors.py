@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from inference import errors
-from inference.gateway.answers.documents import JsonAnswer
-from inference.gateway.bodies.noops import UNSUPPORTED
-from inference.workers.calls.status import REFUSED_UPSTREAM
+from specdec.inference import errors
+from specdec.inference.gateway.answers.documents import JsonAnswer
+from specdec.inference.gateway.bodies.noops import UNSUPPORTED
+from specdec.inference.workers.calls.status import REFUSED_UPSTREAM
 
 if TYPE_CHECKING:
     from fastapi.exceptions import RequestValidationError

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from inference.commit import FinishReason, TokenLogprob, TokenLogprobs
-from inference.gateway.answers.message import MessageReader
-from inference.gateway.answers.parts import Choice, Part
-from inference.text.calls.reader import CallPiece
+from specdec.inference.commit import FinishReason, TokenLogprob, TokenLogprobs
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.gateway.answers.parts import Choice, Part
+from specdec.inference.text.calls.reader import CallPiece
 
 
 class Format(Protocol):

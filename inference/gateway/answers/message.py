@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inference.text.calls.reader import CallPiece, CallReader
-from inference.text.reasoning import Reasoning
+from specdec.inference.text.calls.reader import CallPiece, CallReader
+from specdec.inference.text.reasoning import Reasoning
 
 
 @dataclass(frozen=True, slots=True)

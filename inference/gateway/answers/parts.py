@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
+from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings, TokenLogprobs
 
 ChoiceEvent: TypeAlias = tuple[int, TextEvent]
 """(index of the choice, its event)"""

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from itertools import count
 from typing import Any
 
-from inference.commit import FinishReason
-from inference.gateway.answers.documents import encoded
-from inference.gateway.answers.errors import ApiError
-from inference.gateway.answers.formats import ChatFormat, chat_logprobs, figures
-from inference.gateway.answers.message import MessageReader
-from inference.gateway.answers.parts import Choice, ChoiceEvent, Part
-from inference.gateway.answers.stream import AnswerStream
-from inference.gateway.bodies.responses import ResponsesBody
+from specdec.inference.commit import FinishReason
+from specdec.inference.gateway.answers.documents import encoded
+from specdec.inference.gateway.answers.errors import ApiError
+from specdec.inference.gateway.answers.formats import ChatFormat, chat_logprobs, figures
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
+from specdec.inference.gateway.answers.stream import AnswerStream
+from specdec.inference.gateway.bodies.responses import ResponsesBody
 
 JsonEvent = dict[str, Any]
 _TEXT = {"type": "output_text", "text": "", "annotations": []}

@@ -14,13 +14,13 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from inference.commit import TextEvent
-from inference.errors import CapacityError, SpecDecError
-from inference.gateway.answers.documents import JsonAnswer, encoded
-from inference.gateway.answers.errors import ApiError, from_error, unexpected
-from inference.gateway.answers.formats import ChunkFormat, Format, figures, speculation, usage
-from inference.gateway.answers.parts import Choice, ChoiceEvent, Part
-from inference.workers.calls.convert import converted
+from specdec.inference.commit import TextEvent
+from specdec.inference.errors import CapacityError, SpecDecError
+from specdec.inference.gateway.answers.documents import JsonAnswer, encoded
+from specdec.inference.gateway.answers.errors import ApiError, from_error, unexpected
+from specdec.inference.gateway.answers.formats import ChunkFormat, Format, figures, speculation, usage
+from specdec.inference.gateway.answers.parts import Choice, ChoiceEvent, Part
+from specdec.inference.workers.calls.convert import converted
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from inference.gateway.bodies import noops
-from inference.gateway.bodies.noops import NoOps, without_no_ops
-from inference.text.unicode import first_lone_surrogate
+from specdec.inference.gateway.bodies import noops
+from specdec.inference.gateway.bodies.noops import NoOps, without_no_ops
+from specdec.inference.text.unicode import first_lone_surrogate
 
 
 def _whole(value: Any) -> Any:

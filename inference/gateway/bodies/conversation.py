@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from inference.gateway.bodies import noops
-from inference.gateway.bodies.body import Body, Text, complete
-from inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
-from inference.text.json_schema import closed
-from inference.text.unicode import check_unicode
+from specdec.inference.gateway.bodies import noops
+from specdec.inference.gateway.bodies.body import Body, Text, complete
+from specdec.inference.text.chat import MAX_ROLE_CHARACTERS, MAX_TOOLS, Chat, ChatMessage
+from specdec.inference.text.json_schema import closed
+from specdec.inference.text.unicode import check_unicode
 
 MAX_PARTS = 1024
 """Limit of one message or item."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from fastapi.exceptions import RequestValidationError
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 
-from inference.gateway.bodies import noops
-from inference.gateway.bodies.body import Body, Text
-from inference.gateway.bodies.conversation import (
+from specdec.inference.gateway.bodies import noops
+from specdec.inference.gateway.bodies.body import Body, Text
+from specdec.inference.gateway.bodies.conversation import (
     FUNCTIONS_ALONE,
     MAX_PARTS,
     OTHER_CHOICES,
@@ -23,7 +23,7 @@ from inference.gateway.bodies.conversation import (
     TemplateBody,
     of_kinds,
 )
-from inference.gateway.bodies.schema import (
+from specdec.inference.gateway.bodies.schema import (
     NAMED_NEEDS_TOOLS,
     REQUIRED_NEEDS_TOOLS,
     STREAM_OPTIONS_NEED_STREAM,
@@ -36,7 +36,7 @@ from inference.gateway.bodies.schema import (
     TextFormat,
     conditions,
 )
-from inference.text.chat import MAX_MESSAGES, MAX_TOOLS
+from specdec.inference.text.chat import MAX_MESSAGES, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")

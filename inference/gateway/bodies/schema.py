@@ -12,10 +12,18 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from inference.gateway.bodies import noops
-from inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
-from inference.gateway.bodies.conversation import Message, TemplateBody, Tool, ToolChoice, Tools, chat_of, check_choice
-from inference.request import (
+from specdec.inference.gateway.bodies import noops
+from specdec.inference.gateway.bodies.body import ALL_WHOLE, WHOLE, Body, Text, check_size, complete
+from specdec.inference.gateway.bodies.conversation import (
+    Message,
+    TemplateBody,
+    Tool,
+    ToolChoice,
+    Tools,
+    chat_of,
+    check_choice,
+)
+from specdec.inference.request import (
     BIAS,
     MAX_CACHE_SALT_CHARACTERS,
     MAX_GAMMA,
@@ -26,10 +34,10 @@ from inference.request import (
     Grammar,
     SamplingParams,
 )
-from inference.settings import Range
-from inference.text import structured
-from inference.text.chat import MAX_MESSAGES, Chat
-from inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
+from specdec.inference.settings import Range
+from specdec.inference.text import structured
+from specdec.inference.text.chat import MAX_MESSAGES, Chat
+from specdec.inference.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS
 
 MAX_CHOICES = 128
 """Sequences of one request: n times the number of prompts."""

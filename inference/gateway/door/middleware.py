@@ -15,12 +15,22 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.caller import ANYBODY, Caller, Right, audit, caller, harmless_id, is_audited, request_context, request_id
-from inference.errors import ForbiddenError, UnauthenticatedError
-from inference.gateway.answers.errors import ApiError, from_error
-from inference.gateway.door.protocol import BODY_TIMEOUT_S
-from inference.workers.calls.access import Access, rights_of_path
-from inference.workers.calls.status import code_name
+from specdec.inference.caller import (
+    ANYBODY,
+    Caller,
+    Right,
+    audit,
+    caller,
+    harmless_id,
+    is_audited,
+    request_context,
+    request_id,
+)
+from specdec.inference.errors import ForbiddenError, UnauthenticatedError
+from specdec.inference.gateway.answers.errors import ApiError, from_error
+from specdec.inference.gateway.door.protocol import BODY_TIMEOUT_S
+from specdec.inference.workers.calls.access import Access, rights_of_path
+from specdec.inference.workers.calls.status import code_name
 
 REQUEST_ID = b"x-request-id"
 

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grpc_comm.server import BACKLOG, PortTakenError, listener
-from grpc_comm.tls import ServerTls
-from inference.config import OPEN, ServerConfig, address
-from inference.errors import ConfigError
-from inference.gateway.answers.errors import ApiError
-from inference.gateway.door.protocol import LimitedProtocol
+from specdec.grpc_comm.server import BACKLOG, PortTakenError, listener
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference.config import OPEN, ServerConfig, address
+from specdec.inference.errors import ConfigError
+from specdec.inference.gateway.answers.errors import ApiError
+from specdec.inference.gateway.door.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
 

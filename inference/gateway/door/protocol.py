@@ -7,8 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from inference.gateway.answers.documents import encoded
-from inference.gateway.answers.errors import ApiError
+from specdec.inference.gateway.answers.documents import encoded
+from specdec.inference.gateway.answers.errors import ApiError
 
 MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.text.calls.reader import CallReader
-from inference.text.held import split_held
+from specdec.inference.text.calls.reader import CallReader
+from specdec.inference.text.held import split_held
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 _MARK = re.compile(f"{TOOL_CALL_END}|(?={TOOL_CALL})")

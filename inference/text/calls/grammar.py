@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from inference.request import Grammar, GrammarKind
-from inference.text.calls.formats import CallFormat
-from inference.text.grammar_source import nested
-from inference.text.json_schema import adapted
+from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.text.calls.formats import CallFormat
+from specdec.inference.text.grammar_source import nested
+from specdec.inference.text.json_schema import adapted
 
 MAX_CALLS = 16
 """Limit of calls in one answer, where a grammar counts them."""

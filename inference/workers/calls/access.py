@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from grpc_comm.watched import Watched
-from inference.caller import ALL_RIGHTS, Caller, Right
-from inference.errors import ForbiddenError, UnauthenticatedError
-from inference.workers.calls.auth_file import read_auth_file
+from specdec.grpc_comm.watched import Watched
+from specdec.inference.caller import ALL_RIGHTS, Caller, Right
+from specdec.inference.errors import ForbiddenError, UnauthenticatedError
+from specdec.inference.workers.calls.auth_file import read_auth_file
 
 _GENERATION, _VERIFICATION = "/specdec.v1.GenerationService/", "/specdec.v1.VerificationService/"
 _HEALTH = "/grpc.health.v1.Health/"

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from grpc_comm.guard import Admit, Trailers
-from grpc_comm.secured import AUTHORIZATION
-from inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
-from inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
-from inference.workers.calls.access import ASSIST, DRAIN, Access, rights_of_call
-from inference.workers.calls.status import code_name
+from specdec.grpc_comm.guard import Admit, Trailers
+from specdec.grpc_comm.secured import AUTHORIZATION
+from specdec.inference.caller import Caller, audit, caller, harmless_id, is_audited, request_context, request_id
+from specdec.inference.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
+from specdec.inference.workers.calls.access import ASSIST, DRAIN, Access, rights_of_call
+from specdec.inference.workers.calls.status import code_name
 
 REQUEST_ID = "x-request-id"
 USER = "x-specdec-user"

@@ -30,8 +30,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from grpc_comm.watched import UnusableError
-from inference.caller import Caller, CallerLimits, Right
+from specdec.grpc_comm.watched import UnusableError
+from specdec.inference.caller import Caller, CallerLimits, Right
 
 logger = logging.getLogger(__name__)
 

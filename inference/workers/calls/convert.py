@@ -9,8 +9,8 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import (
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.commit import (
     Commit,
     Counts,
     Delta,
@@ -22,8 +22,8 @@ from inference.commit import (
     Timings,
     TokenLogprobs,
 )
-from inference.errors import InvalidRequestError
-from inference.request import (
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import (
     LEFT_TO_SERVER,
     MAX_COUNT,
     MAX_LOGIT_BIASES,
@@ -39,12 +39,12 @@ from inference.request import (
     Schedule,
     check_logit_bias,
 )
-from inference.speculation.tree import MAX_TREE_TOKENS, Branch
-from inference.text.chat import MAX_MESSAGES, Chat, ChatMessage
-from inference.text.grammar_source import written_out
-from inference.text.stop_strings import MAX_STOPS
-from inference.workers import completion
-from inference.workers.completion import DRAFT_SESSION_BYTES
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from specdec.inference.text.chat import MAX_MESSAGES, Chat, ChatMessage
+from specdec.inference.text.grammar_source import written_out
+from specdec.inference.text.stop_strings import MAX_STOPS
+from specdec.inference.workers import completion
+from specdec.inference.workers.completion import DRAFT_SESSION_BYTES
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpc_comm.channel import check_handshake
-from grpc_comm.secured import Credentials, watched_keys, watched_token
-from grpc_comm.tls import ClientTls
-from grpc_comm.watched import UnusableError
-from inference.config import DialSecurity
-from inference.errors import ConfigError
-from inference.workers.calls.status import calls_to
+from specdec.grpc_comm.channel import check_handshake
+from specdec.grpc_comm.secured import Credentials, watched_keys, watched_token
+from specdec.grpc_comm.tls import ClientTls
+from specdec.grpc_comm.watched import UnusableError
+from specdec.inference.config import DialSecurity
+from specdec.inference.errors import ConfigError
+from specdec.inference.workers.calls.status import calls_to
 
 
 def credentials_of(security: DialSecurity) -> Credentials | None:

@@ -17,18 +17,24 @@ from typing import Any
 
 import grpc
 
-from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
-from grpc_comm.health import is_serving, served
-from grpc_comm.names import Addresses, addresses_of
-from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
-from grpc_comm.secured import Headers
-from inference.config import PLAIN, ConnectionConfig, DialSecurity
-from inference.errors import ForbiddenError, InternalError, OtherServerError, UnauthenticatedError, UnavailableError
-from inference.scheduling.replicas import Replicas
-from inference.scheduling.retry_budget import RetryBudget
-from inference.workers.calls.admitting import passed_on
-from inference.workers.calls.dialling import credentials_of, named
-from inference.workers.calls.status import calls_to
+from specdec.grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from specdec.grpc_comm.health import is_serving, served
+from specdec.grpc_comm.names import Addresses, addresses_of
+from specdec.grpc_comm.options import MAX_STREAMS_PER_CONNECTION
+from specdec.grpc_comm.secured import Headers
+from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity
+from specdec.inference.errors import (
+    ForbiddenError,
+    InternalError,
+    OtherServerError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from specdec.inference.scheduling.replicas import Replicas
+from specdec.inference.scheduling.retry_budget import RetryBudget
+from specdec.inference.workers.calls.admitting import passed_on
+from specdec.inference.workers.calls.dialling import credentials_of, named
+from specdec.inference.workers.calls.status import calls_to
 
 logger = logging.getLogger(__name__)
 

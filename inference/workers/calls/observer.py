@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from inference.caller import audit, caller, request_id
-from inference.commit import TextEvent, TokenEvent
-from inference.observe.metrics import Metrics, RequestMetrics
-from inference.observe.profile import Profile
-from inference.observe.stats import RequestStats
-from inference.workers.calls.status import code_name
+from specdec.inference.caller import audit, caller, request_id
+from specdec.inference.commit import TextEvent, TokenEvent
+from specdec.inference.observe.metrics import Metrics, RequestMetrics
+from specdec.inference.observe.profile import Profile
+from specdec.inference.observe.stats import RequestStats
+from specdec.inference.workers.calls.status import code_name
 
 CLOCK_MARGIN_S = 0.01
 """Seconds by which gRPC's clock, which ends a call, may be ahead of the event loop's."""

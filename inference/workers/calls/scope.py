@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from inference.caller import Caller, CallerLimits, caller
-from inference.commit import Finished, Started, TextEvent
-from inference.errors import CapacityError, DeadlineError, InvalidRequestError, SpecDecError, UnavailableError
-from inference.workers.calls.observer import Observation, Observer
-from inference.workers.completion import Completer, CompletionRequest
+from specdec.inference.caller import Caller, CallerLimits, caller
+from specdec.inference.commit import Finished, Started, TextEvent
+from specdec.inference.errors import CapacityError, DeadlineError, InvalidRequestError, SpecDecError, UnavailableError
+from specdec.inference.workers.calls.observer import Observation, Observer
+from specdec.inference.workers.completion import Completer, CompletionRequest
 
 if TYPE_CHECKING:
-    from inference.observe.spans import GenerationSpan, Spans
+    from specdec.inference.observe.spans import GenerationSpan, Spans
 
 SHUTTING_DOWN = "the server is shutting down"
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import grpc
 
-from grpc_comm.channel import HandshakeError, UnreachableError
-from grpc_comm.errors import Status, StatusError, is_cancelled, status_of
-from inference import errors
+from specdec.grpc_comm.channel import HandshakeError, UnreachableError
+from specdec.grpc_comm.errors import Status, StatusError, is_cancelled, status_of
+from specdec.inference import errors
 
 logger = logging.getLogger(__name__)
 

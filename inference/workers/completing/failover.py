@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from inference.commit import TextEvent
-from inference.config import ConnectionConfig
-from inference.text.chat import Chat
-from inference.workers.calls.fleet import Fleet, Replica
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completing.resuming import Progress, Resuming
-from inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.commit import TextEvent
+from specdec.inference.config import ConnectionConfig
+from specdec.inference.text.chat import Chat
+from specdec.inference.workers.calls.fleet import Fleet, Replica
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completing.resuming import Progress, Resuming
+from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 """Length of a prompt's beginning, which finds the server that may have read it already."""

@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 
 import grpc
 
-from grpc_comm.call import Call
-from grpc_comm.options import max_request_bytes
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import TokenLogprobs
-from inference.errors import CapacityError, ForbiddenError, NotFoundError
-from inference.observe.metrics import SlotLoad
-from inference.workers.calls.admitting import private_scope
-from inference.workers.calls.convert import (
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.options import max_request_bytes
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.commit import TokenLogprobs
+from specdec.inference.errors import CapacityError, ForbiddenError, NotFoundError
+from specdec.inference.observe.metrics import SlotLoad
+from specdec.inference.workers.calls.admitting import private_scope
+from specdec.inference.workers.calls.convert import (
     card_to_message,
     completion_from_message,
     converted,
     event_to_message,
     tokenize_from_message,
 )
-from inference.workers.completion import Codec, Completer, ModelCard
+from specdec.inference.workers.completion import Codec, Completer, ModelCard
 
 
 class Operation:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from inference.commit import (
+from specdec.inference.commit import (
     Finished,
     FinishReason,
     Opened,
@@ -18,19 +18,19 @@ from inference.commit import (
     TokenLogprobs,
     TokenSource,
 )
-from inference.engine.target import check_token_ids
-from inference.model.decoder import check_seed, is_seed_invariant
-from inference.request import (
+from specdec.inference.engine.target import check_token_ids
+from specdec.inference.model.decoder import check_seed, is_seed_invariant
+from specdec.inference.request import (
     NO_DEFAULTS,
     GenerationRequest,
     Provenance,
     RequestDefaults,
 )
-from inference.text.grammar_source import grammar_version
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completing.reading import Reader
-from inference.workers.completing.writing import Text, check_rest, with_text
-from inference.workers.completion import CompletionRequest, Resume
+from specdec.inference.text.grammar_source import grammar_version
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completing.writing import Text, check_rest, with_text
+from specdec.inference.workers.completion import CompletionRequest, Resume
 
 SCORED_TOKENS = 32
 """Prompt tokens that get the texts of their log-probabilities in one go; other requests are served in between."""

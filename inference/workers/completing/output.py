@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from typing import TypeVar
 
-from inference.commit import Commit, Delta, Finished, Started, TextEvent
-from inference.errors import InvalidRequestError, UnavailableError
-from inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS
-from inference.workers.calls.convert import converted
+from specdec.inference.commit import Commit, Delta, Finished, Started, TextEvent
+from specdec.inference.errors import InvalidRequestError, UnavailableError
+from specdec.inference.request import DEFAULT_MAX_NEW_TOKENS, NO_DEFAULTS
+from specdec.inference.workers.calls.convert import converted
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
-from inference.engine.threads import Threads
-from inference.errors import ContextLengthError, InvalidRequestError
-from inference.text.chat import Chat
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.engine.threads import Threads
+from specdec.inference.errors import ContextLengthError, InvalidRequestError
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARACTERS = 20_000
 """Longest prompt that the event loop tokenizes; others go to a thread, since megabytes take seconds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from inference.caller import caller
-from inference.errors import InvalidRequestError
-from inference.request import (
+from specdec.inference.caller import caller
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import (
     NO_DEFAULTS,
     GenerationRequest,
     Grammar,
@@ -15,10 +15,10 @@ from inference.request import (
     RequestDefaults,
     check_logit_bias,
 )
-from inference.text.reasoning import is_begun, is_over
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completing.prompt import LocalCodec
-from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
+from specdec.inference.text.reasoning import is_begun, is_over
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completing.prompt import LocalCodec
+from specdec.inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
 
 _END_TOKENS = 16
 """Number of last tokens of a prompt that are searched for the mark of a reasoning."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 
-from grpc_comm.call import CAN_MOVE
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Started, TextEvent
-from inference.errors import (
+from specdec.grpc_comm.call import CAN_MOVE
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.commit import Started, TextEvent
+from specdec.inference.errors import (
     ForbiddenError,
     HandshakeError,
     IncompatibleDraftError,
@@ -20,17 +20,17 @@ from inference.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from inference.text.chat import Chat
-from inference.workers.calls.convert import (
+from specdec.inference.text.chat import Chat
+from specdec.inference.workers.calls.convert import (
     card_from_message,
     completion_to_message,
     event_from_message,
     tokenize_to_message,
 )
-from inference.workers.calls.fleet import Fleet
-from inference.workers.calls.status import calls_to
-from inference.workers.completing.output import Output
-from inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.workers.calls.fleet import Fleet
+from specdec.inference.workers.calls.status import calls_to
+from specdec.inference.workers.completing.output import Output
+from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 CARD_TIMEOUT_S = 5.0
 TARGET, DISTRIBUTED = "target", "distributed"

@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from inference.commit import Commit, Finished, FinishReason, Started, TextEvent
-from inference.config import ConnectionConfig
-from inference.errors import (
+from specdec.inference.commit import Commit, Finished, FinishReason, Started, TextEvent
+from specdec.inference.config import ConnectionConfig
+from specdec.inference.errors import (
     CapacityError,
     DeadlineError,
     HandshakeError,
@@ -25,11 +25,11 @@ from inference.errors import (
     SpecDecError,
     UnavailableError,
 )
-from inference.scheduling.retry_budget import SIZE
-from inference.workers.calls.dialling import check_link
-from inference.workers.calls.fleet import REFUSES_US, Fleet, Replica
-from inference.workers.completing.remote import MAX_DEADLINE_S
-from inference.workers.completion import CompletionRequest, Resume
+from specdec.inference.scheduling.retry_budget import SIZE
+from specdec.inference.workers.calls.dialling import check_link
+from specdec.inference.workers.calls.fleet import REFUSES_US, Fleet, Replica
+from specdec.inference.workers.completing.remote import MAX_DEADLINE_S
+from specdec.inference.workers.completion import CompletionRequest, Resume
 
 logger = logging.getLogger(__name__)
 

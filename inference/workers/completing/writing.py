@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from inference.commit import Commit, Delta, Finished, FinishReason, TextEvent, TokenLogprobs
-from inference.errors import InvalidRequestError
-from inference.text.chat import Chat
-from inference.text.stop_strings import StopStrings
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completion import Completer, CompletionRequest, Resume
+from specdec.inference.commit import Commit, Delta, Finished, FinishReason, TextEvent, TokenLogprobs
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.text.chat import Chat
+from specdec.inference.text.stop_strings import StopStrings
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completion import Completer, CompletionRequest, Resume
 
 REPLAY_TOKENS = 256
 """Tokens of a resumed output that become text in one go: a few milliseconds in which no other request is served."""

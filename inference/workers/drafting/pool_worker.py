@@ -7,15 +7,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grpc_comm.channel import open_channel
-from grpc_comm.names import Addresses, addresses_of
-from grpc_comm.options import WORKER_OPTIONS
-from inference.config import DialSecurity
-from inference.engine.draft import DraftEngine
-from inference.observe.metrics import Metrics
-from inference.workers.calls.dialling import credentials_of, named
-from inference.workers.calls.status import calls_to
-from inference.workers.drafting.stream import AssistStream, Offer
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.names import Addresses, addresses_of
+from specdec.grpc_comm.options import WORKER_OPTIONS
+from specdec.inference.config import DialSecurity
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.workers.calls.dialling import credentials_of, named
+from specdec.inference.workers.calls.status import calls_to
+from specdec.inference.workers.drafting.stream import AssistStream, Offer
 
 logger = logging.getLogger(__name__)
 

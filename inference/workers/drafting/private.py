@@ -13,18 +13,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
-from inference.caller import caller
-from inference.commit import Delta, TextEvent
-from inference.config import DraftConfig
-from inference.engine.draft import DraftEngine
-from inference.errors import CapacityError, InvalidRequestError, RequestError, UnavailableError
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.fleet import Fleet, Replica
-from inference.workers.completing.reading import Reader
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
-from inference.workers.drafting.session import DraftingSession
-from inference.workers.drafting.stream import AssistStream, Offer
+from specdec.inference.caller import caller
+from specdec.inference.commit import Delta, TextEvent
+from specdec.inference.config import DraftConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import CapacityError, InvalidRequestError, RequestError, UnavailableError
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.fleet import Fleet, Replica
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import DRAFT_SESSION_BYTES, CompletionRequest
+from specdec.inference.workers.drafting.session import DraftingSession
+from specdec.inference.workers.drafting.stream import AssistStream, Offer
 
 logger = logging.getLogger(__name__)
 

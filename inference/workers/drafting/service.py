@@ -11,21 +11,26 @@ from dataclasses import replace
 
 import grpc
 
-from grpc_comm.call import Call
-from grpc_comm.options import max_request_bytes
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.caller import Right, caller
-from inference.commit import Commit
-from inference.engine.contract import VerificationSession
-from inference.engine.pool import MAX_WORKERS, DraftPool
-from inference.errors import CapacityError, IncompatibleDraftError, InvalidRequestError, UnavailableError
-from inference.request import Schedule
-from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
-from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.calls.access import require_any
-from inference.workers.calls.admitting import private_scope
-from inference.workers.calls.convert import PROTOCOL_VERSION, branches_from_message, commit_to_message, open_to_message
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.options import max_request_bytes
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.caller import Right, caller
+from specdec.inference.commit import Commit
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.pool import MAX_WORKERS, DraftPool
+from specdec.inference.errors import CapacityError, IncompatibleDraftError, InvalidRequestError, UnavailableError
+from specdec.inference.request import Schedule
+from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from specdec.inference.workers.calls.access import require_any
+from specdec.inference.workers.calls.admitting import private_scope
+from specdec.inference.workers.calls.convert import (
+    PROTOCOL_VERSION,
+    branches_from_message,
+    commit_to_message,
+    open_to_message,
+)
 
 _numbers = itertools.count(1)
 MAX_OUTBOX = 1000

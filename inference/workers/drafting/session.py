@@ -17,16 +17,16 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import TypeVar
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Commit, Counts
-from inference.engine.draft import DraftEngine, TargetWords
-from inference.errors import InvalidRequestError, SpecDecError
-from inference.observe.metrics import Metrics
-from inference.request import GenerationRequest, Grammar
-from inference.scheduling.link import Echoes, Link
-from inference.scheduling.pacing import Measured, choose_pacing
-from inference.speculation.tree import Branch
-from inference.workers.calls.convert import branch_to_message
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.commit import Commit, Counts
+from specdec.inference.engine.draft import DraftEngine, TargetWords
+from specdec.inference.errors import InvalidRequestError, SpecDecError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import GenerationRequest, Grammar
+from specdec.inference.scheduling.link import Echoes, Link
+from specdec.inference.scheduling.pacing import Measured, choose_pacing
+from specdec.inference.speculation.tree import Branch
+from specdec.inference.workers.calls.convert import branch_to_message
 
 logger = logging.getLogger(__name__)
 

@@ -15,28 +15,28 @@ from typing import TypeAlias
 
 import grpc
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.caller import ANYBODY, harmless_id, request_context
-from inference.config import PLAIN, DialSecurity
-from inference.engine.draft import DraftEngine, TargetWords
-from inference.engine.target import check_token_ids
-from inference.errors import (
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.caller import ANYBODY, harmless_id, request_context
+from specdec.inference.config import PLAIN, DialSecurity
+from specdec.inference.engine.draft import DraftEngine, TargetWords
+from specdec.inference.engine.target import check_token_ids
+from specdec.inference.errors import (
     CapacityError,
     HandshakeError,
     RequestError,
     SpecDecError,
     UnavailableError,
 )
-from inference.observe.metrics import Metrics
-from inference.request import GenerationRequest
-from inference.scheduling.link import Link
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from inference.workers.calls.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
-from inference.workers.calls.dialling import check_link
-from inference.workers.calls.status import calls_to
-from inference.workers.drafting.session import DraftingSession, ProposalSender
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import GenerationRequest
+from specdec.inference.scheduling.link import Link
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
+from specdec.inference.workers.calls.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from specdec.inference.workers.calls.dialling import check_link
+from specdec.inference.workers.calls.status import calls_to
+from specdec.inference.workers.drafting.session import DraftingSession, ProposalSender
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import random
 import signal
 from dataclasses import dataclass
 
-from comparison.run.proxy import LinkConditions
+from specdec.comparison.run.proxy import LinkConditions
 from tests.support.cluster import Cluster
 
 LINK_FAULTS = ("cut", "hole", "throttle")

@@ -21,9 +21,9 @@ from typing import Any
 
 import httpx
 
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.bystanders import Client
 from tests.suites.hostile.scene import Scene
 from tests.support.clients import ask_http, ask_on, expected_answers, questions

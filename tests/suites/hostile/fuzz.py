@@ -13,8 +13,8 @@ import grpc
 import httpx
 from google.protobuf.message import Message
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.mutator import Mutator
 from tests.suites.hostile.scene import BROKEN, RAW, Scene, Seen, dialled, note_status, proposing
 

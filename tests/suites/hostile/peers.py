@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, observed, proposing
 from tests.support.bombs import BOMBS, field
 

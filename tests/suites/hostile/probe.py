@@ -20,7 +20,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.channel import open_channel
+from specdec.grpc_comm.channel import open_channel
 from tests.support import vitals
 
 PROBE_S = 0.1

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[import-not-found]  # it has no public name
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 
 Seen = Counter[str]
 """Number of attackers' calls by their final status, and of the messages that they sent, as "messages"."""

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.commit import Commit, FinishReason
-from inference.engine.draft import DraftEngine
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import InternalError
-from inference.model.slots import Backend, max_pass_draft_tokens
-from inference.request import GenerationRequest, SamplingParams, Schedule
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.tree import Branch
+from specdec.inference.commit import Commit, FinishReason
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import InternalError
+from specdec.inference.model.slots import Backend, max_pass_draft_tokens
+from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.tree import Branch
 from tests.support.answers import commits_of, next_commit
 from tests.support.models import EOS_TOKEN_ID
 
@@ -28,7 +28,7 @@ Answer = tuple[list[int], FinishReason]
 
 
 def target_engine(backend: Backend) -> TargetEngine:
-    """Return an engine as `inference.serving.assembly` builds it."""
+    """Return an engine as `specdec.inference.serving.assembly` builds it."""
     return TargetEngine(SlotDecoder(backend), EngineLimits(gamma=max_pass_draft_tokens(backend, 16)))
 
 

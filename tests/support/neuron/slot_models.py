@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
-from inference.config import ModelConfig, NeuronOptions
+from specdec.inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
+from specdec.inference.config import ModelConfig, NeuronOptions
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS
 from tests.support.models import save_tiny_model
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from inference.backends.architectures import require_supported_config, resolve_length
-from inference.backends.pytorch.attention import ShapeRecorder
-from inference.backends.pytorch.backend import TorchBackend
-from inference.errors import UnsupportedModelError
+from specdec.inference.backends.architectures import require_supported_config, resolve_length
+from specdec.inference.backends.pytorch.attention import ShapeRecorder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.errors import UnsupportedModelError
 from tests.support.models import tiny_model
 
 LENGTH = 32

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.backends.registry import load_backend
-from inference.config import NOT_EMULATED, Emulation, ModelConfig, PassTime
-from inference.errors import ConfigError
-from inference.model.slots import ForkingBackend, Span
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import NOT_EMULATED, Emulation, ModelConfig, PassTime
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import ForkingBackend, Span
 from tests.support.models import save_tiny_model
 
 PASS_TIME = PassTime(0.03, 0.01, 0.008)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.identity import contents, model_id_of
-from inference.config import ModelConfig
-from inference.engine.target import TargetEngine
-from inference.serving.assembly import RunningTarget
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.identity import contents, model_id_of
+from specdec.inference.config import ModelConfig
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.serving.assembly import RunningTarget
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.conftest import ModelDirectories
 from tests.support.scripted import ScriptedDecoder
 
@@ -59,5 +59,5 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "shard.safetensors").symlink_to(blob)
     first = contents(tmp_path)
     assert dict(first)["shard.safetensors"] == "ab" * 32
-    monkeypatch.setattr("inference.backends.digests.hashlib.file_digest", None)
+    monkeypatch.setattr("specdec.inference.backends.digests.hashlib.file_digest", None)
     assert contents(tmp_path) == first

@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from inference.backends.onnx.shape import shape_of
-from inference.backends.onnx.slots import OnnxSlots
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.registry import load_backend
-from inference.config import ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
-from inference.model.slots import ForkingBackend, Span
+from specdec.inference.backends.onnx.shape import shape_of
+from specdec.inference.backends.onnx.slots import OnnxSlots
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.model.slots import ForkingBackend, Span
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 from tests.support.vitals import vitals
 
@@ -140,7 +140,7 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert str(caught.value).startswith(f"model {checkpoint}: ")
     assert "\n" not in str(caught.value)
     assert "trust_remote_code" not in str(caught.value)
-    ours = [record for record in caplog.records if record.name.startswith("inference")]
+    ours = [record for record in caplog.records if record.name.startswith("specdec.inference")]
     assert not ours, "a warning about backends came first, and gave the same reason"
 
 

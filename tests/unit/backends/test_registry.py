@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends import registry
-from inference.backends.onnx import slots
-from inference.backends.onnx.backend import OnnxBackend
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.registry import examine, load_backend
-from inference.config import ModelConfig
-from inference.errors import ConfigError
+from specdec.inference.backends import registry
+from specdec.inference.backends.onnx import slots
+from specdec.inference.backends.onnx.backend import OnnxBackend
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.registry import examine, load_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError
 from tests.support.families_page import PAGE, page
 from tests.support.models import FAMILIES, save_tiny_model
 

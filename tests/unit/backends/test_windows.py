@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.backends.registry import load_backend
-from inference.config import ModelConfig
-from inference.model.slots import Span
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.model.slots import Span
 from tests.support.backend_contract import Reference
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 

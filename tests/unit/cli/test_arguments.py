@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import specdec
-from inference import VERSION
-from inference.cli.app import EXIT_USAGE, main, prepared
-from inference.cli.prompts.source import read_prompts
-from inference.cli.roles.fused_target import fused_config
-from inference.cli.roles.registry import ROLES, settings_of
-from inference.config import BUNDLED_DRAFT
-from inference.errors import ConfigError
+from specdec.inference import VERSION
+from specdec.inference.cli.app import EXIT_USAGE, main, prepared
+from specdec.inference.cli.prompts.source import read_prompts
+from specdec.inference.cli.roles.fused_target import fused_config
+from specdec.inference.cli.roles.registry import ROLES, settings_of
+from specdec.inference.config import BUNDLED_DRAFT
+from specdec.inference.errors import ConfigError
 from tests.conftest import ModelDirectories
 
 LISTENING = {"--host", "--max_waiting", "--grace_s"}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inference.cli.roles.fused_target import FusedSettings
-from inference.cli.roles.registry import parser_of, settings_of
-from inference.cli.roles.target import TargetSettings
-from inference.errors import ConfigError, InvalidRequestError
-from inference.request import RequestDefaults
+from specdec.inference.cli.roles.fused_target import FusedSettings
+from specdec.inference.cli.roles.registry import parser_of, settings_of
+from specdec.inference.cli.roles.target import TargetSettings
+from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.request import RequestDefaults
 
 
 def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.cli.app import main
-from inference.cli.roles.doctor import bound
-from inference.cli.roles.registry import settings_of
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
+from specdec.inference.cli.app import main
+from specdec.inference.cli.roles.doctor import bound
+from specdec.inference.cli.roles.registry import settings_of
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 

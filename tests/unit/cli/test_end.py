@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 DONE = """
 import asyncio, concurrent.futures, sys, time
-import inference.cli.app as app
+import specdec.inference.cli.app as app
 import specdec
 
 async def work():

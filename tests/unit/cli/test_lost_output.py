@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 WRITER = """
 import asyncio, sys
-from inference.cli import app
-from inference.cli.prompts import topologies
+from specdec.inference.cli import app
+from specdec.inference.cli.prompts import topologies
 
 async def write(job, connection):
     async with asyncio.TaskGroup():

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from inference.caller import OneLine
-from inference.cli.app import QuietLibraries
+from specdec.inference.caller import OneLine
+from specdec.inference.cli.app import QuietLibraries
 
 NXDI = "/opt/venv/neuronx_distributed_inference/models/config.py"
 

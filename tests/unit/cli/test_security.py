@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from grpc_comm.channel import HandshakeError, check_handshake
-from grpc_comm.guard import Gate
-from grpc_comm.server import Server
-from grpc_comm.tls import ClientTls, ServerTls
-from inference.caller import Right
-from inference.cli.app import main, prepared
-from inference.cli.roles.registry import settings_of
-from inference.cli.roles.target import TargetSettings
-from inference.config import ServerConfig
-from inference.errors import ConfigError
-from inference.workers.calls.access import Access
+from specdec.grpc_comm.channel import HandshakeError, check_handshake
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.tls import ClientTls, ServerTls
+from specdec.inference.caller import Right
+from specdec.inference.cli.app import main, prepared
+from specdec.inference.cli.roles.registry import settings_of
+from specdec.inference.cli.roles.target import TargetSettings
+from specdec.inference.config import ServerConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.workers.calls.access import Access
 
 
 def token(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from comparison.plan.flags import comparison_parser
-from comparison.study.flags import study_parser
-from inference.cli.config_file import as_toml
-from inference.cli.flags import add_group, read
-from inference.cli.prompts.source import PromptSettings
-from inference.cli.roles.registry import ROLES, parser_of, settings_of
-from inference.config import ROOT, DialSecurity, PortSecurity, ServerConfig
-from inference.errors import ConfigError
-from inference.settings import GROUP, Range, check, group, setting
 from scripts.flags_page import PAGE, page
+from specdec.comparison.plan.flags import comparison_parser
+from specdec.comparison.study.flags import study_parser
+from specdec.inference.cli.config_file import as_toml
+from specdec.inference.cli.flags import add_group, read
+from specdec.inference.cli.prompts.source import PromptSettings
+from specdec.inference.cli.roles.registry import ROLES, parser_of, settings_of
+from specdec.inference.config import ROOT, DialSecurity, PortSecurity, ServerConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.settings import GROUP, Range, check, group, setting
 
 NEEDED = {
     "artifacts": ["ls"],

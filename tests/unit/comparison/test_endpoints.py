@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from comparison.app import _compare as compare
-from comparison.app import loop_for
-from comparison.plan.flags import parse_config
-from comparison.report.files import prepare_directory, write_report
+from specdec.comparison.app import _compare as compare
+from specdec.comparison.app import loop_for
+from specdec.comparison.plan.flags import parse_config
+from specdec.comparison.report.files import prepare_directory, write_report
 from tests.support.foreign import foreign_server
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, ServerPlan, server_flags
-from comparison.plan.config import (
+from specdec.comparison.plan.backend import COMPILE_TIMEOUT_S, START_TIMEOUT_S, BackendConfig, ServerPlan, server_flags
+from specdec.comparison.plan.config import (
     ALONE,
     LOOKUP,
     OPEN_LOOP_BATCH,
@@ -27,18 +27,18 @@ from comparison.plan.config import (
     Topology,
     WorkloadConfig,
 )
-from comparison.plan.datasets import Conversation, read_dataset
-from comparison.plan.endpoint import Endpoint, endpoint_of
-from comparison.plan.flags import parse_config
-from comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
-from comparison.run.load import require_clients
-from comparison.run.measurement import _warm_up
-from comparison.study.flags import AS_JSON, StudyConfig, parse_study
-from comparison.study.laboratory import comparison_of
-from comparison.study.space import Group
-from inference.config import BUNDLED_TARGET, ROOT, DialSecurity
-from inference.errors import ConfigError
-from inference.request import GrammarKind, Schedule
+from specdec.comparison.plan.datasets import Conversation, read_dataset
+from specdec.comparison.plan.endpoint import Endpoint, endpoint_of
+from specdec.comparison.plan.flags import parse_config
+from specdec.comparison.plan.lengths import Characters, Tokens, draw_lengths, prompts_of_lengths
+from specdec.comparison.run.load import require_clients
+from specdec.comparison.run.measurement import _warm_up
+from specdec.comparison.study.flags import AS_JSON, StudyConfig, parse_study
+from specdec.comparison.study.laboratory import comparison_of
+from specdec.comparison.study.space import Group
+from specdec.inference.config import BUNDLED_TARGET, ROOT, DialSecurity
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import GrammarKind, Schedule
 from tests.conftest import ModelDirectories
 from tests.support.samples import config, model_directory
 

@@ -20,21 +20,21 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from comparison.app import _report as report
-from comparison.plan.backend import BackendConfig
-from comparison.plan.config import ALONE, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
-from comparison.plan.datasets import Conversation
-from comparison.plan.endpoint import Endpoint
-from comparison.plan.grid import Cell, Sample
-from comparison.plan.record import RequestRecord
-from comparison.plan.slo import Slo, parse_slo
-from comparison.report import html
-from comparison.report.agreement import check_agreement
-from comparison.report.files import in_full, prepare_directory, write_report
-from comparison.report.findings import Findings, conditions, json_of, short_conditions
-from comparison.report.llmperf import write_llmperf
-from comparison.report.markdown import page_part
-from comparison.report.plots import (
+from specdec.comparison.app import _report as report
+from specdec.comparison.plan.backend import BackendConfig
+from specdec.comparison.plan.config import ALONE, Contender, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.datasets import Conversation
+from specdec.comparison.plan.endpoint import Endpoint
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.plan.slo import Slo, parse_slo
+from specdec.comparison.report import html
+from specdec.comparison.report.agreement import check_agreement
+from specdec.comparison.report.files import in_full, prepare_directory, write_report
+from specdec.comparison.report.findings import Findings, conditions, json_of, short_conditions
+from specdec.comparison.report.llmperf import write_llmperf
+from specdec.comparison.report.markdown import page_part
+from specdec.comparison.report.plots import (
     knee,
     latency_shares,
     speedup_by_kind,
@@ -42,12 +42,12 @@ from comparison.report.plots import (
     speedups,
     tokens_over_rtt,
 )
-from comparison.report.service import Service, describe
-from comparison.report.table import load_table
-from comparison.run.pairs import Output, Parting, first_difference
-from inference.config import ROOT, Emulation, PassTime
-from inference.errors import ConfigError, SpecDecError
-from inference.request import Schedule
+from specdec.comparison.report.service import Service, describe
+from specdec.comparison.report.table import load_table
+from specdec.comparison.run.pairs import Output, Parting, first_difference
+from specdec.inference.config import ROOT, Emulation, PassTime
+from specdec.inference.errors import ConfigError, SpecDecError
+from specdec.inference.request import Schedule
 from tests.support.samples import (
     BUSY,
     PASS_S,
@@ -438,7 +438,7 @@ def test_without_matplotlib_there_are_figures_but_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sweep of hours in a Neuron environment, which has none, lost everything when it was written."""
-    for name in ("comparison.report.plots", "comparison.report.html"):
+    for name in ("specdec.comparison.report.plots", "specdec.comparison.report.html"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     directory = written(findings(config(tmp_path)))

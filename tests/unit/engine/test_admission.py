@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.caller import Caller, request_context
-from inference.engine.admission import Admission
-from inference.engine.prefixes import Prefix
-from inference.errors import CapacityError
+from specdec.inference.caller import Caller, request_context
+from specdec.inference.engine.admission import Admission
+from specdec.inference.engine.prefixes import Prefix
+from specdec.inference.errors import CapacityError
 
 NOTHING = Prefix((), 0)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.batching import Batching
-from inference.engine.target_session import TargetSession
-from inference.model.decoder import Turn, Verdict
-from inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.engine.batching import Batching
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
 
 PASS_S = 10.0
 """Seconds of a pass; many times those that this test takes, which count as waiting too."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.draft import DraftEngine
-from inference.engine.draft_session import DraftedSequence, DraftSession
-from inference.model.proposer import Draft, DraftToken
-from inference.request import SamplingParams
-from inference.scheduling.pacing import Branching, Pacing
-from inference.speculation.tree import Branch, DraftTree
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.draft_session import DraftedSequence, DraftSession
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.request import SamplingParams
+from specdec.inference.scheduling.pacing import Branching, Pacing
+from specdec.inference.speculation.tree import Branch, DraftTree
 from tests.support.scripted import until
 
 NUM_TOKENS = 3

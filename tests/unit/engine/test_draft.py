@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.engine.draft import DraftEngine
-from inference.errors import CapacityError, InternalError, UnavailableError
-from inference.request import SamplingParams
-from inference.scheduling.pacing import Pacing
-from inference.speculation import model_proposer as proposer_module
-from inference.speculation.model_proposer import ModelProposer
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import CapacityError, InternalError, UnavailableError
+from specdec.inference.request import SamplingParams
+from specdec.inference.scheduling.pacing import Pacing
+from specdec.inference.speculation import model_proposer as proposer_module
+from specdec.inference.speculation.model_proposer import ModelProposer
 from tests.support.models import tiny_model
 from tests.support.scripted import ScriptedProposer, token_at, tokens_at
 

@@ -10,16 +10,16 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import Commit
-from inference.engine import grammars as module
-from inference.engine.grammars import MAX_COMPILING, Grammars
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import CapacityError, InternalError, InvalidRequestError
-from inference.request import GenerationRequest, Grammar, GrammarKind
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.text.grammar import GrammarCompiler, GrammarMatcher
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.commit import Commit
+from specdec.inference.engine import grammars as module
+from specdec.inference.engine.grammars import MAX_COMPILING, Grammars
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.answers import commits_of, each_commit
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.scripted import ScriptedDecoder

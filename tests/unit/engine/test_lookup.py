@@ -12,21 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from inference.commit import Commit
-from inference.engine.contract import VerificationSession
-from inference.engine.grammars import Grammars
-from inference.engine.pool import DraftPool
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.model.decoder import Decoder
-from inference.model.proposer import Draft, DraftToken
-from inference.model.slots import Span
-from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
-from inference.scheduling.draft_length import DraftLength
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
-from inference.speculation.tree import Branch
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.commit import Commit
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.decoder import Decoder
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.model.slots import Span
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
+from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.speculation.tree import Branch
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.answers import commits_of, each_commit
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 

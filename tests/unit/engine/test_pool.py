@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from inference.commit import Commit
-from inference.engine import pool as module
-from inference.engine.contract import VerificationSession
-from inference.engine.pool import FIRST_SESSIONS, MAX_EARLY_SESSIONS, MAX_SILENT_COMMITS, DraftPool
-from inference.engine.target import TargetEngine
-from inference.engine.target_session import TargetSession
-from inference.errors import InvalidRequestError
-from inference.request import GenerationRequest, Schedule
-from inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from specdec.inference.commit import Commit
+from specdec.inference.engine import pool as module
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.pool import FIRST_SESSIONS, MAX_EARLY_SESSIONS, MAX_SILENT_COMMITS, DraftPool
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 from tests.support.answers import commits_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from inference.engine.draft_session import DraftedSequence, DraftSession
-from inference.model.proposer import DraftToken
-from inference.scheduling.acceptance import Confidence
-from inference.scheduling.pacing import Pacing
+from specdec.inference.engine.draft_session import DraftedSequence, DraftSession
+from specdec.inference.model.proposer import DraftToken
+from specdec.inference.scheduling.acceptance import Confidence
+from specdec.inference.scheduling.pacing import Pacing
 
 SURE, UNSURE = 20.0, 0.05
 

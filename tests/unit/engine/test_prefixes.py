@@ -13,20 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import Commit, Opened
-from inference.engine.draft import DraftEngine
-from inference.engine.prefixes import Prefix, SlotChoice, choose_slot
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.model.decoder import Decoder, Turn
-from inference.model.proposer import Draft, DraftToken
-from inference.model.slots import Array, Span
-from inference.request import GenerationRequest, SamplingParams
-from inference.scheduling.draft_length import DraftLength
-from inference.scheduling.pacing import Branching, Pacing
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.commit import Commit, Opened
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.prefixes import Prefix, SlotChoice, choose_slot
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.decoder import Decoder, Turn
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.model.slots import Array, Span
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.scheduling.pacing import Branching, Pacing
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 from tests.support.scripted import until
 
@@ -214,7 +214,7 @@ async def test_without_caching_nothing_is_left() -> None:
 
 
 async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 16)
+    monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 16)
     backend = Forkable(torch_backend())
     engine = TargetEngine(SlotDecoder(backend))
     engine.start()

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import TokenLogprobs
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.model.decoder import Decoder, Turn, Verdict
-from inference.request import GenerationRequest
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.commit import TokenLogprobs
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.decoder import Decoder, Turn, Verdict
+from specdec.inference.request import GenerationRequest
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.answers import opened_and_commits
 from tests.support.models import tiny_model
 
@@ -38,7 +38,7 @@ async def scores_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 @pytest.mark.parametrize("chunk", [3, 22, 256])
 @pytest.mark.parametrize("name", ["alone", "drafted"])
 async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", chunk)
+    monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", chunk)
     engine = TargetEngine(decoders()[name], EngineLimits(gamma=3))
     engine.start()
     asked = GenerationRequest(PROMPT, max_new_tokens=6, logprobs=1, prompt_logprobs=2)
@@ -59,7 +59,7 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
 @pytest.mark.parametrize("failing", [2, 5, 8, 9])
 async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: a pass failed within a prompt of 600 tokens, or after it, and 855 scores were sent."""
-    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 3)
+    monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 3)
     decoder = decoders()["alone"]
     step, passes = decoder.step, itertools.count(1)
 

@@ -15,17 +15,17 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from inference.commit import Commit
-from inference.engine.draft import DraftEngine
-from inference.engine.guard import MAX_FAILED_STEPS
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import InternalError, UnavailableError
-from inference.model.decoder import Turn, Verdict
-from inference.model.proposer import Draft, DraftToken
-from inference.model.slots import Array, Span
-from inference.request import GenerationRequest, SamplingParams
-from inference.scheduling.pacing import Branching, Pacing
-from inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.commit import Commit
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.guard import MAX_FAILED_STEPS
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import InternalError, UnavailableError
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.model.proposer import Draft, DraftToken
+from specdec.inference.model.slots import Array, Span
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.scheduling.pacing import Branching, Pacing
+from specdec.inference.speculation.slot_decoder import SlotDecoder
 from tests.support.answers import each_commit, tokens_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 

@@ -12,17 +12,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import Commit, FinishReason
-from inference.engine.admission import Admission
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.engine.target_session import TargetSession
-from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
-from inference.model.decoder import Turn, Verdict
-from inference.request import GenerationRequest, Schedule
-from inference.serving.assembly import running
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.tree import Branch
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.commit import Commit, FinishReason
+from specdec.inference.engine.admission import Admission
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.tree import Branch
 from tests.support.answers import commits_of, each_commit, next_commit
 from tests.support.models import tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, token_at, tokens_at, until
@@ -261,7 +261,7 @@ async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No pass is wider than a part; the tokens stay, and another session decodes between the parts."""
-    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 10)
+    monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
     assert tokens(short) == tokens_at(3, 4)
@@ -276,7 +276,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part that runs ends, no further one begins, and the next pass reads the request that waited for the slot."""
-    monkeypatch.setattr("inference.engine.batching.MAX_PART_TOKENS", 5)
+    monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 5)
     decoder.gate.close()
     longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
     await at_gate(decoder)

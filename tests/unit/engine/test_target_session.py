@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from inference.commit import Commit
-from inference.engine import target_session
-from inference.engine.target_session import TargetSession
-from inference.model.decoder import Verdict
-from inference.request import GenerationRequest, SamplingParams, Schedule
-from inference.speculation.tree import Branch
+from specdec.inference.commit import Commit
+from specdec.inference.engine import target_session
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.model.decoder import Verdict
+from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.speculation.tree import Branch
 
 
 class Clock:

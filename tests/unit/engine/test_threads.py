@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import pytest
 
-from inference.caller import Caller, request_context
-from inference.engine.grammars import Grammars
-from inference.engine.threads import Threads
-from inference.errors import CapacityError
-from inference.request import Grammar, GrammarKind
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completing.prompt import MAX_INLINE_CHARACTERS, MAX_INLINE_IDS, LocalCodec
+from specdec.inference.caller import Caller, request_context
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.threads import Threads
+from specdec.inference.errors import CapacityError
+from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completing.prompt import MAX_INLINE_CHARACTERS, MAX_INLINE_IDS, LocalCodec
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.scripted import TIMEOUT_S, until
 

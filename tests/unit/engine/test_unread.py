@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from inference.commit import Commit, TokenLogprobs
-from inference.engine import target as module
-from inference.engine.target import TargetEngine
-from inference.engine.target_session import TargetSession
-from inference.errors import CapacityError
-from inference.request import GenerationRequest
+from specdec.inference.commit import Commit, TokenLogprobs
+from specdec.inference.engine import target as module
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.errors import CapacityError
+from specdec.inference.request import GenerationRequest
 from tests.support.answers import tokens_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from inference import VERSION, errors
-from inference.commit import Delta, TextEvent
-from inference.gateway.answers import stream
-from inference.gateway.app import create_app
-from inference.gateway.requests import MAX_AT_ONCE
-from inference.request import SamplingParams
-from inference.text.chat import Chat
-from inference.workers.completion import CompletionRequest
+from specdec.inference import VERSION, errors
+from specdec.inference.commit import Delta, TextEvent
+from specdec.inference.gateway.answers import stream
+from specdec.inference.gateway.app import create_app
+from specdec.inference.gateway.requests import MAX_AT_ONCE
+from specdec.inference.request import SamplingParams
+from specdec.inference.text.chat import Chat
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support import llmperf
 from tests.support.completers import REJECTED, ScriptedCompleter, gateway
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from inference.commit import Delta, TextEvent
-from inference.config import ServerConfig
-from inference.errors import ContextLengthError
-from inference.gateway.app import LIBRARY, PAGE, HttpFront
-from inference.serving.host import opened
-from inference.serving.processes import free_port
-from inference.text.chat import Chat
-from inference.workers.completion import CompletionRequest
+from specdec.inference.commit import Delta, TextEvent
+from specdec.inference.config import ServerConfig
+from specdec.inference.errors import ContextLengthError
+from specdec.inference.gateway.app import LIBRARY, PAGE, HttpFront
+from specdec.inference.serving.host import opened
+from specdec.inference.serving.processes import free_port
+from specdec.inference.text.chat import Chat
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.browser import CHROMIUM, Page, browser_page
 from tests.support.completers import REJECTED, ScriptedCompleter, gateway
 

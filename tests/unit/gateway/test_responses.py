@@ -10,11 +10,11 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from inference.commit import FinishReason
-from inference.errors import UnavailableError
-from inference.gateway.app import create_app
-from inference.text.chat import Chat, ChatMessage
-from inference.workers.completion import ModelCard
+from specdec.inference.commit import FinishReason
+from specdec.inference.errors import UnavailableError
+from specdec.inference.gateway.app import create_app
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.workers.completion import ModelCard
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 from tests.support.tools import PARAMETERS, response_tool
 from tests.unit.gateway.test_app import PASSES, TEXT

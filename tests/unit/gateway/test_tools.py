@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from inference.cli.roles.registry import parser_of
-from inference.commit import FinishReason
-from inference.config import ROOT
-from inference.errors import InvalidRequestError
-from inference.gateway import requests
-from inference.gateway.app import create_app
-from inference.request import Grammar, GrammarKind, Preamble
-from inference.text.chat import Chat, ChatMessage
-from inference.workers.completion import ModelCard
+from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.commit import FinishReason
+from specdec.inference.config import ROOT
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.gateway import requests
+from specdec.inference.gateway.app import create_app
+from specdec.inference.request import Grammar, GrammarKind, Preamble
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.workers.completion import ModelCard
 from tests.support import llmperf
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 from tests.support.tools import tool

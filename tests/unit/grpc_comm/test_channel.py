@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
-from grpc_comm.server import Server
+from specdec.grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from specdec.grpc_comm.server import Server
 
 
 async def told_of(address: str, *, timeout_s: float) -> str:

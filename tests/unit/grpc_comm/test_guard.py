@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm.call import Call
-from grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
-from grpc_comm.errors import Status, status_of
-from grpc_comm.server import PortTakenError, Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.config import address
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.channel import UnreachableError, open_channel, wait_until_ready
+from specdec.grpc_comm.errors import Status, status_of
+from specdec.grpc_comm.server import PortTakenError, Server
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.config import address
 
 
 class FailingServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
@@ -61,7 +61,9 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
             await stub.GetModel(pb.GetModelRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in (caught.value.details() or "")
-    assert [record.exc_info is not None for record in caplog.records if record.name == "grpc_comm.guard"] == [True]
+    assert [record.exc_info is not None for record in caplog.records if record.name == "specdec.grpc_comm.guard"] == [
+        True
+    ]
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +74,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert status_of(caught.value) == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "all taken", 1.25)
-    assert [record for record in caplog.records if record.name == "grpc_comm.guard"] == []
+    assert [record for record in caplog.records if record.name == "specdec.grpc_comm.guard"] == []
 
 
 async def test_methods_that_are_not_there() -> None:

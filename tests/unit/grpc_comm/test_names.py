@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from grpc_comm import names
-from grpc_comm.channel import UnreachableError
-from grpc_comm.names import Addresses, addresses_of
-from inference.config import ConnectionConfig, DialSecurity, targets
-from inference.errors import ConfigError
+from specdec.grpc_comm import names
+from specdec.grpc_comm.channel import UnreachableError
+from specdec.grpc_comm.names import Addresses, addresses_of
+from specdec.inference.config import ConnectionConfig, DialSecurity, targets
+from specdec.inference.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

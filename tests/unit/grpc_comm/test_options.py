@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from comparison.run.proxy import delay_proxy
-from grpc_comm.options import CHANNEL_OPTIONS, SERVER_OPTIONS
+from specdec.comparison.run.proxy import delay_proxy
+from specdec.grpc_comm.options import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 

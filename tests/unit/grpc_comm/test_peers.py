@@ -12,16 +12,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import health
-from grpc_comm.call import Call
-from grpc_comm.channel import open_channel
-from grpc_comm.errors import Status
-from grpc_comm.guard import Gate
-from grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
-from grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
-from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm import health
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.errors import Status
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
+from specdec.grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 """A receive window of five bytes: a channel with it never reads."""

@@ -9,13 +9,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import health
-from grpc_comm import server as module
-from grpc_comm.call import Call
-from grpc_comm.channel import open_channel
-from grpc_comm.errors import Status, StatusError
-from grpc_comm.health import HealthServicer, served
-from grpc_comm.server import Server
+from specdec.grpc_comm import health
+from specdec.grpc_comm import server as module
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.errors import Status, StatusError
+from specdec.grpc_comm.health import HealthServicer, served
+from specdec.grpc_comm.server import Server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -16,13 +16,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from grpc_comm.channel import HandshakeError, UnreachableError, open_channel, wait_until_ready
-from grpc_comm.guard import Gate
-from grpc_comm.health import is_serving
-from grpc_comm.secured import Credentials, watched_token
-from grpc_comm.server import Server
-from grpc_comm.tls import ClientTls, ServerTls, names_in
-from grpc_comm.watched import UnusableError
+from specdec.grpc_comm.channel import HandshakeError, UnreachableError, open_channel, wait_until_ready
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.health import is_serving
+from specdec.grpc_comm.secured import Credentials, watched_token
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.tls import ClientTls, ServerTls, names_in
+from specdec.grpc_comm.watched import UnusableError
 from tests.support.certificates import Pki, pki
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from inference.config import ROOT
+from specdec.inference.config import ROOT
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "specdec.json").read_text())
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inference import VERSION
-from inference.caller import ANYBODY, Caller, request_context
-from inference.commit import (
+from specdec.inference import VERSION
+from specdec.inference.caller import ANYBODY, Caller, request_context
+from specdec.inference.commit import (
     Commit,
     Counts,
     Delta,
@@ -21,13 +21,13 @@ from inference.commit import (
     TextEvent,
     Timings,
 )
-from inference.errors import CapacityError
-from inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
-from inference.observe.profile import Profile
-from inference.request import MAX_GAMMA
-from inference.workers.calls.observer import Observer
-from inference.workers.calls.scope import SupervisedCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.inference.errors import CapacityError
+from specdec.inference.observe.metrics import MAX_ACCOUNTS, OTHER_ACCOUNTS, Metrics
+from specdec.inference.observe.profile import Profile
+from specdec.inference.request import MAX_GAMMA
+from specdec.inference.workers.calls.observer import Observer
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.completion import CompletionRequest
 
 TIMINGS = Timings(queue_us=1_000, compute_us=2_000, draft_us=500, network_us=100)
 COUNTS = Counts(bytes_up=30, bytes_down=20)

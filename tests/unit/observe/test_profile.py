@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.commit import NOTHING_COUNTED, Commit, Counts, Timings
-from inference.observe import profile as profile_module
-from inference.observe.profile import PERCENTILES, Profile, figures
-from inference.observe.stats import RequestStats
-from inference.observe.timeline import Timeline
+from specdec.inference.commit import NOTHING_COUNTED, Commit, Counts, Timings
+from specdec.inference.observe import profile as profile_module
+from specdec.inference.observe.profile import PERCENTILES, Profile, figures
+from specdec.inference.observe.stats import RequestStats
+from specdec.inference.observe.timeline import Timeline
 
 TIMINGS = Timings()
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference.commit import Commit, Counts
-from inference.observe.stats import MAX_PASS_TOKENS, RequestStats
+from specdec.inference.commit import Commit, Counts
+from specdec.inference.observe.stats import MAX_PASS_TOKENS, RequestStats
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every look at the clock is a second later, from 1 on."""
     ticks = itertools.count(1)
-    monkeypatch.setattr("inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("specdec.inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
     return iter(())
 
 

@@ -25,12 +25,12 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from inference.errors import InvalidRequestError
-from inference.request import BIAS, MAX_SEED, RANGES, SamplingParams
-from inference.sampling.choice import choose_tokens, process_logits, rank_tokens
-from inference.sampling.noise import gumbel_noise, noise_keys
-from inference.sampling.penalties import TokensBefore
-from inference.settings import Range
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import BIAS, MAX_SEED, RANGES, SamplingParams
+from specdec.inference.sampling.choice import choose_tokens, process_logits, rank_tokens
+from specdec.inference.sampling.noise import gumbel_noise, noise_keys
+from specdec.inference.sampling.penalties import TokensBefore
+from specdec.inference.settings import Range
 
 NOISE_DOC = (Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding="utf-8")
 MASK = 2**64 - 1

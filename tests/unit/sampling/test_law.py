@@ -14,10 +14,10 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from inference.model.decoder import Verdict
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens
-from inference.speculation.verify import verify
+from specdec.inference.model.decoder import Verdict
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.speculation.verify import verify
 from tests.support import law
 
 VOCAB_SIZE = 5

@@ -12,11 +12,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens, process_logits
-from inference.sampling.noise import gumbel_noise, noise_keys
-from inference.sampling.penalties import NONE_BEFORE
-from inference.speculation.verify import verify
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens, process_logits
+from specdec.inference.sampling.noise import gumbel_noise, noise_keys
+from specdec.inference.sampling.penalties import NONE_BEFORE
+from specdec.inference.speculation.verify import verify
 from tests.support import law
 
 VOCAB_SIZE = 6

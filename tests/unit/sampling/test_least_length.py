@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.request import GenerationRequest, MinLengthSampling, SamplingParams
-from inference.sampling.choice import choose_tokens, rank_tokens
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.request import GenerationRequest, MinLengthSampling, SamplingParams
+from specdec.inference.sampling.choice import choose_tokens, rank_tokens
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.answers import commits_of
 from tests.support.models import tiny_model
 

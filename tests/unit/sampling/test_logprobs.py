@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.sampling.logprobs import LOWEST, token_logprobs
+from specdec.inference.sampling.logprobs import LOWEST, token_logprobs
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 40])

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from inference.errors import InvalidRequestError
-from inference.model.decoder import Turn
-from inference.model.slots import Span
-from inference.request import GenerationRequest, SamplingParams
-from inference.sampling.choice import choose_tokens
-from inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.tokens import Tally, TokenView
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.model.decoder import Turn
+from specdec.inference.model.slots import Span
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.sampling.choice import choose_tokens
+from specdec.inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.tokens import Tally, TokenView
 from tests.support.faults import strikes
 
 VOCAB_SIZE = 12
@@ -148,7 +148,7 @@ def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple
     for committed, drafts, number in steps:
         log += committed
         view = TokenView(log, tail=drafts)
-        strikes(partial(TokensBefore.of, view, output_start, tally), number, ("inference.tokens",))
+        strikes(partial(TokensBefore.of, view, output_start, tally), number, ("specdec.inference.tokens",))
         row = TokensBefore.of(view, output_start, tally)
         assert counted(row) == counted(TokensBefore.of([*log, *drafts], output_start))
 

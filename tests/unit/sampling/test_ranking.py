@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.request import SamplingParams
-from inference.sampling.choice import choose_tokens, process_logits, rank_tokens
-from inference.sampling.noise import gumbel_noise, noise_keys
+from specdec.inference.request import SamplingParams
+from specdec.inference.sampling.choice import choose_tokens, process_logits, rank_tokens
+from specdec.inference.sampling.noise import gumbel_noise, noise_keys
 
 VOCAB_SIZE = 300
 SETTINGS = [

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from inference.model.proposer import DraftToken
-from inference.scheduling.acceptance import Acceptance, Confidence
+from specdec.inference.model.proposer import DraftToken
+from specdec.inference.scheduling.acceptance import Acceptance, Confidence
 
 
 @pytest.mark.parametrize("truth", [0.1, 0.5, 0.9])

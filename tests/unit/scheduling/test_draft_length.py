@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.model.decoder import Decoder, Turn
-from inference.model.proposer import Draft, DraftToken, Proposer
-from inference.request import SamplingParams
-from inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
-from inference.speculation.lookup import NgramProposer
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.model.decoder import Decoder, Turn
+from specdec.inference.model.proposer import Draft, DraftToken, Proposer
+from specdec.inference.request import SamplingParams
+from specdec.inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
+from specdec.inference.speculation.lookup import NgramProposer
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.models import tiny_model
 
 SURE, UNSURE = DraftToken(5, 6, margin=20.0), DraftToken(5, 6, margin=0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.scheduling.link import Echoes, Link
+from specdec.inference.scheduling.link import Echoes, Link
 
 
 def test_a_commit_answers_the_last_message_that_had_arrived() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.scheduling.pacing import (
+from specdec.inference.scheduling.pacing import (
     MAX_BRANCH_DEPTH,
     MAX_WINDOW,
     MESSAGE_OF_CHUNK,

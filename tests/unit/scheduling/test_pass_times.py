@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.scheduling.pass_times import MAX_AGE, NUM_RECENT, PassCosts, PassTimes, rising
-from inference.scheduling.widths import choose_widths
+from specdec.inference.scheduling.pass_times import MAX_AGE, NUM_RECENT, PassCosts, PassTimes, rising
+from specdec.inference.scheduling.widths import choose_widths
 
 TIMES = st.floats(1e-4, 1.0)
 PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60)

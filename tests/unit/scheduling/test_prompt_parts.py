@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.scheduling.prompt_parts import (
+from specdec.inference.scheduling.prompt_parts import (
     MAX_PART_TOKENS,
     SHORT_PART_TOKENS,
     STEP_TOKENS,

@@ -7,7 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.scheduling.replicas import FIRST_PAUSE_S, FORGIVEN_AFTER_S, MAX_FAILURES, MAX_PAUSE_S, NEAR, Replicas
+from specdec.inference.scheduling.replicas import (
+    FIRST_PAUSE_S,
+    FORGIVEN_AFTER_S,
+    MAX_FAILURES,
+    MAX_PAUSE_S,
+    NEAR,
+    Replicas,
+)
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.scheduling.retry_budget import PER_S, SIZE, RetryBudget
+from specdec.inference.scheduling.retry_budget import PER_S, SIZE, RetryBudget
 
 
 def test_resumes_that_fail_are_so_many_a_second() -> None:

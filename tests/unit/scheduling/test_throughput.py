@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.scheduling.throughput import fastest
+from specdec.inference.scheduling.throughput import fastest
 
 PLANS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=12)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.scheduling.pass_times import PassCosts
-from inference.scheduling.waiting import MAX_WAIT_OF_PASS, Arrivals, wait_s, waiting_pays
+from specdec.inference.scheduling.pass_times import PassCosts
+from specdec.inference.scheduling.waiting import MAX_WAIT_OF_PASS, Arrivals, wait_s, waiting_pays
 
 LONG_S = 100.0
 

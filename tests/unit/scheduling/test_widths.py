@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.scheduling.pass_times import PassCosts
-from inference.scheduling.widths import PROBE_EVERY, Widths, choose_widths
+from specdec.inference.scheduling.pass_times import PassCosts
+from specdec.inference.scheduling.widths import PROBE_EVERY, Widths, choose_widths
 
 SESSIONS = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 1.0)), max_size=3)
 

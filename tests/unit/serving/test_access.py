@@ -12,26 +12,26 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm.call import Call
-from grpc_comm.channel import open_channel
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from grpc_comm.watched import UnusableError
-from inference.caller import Caller, Right, request_context
-from inference.config import ConnectionConfig, DialSecurity, PortSecurity
-from inference.engine.pool import DraftPool
-from inference.engine.target import TargetEngine
-from inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls import access, admitting
-from inference.workers.calls.access import Access, rights_of_call
-from inference.workers.calls.convert import PROTOCOL_VERSION
-from inference.workers.calls.dialling import credentials_of
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.remote import card_of_target
-from inference.workers.completion import CompletionRequest
-from inference.workers.drafting.service import VerificationServicer
+from specdec.grpc_comm.call import Call
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.watched import UnusableError
+from specdec.inference.caller import Caller, Right, request_context
+from specdec.inference.config import ConnectionConfig, DialSecurity, PortSecurity
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.errors import ForbiddenError, HandshakeError, InvalidRequestError, UnauthenticatedError
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls import access, admitting
+from specdec.inference.workers.calls.access import Access, rights_of_call
+from specdec.inference.workers.calls.convert import PROTOCOL_VERSION
+from specdec.inference.workers.calls.dialling import credentials_of
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.remote import card_of_target
+from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.ports import Served, YesMan, entry, https, served, token_of

@@ -14,25 +14,32 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import server as grpc_server
-from grpc_comm.channel import open_channel
-from grpc_comm.server import Server, Servicer
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.config import ConnectionConfig, DraftConfig, HttpConfig, ObserveConfig, ProposerConfig, ServerConfig
-from inference.engine.pool import DraftPool
-from inference.engine.target import TargetEngine
-from inference.errors import DeadlineError, IncompatibleDraftError, SpecDecError, UnauthenticatedError
-from inference.serving.draft import serve_draft
-from inference.serving.processes import free_port
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls import fleet
-from inference.workers.calls.status import to_status
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completion import ModelCard
-from inference.workers.drafting.service import VerificationServicer
+from specdec.grpc_comm import server as grpc_server
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.server import Server, Servicer
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.config import (
+    ConnectionConfig,
+    DraftConfig,
+    HttpConfig,
+    ObserveConfig,
+    ProposerConfig,
+    ServerConfig,
+)
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.errors import DeadlineError, IncompatibleDraftError, SpecDecError, UnauthenticatedError
+from specdec.inference.serving.draft import serve_draft
+from specdec.inference.serving.processes import free_port
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls import fleet
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completion import ModelCard
+from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.models import save_tiny_model
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 

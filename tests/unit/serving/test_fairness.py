@@ -9,27 +9,27 @@ from dataclasses import replace
 
 import pytest
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.caller import Caller, request_context
-from inference.commit import Commit, Opened, TokenEvent, TokenSource
-from inference.config import PortSecurity
-from inference.engine.draft import DraftEngine
-from inference.engine.grammars import Grammars
-from inference.engine.pool import DraftPool
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.model.decoder import Decoder
-from inference.observe.metrics import Metrics
-from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
-from inference.serving.assembly import running
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.drafting.pool_worker import PoolWorker
-from inference.workers.drafting.service import VerificationServicer
-from inference.workers.drafting.stream import Offer
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.caller import Caller, request_context
+from specdec.inference.commit import Commit, Opened, TokenEvent, TokenSource
+from specdec.inference.config import PortSecurity
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.model.decoder import Decoder
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
+from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.service import VerificationServicer
+from specdec.inference.workers.drafting.stream import Offer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 from tests.support.ports import served
 from tests.support.scripted import until

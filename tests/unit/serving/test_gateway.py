@@ -10,25 +10,25 @@ from typing import Any
 import httpx
 import pytest
 
-from grpc_comm.channel import open_channel
-from grpc_comm.server import Server
-from inference.config import ConnectionConfig, DialSecurity, HttpConfig, ObserveConfig, ServerConfig
-from inference.errors import DeadlineError
-from inference.gateway.app import create_app
-from inference.observe.metrics import Metrics
-from inference.serving import gateway as gateway_module
-from inference.serving.gateway import _dialled, _follow_model, serve_gateway
-from inference.serving.processes import free_port
-from inference.workers.calls import fleet as fleet_module
-from inference.workers.calls.convert import card_to_message
-from inference.workers.calls.fleet import connected
-from inference.workers.calls.observer import Observer
-from inference.workers.calls.scope import SupervisedCompleter
-from inference.workers.calls.status import to_status
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import ModelCard
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.server import Server
+from specdec.inference.config import ConnectionConfig, DialSecurity, HttpConfig, ObserveConfig, ServerConfig
+from specdec.inference.errors import DeadlineError
+from specdec.inference.gateway.app import create_app
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving import gateway as gateway_module
+from specdec.inference.serving.gateway import _dialled, _follow_model, serve_gateway
+from specdec.inference.serving.processes import free_port
+from specdec.inference.workers.calls import fleet as fleet_module
+from specdec.inference.workers.calls.convert import card_to_message
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.calls.observer import Observer
+from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import ModelCard
 from tests.support.completers import CARD, ScriptedCompleter, gateway
 from tests.unit.workers.calls.test_fleet import NAME, Resolver
 

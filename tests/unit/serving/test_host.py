@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ROOT, HttpConfig, ObserveConfig, PortSecurity, ServerConfig
-from inference.errors import ConfigError, UnavailableError
-from inference.serving import host as host_module
-from inference.serving.fronts import check_ports
-from inference.serving.host import Host
-from inference.serving.processes import free_port
+from specdec.inference.config import ROOT, HttpConfig, ObserveConfig, PortSecurity, ServerConfig
+from specdec.inference.errors import ConfigError, UnavailableError
+from specdec.inference.serving import host as host_module
+from specdec.inference.serving.fronts import check_ports
+from specdec.inference.serving.host import Host
+from specdec.inference.serving.processes import free_port
 from tests.support import scripted
 
 
@@ -98,7 +98,7 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)
     recorder = Recorder()
     recorder.fault = "no target yet"  # type: ignore[assignment]
-    caplog.set_level(logging.INFO, "inference.serving.host")
+    caplog.set_level(logging.INFO, "specdec.inference.serving.host")
 
     def logged() -> list[tuple[str, str]]:
         return [(record.levelname, record.getMessage()) for record in caplog.records if "ready" in record.getMessage()]
@@ -152,8 +152,8 @@ async def test_nobody_stops_watching_in_silence(monkeypatch: pytest.MonkeyPatch)
 
 STUCK = """
 import asyncio, logging, sys
-from inference.config import ServerConfig
-from inference.serving.host import Host
+from specdec.inference.config import ServerConfig
+from specdec.inference.serving.host import Host
 
 class Stuck:
     fault = broken = None

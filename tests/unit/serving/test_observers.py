@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from inference.config import ObserveConfig
-from inference.errors import ConfigError
-from inference.serving.observers import INSTALL, observed
+from specdec.inference.config import ObserveConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.serving.observers import INSTALL, observed
 
 ENVIRONMENT = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -35,7 +35,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
     """Also where the environment asks for traces, as on Kubernetes with the operator."""
     if endpoint is None:
         monkeypatch.setenv(ENVIRONMENT[0], "http://localhost:4317")
-    monkeypatch.setitem(sys.modules, "inference.observe.spans", None)
+    monkeypatch.setitem(sys.modules, "specdec.inference.observe.spans", None)
     with pytest.raises(ConfigError, match=INSTALL), observed(config(endpoint)):
         pass
 

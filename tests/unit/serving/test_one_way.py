@@ -11,19 +11,19 @@ from typing import Any
 import httpx
 import pytest
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.commit import TokenEvent
-from inference.config import ConnectionConfig, PortSecurity
-from inference.engine.pool import DraftPool
-from inference.engine.target import TargetEngine
-from inference.engine.target_session import CommitQueue
-from inference.serving.assembly import running
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.text.tokenizer import Tokenizer
-from inference.workers.calls.convert import event_from_message
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.local import LocalCompleter
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.commit import TokenEvent
+from specdec.inference.config import ConnectionConfig, PortSecurity
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.engine.target_session import CommitQueue
+from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.calls.convert import event_from_message
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.local import LocalCompleter
 from tests.support.models import tiny_model, tiny_tokenizer
 from tests.support.ports import served
 
@@ -48,7 +48,7 @@ TARGET = [
 
 def our_frames() -> list[str]:
     """Return our functions on the stack, outermost first: coroutines and generators that hand an event on."""
-    rooms = tuple(str(ROOT / room) for room in ("inference", "grpc_comm"))
+    rooms = tuple(str(ROOT / "specdec" / room) for room in ("inference", "grpc_comm"))
     frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(rooms)]
     return [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
 
@@ -82,7 +82,7 @@ async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.M
         at_target.append([*our_frames(), "target_session.py:get"])
         return event
 
-    monkeypatch.setattr("inference.workers.completing.remote.event_from_message", converted)
+    monkeypatch.setattr("specdec.inference.workers.completing.remote.event_from_message", converted)
     monkeypatch.setattr(CommitQueue, "get", gotten)
     body = {"prompt": "the wind", "max_tokens": 8, "stream": True}
     async with httpx.AsyncClient(base_url=gateway, timeout=60) as client:

@@ -12,29 +12,29 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
-from inference.caller import request_id
-from inference.commit import Commit, FinishReason, Opened, TokenEvent
-from inference.config import ConnectionConfig, ObserveConfig, ServerConfig
-from inference.engine.draft import DraftEngine
-from inference.errors import InvalidRequestError, UnavailableError
-from inference.model.decoder import Matcher
-from inference.observe.metrics import Metrics
-from inference.observe.timeline import Timeline
-from inference.request import GenerationRequest, Schedule
-from inference.serving.assembly import RunningTarget, running
-from inference.serving.fronts import Ports
-from inference.serving.observers import Observers
-from inference.serving.processes import free_port
-from inference.serving.target import host_of
-from inference.speculation.tree import Branch, DraftTree
-from inference.speculation.verify import verify
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completion import CompletionRequest
-from inference.workers.drafting.pool_worker import PoolWorker
-from inference.workers.drafting.stream import Offer
+from specdec.inference.caller import request_id
+from specdec.inference.commit import Commit, FinishReason, Opened, TokenEvent
+from specdec.inference.config import ConnectionConfig, ObserveConfig, ServerConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import InvalidRequestError, UnavailableError
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.observe.timeline import Timeline
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.serving.assembly import RunningTarget, running
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.observers import Observers
+from specdec.inference.serving.processes import free_port
+from specdec.inference.serving.target import host_of
+from specdec.inference.speculation.tree import Branch, DraftTree
+from specdec.inference.speculation.verify import verify
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.stream import Offer
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, tokens_at, until
 
@@ -215,7 +215,7 @@ async def test_a_worker_of_the_pool_helps_an_engine_with_its_own_thread() -> Non
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
     """The story: beside vLLM's older FastAPI, a target with --metrics_port ended after its model had loaded."""
     code = (
-        "import sys; sys.modules['fastapi'] = None; from inference.gateway.door.middleware import HttpGate; "
-        "from inference.gateway.door.port import Probes, SidePort; import inference.serving.target"
+        "import sys; sys.modules['fastapi'] = None; from specdec.inference.gateway.door.middleware import HttpGate; "
+        "from specdec.inference.gateway.door.port import Probes, SidePort; import specdec.inference.serving.target"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

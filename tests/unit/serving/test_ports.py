@@ -9,18 +9,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from grpc_comm.guard import OPEN
-from inference.config import (
+from specdec.grpc_comm.guard import OPEN
+from specdec.inference.config import (
     ConnectionConfig,
     DialSecurity,
     ObserveConfig,
     PortSecurity,
     ServerConfig,
 )
-from inference.errors import ConfigError
-from inference.serving.fronts import GrpcFront, Ports
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.errors import ConfigError
+from specdec.inference.serving.fronts import GrpcFront, Ports
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
 from tests.support.certificates import Pki, pki
 from tests.support.completers import CARD
 from tests.support.ports import https, served

@@ -13,30 +13,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.caller import Caller
-from inference.commit import Commit, Started
-from inference.config import ConnectionConfig, DialSecurity, DraftConfig, PortSecurity
-from inference.engine.contract import VerificationSession
-from inference.engine.draft import DraftEngine
-from inference.engine.draft_session import DraftSession
-from inference.engine.pool import DraftPool
-from inference.engine.prefixes import Prefix
-from inference.engine.target import TargetEngine
-from inference.model.decoder import Decoder
-from inference.serving.assembly import running
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.fleet import connected
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.reading import Reader
-from inference.workers.completion import CompletionRequest
-from inference.workers.drafting.private import PrivateWorker
-from inference.workers.drafting.service import VerificationServicer
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.caller import Caller
+from specdec.inference.commit import Commit, Started
+from specdec.inference.config import ConnectionConfig, DialSecurity, DraftConfig, PortSecurity
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.draft_session import DraftSession
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.prefixes import Prefix
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.model.decoder import Decoder
+from specdec.inference.serving.assembly import running
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting.private import PrivateWorker
+from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
 from tests.support.scripted import until

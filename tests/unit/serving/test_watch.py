@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from inference.config import ServerConfig
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import InternalError
-from inference.observe.metrics import Metrics
-from inference.request import GenerationRequest
-from inference.serving import host
-from inference.serving.host import Host
+from specdec.inference.config import ServerConfig
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import InternalError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import GenerationRequest
+from specdec.inference.serving import host
+from specdec.inference.serving.host import Host
 from tests.support.answers import commits_of
 from tests.support.scripted import ScriptedDecoder, until
 

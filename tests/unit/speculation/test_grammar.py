@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.errors import InternalError
-from inference.model.decoder import Turn, Verdict
-from inference.model.proposer import Draft, Proposer
-from inference.request import Grammar, GrammarKind, SamplingParams
-from inference.scheduling.draft_length import DraftLength
-from inference.speculation.grammar import Allowed, was_step
-from inference.speculation.lookup import NgramProposer
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
-from inference.text.grammar import GrammarCompiler, GrammarMatcher
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.errors import InternalError
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.model.proposer import Draft, Proposer
+from specdec.inference.request import Grammar, GrammarKind, SamplingParams
+from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.speculation.grammar import Allowed, was_step
+from specdec.inference.speculation.lookup import NgramProposer
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.faults import assert_faults_cost_no_token
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
 
@@ -80,7 +80,9 @@ def test_a_step_that_fails_anywhere_costs_no_token() -> None:
         grammar, sampling = COMPILER.compile(GRAMMAR), SamplingParams(temperature=1.5, seed=3)
         return [Turn(0, 0, PROMPT, sampling, output_start=len(PROMPT), grammar=grammar)]
 
-    assert_faults_cost_no_token(SlotDecoder(backend()), begun, ("inference.speculation", "inference.text"))
+    assert_faults_cost_no_token(
+        SlotDecoder(backend()), begun, ("specdec.inference.speculation", "specdec.inference.text")
+    )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -7,10 +7,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.model.proposer import Draft
-from inference.request import SamplingParams
-from inference.speculation.lookup import MATCHES, Lookup, NgramIndex, NgramProposer, continuation, match_length
-from inference.tokens import TokenView
+from specdec.inference.model.proposer import Draft
+from specdec.inference.request import SamplingParams
+from specdec.inference.speculation.lookup import MATCHES, Lookup, NgramIndex, NgramProposer, continuation, match_length
+from specdec.inference.tokens import TokenView
 from tests.support.scripted import ids_of
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.model.decoder import Turn
-from inference.model.proposer import Draft
-from inference.model.slots import Span
-from inference.request import SamplingParams
-from inference.speculation import model_proposer as module
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.model.decoder import Turn
+from specdec.inference.model.proposer import Draft
+from specdec.inference.model.slots import Span
+from specdec.inference.request import SamplingParams
+from specdec.inference.speculation import model_proposer as module
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
 from tests.support.models import tiny_model
 from tests.support.scripted import ids_of
 

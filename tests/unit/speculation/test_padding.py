@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.model.decoder import Decoder, Turn, Verdict
-from inference.model.proposer import Draft
-from inference.model.slots import Span
-from inference.model.token_map import TokenMap
-from inference.request import SamplingParams
-from inference.speculation import model_proposer
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.model.decoder import Decoder, Turn, Verdict
+from specdec.inference.model.proposer import Draft
+from specdec.inference.model.slots import Span
+from specdec.inference.model.token_map import TokenMap
+from specdec.inference.request import SamplingParams
+from specdec.inference.speculation import model_proposer
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support import law
 from tests.support.models import tiny_model
 from tests.support.scripted import ids_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.errors import InvalidRequestError
-from inference.speculation.tree import MAX_NUMBERS, Branch, DraftTree
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.speculation.tree import MAX_NUMBERS, Branch, DraftTree
 
 Path = tuple[int, ...]
 

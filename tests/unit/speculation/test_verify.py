@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.speculation.verify import verify
+from specdec.inference.speculation.verify import verify
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.gateway.answers.message import MessageReader
-from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
-from inference.text.calls.reader import CallPiece
-from inference.text.reasoning import Reasoning
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat, format_of
+from specdec.inference.text.calls.reader import CallPiece
+from specdec.inference.text.reasoning import Reasoning
 
 NAMES = frozenset(["f", "get_weather"])
 Answer = tuple[str, str, list[tuple[str, str]]]

@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis_jsonschema import from_schema
 
-from inference.config import BUNDLED_TARGET
-from inference.errors import InternalError, InvalidRequestError
-from inference.request import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
-from inference.text import grammar_trial
-from inference.text.grammar import GrammarCompiler, GrammarMatcher
-from inference.text.grammar_source import LIMITS
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.config import BUNDLED_TARGET
+from specdec.inference.errors import InternalError, InvalidRequestError
+from specdec.inference.request import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+from specdec.inference.text import grammar_trial
+from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.text.grammar_source import LIMITS
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
@@ -227,7 +227,7 @@ def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], mo
     A draft that led to too many states, and was refused, once failed requests that the target alone would have
     finished.
     """
-    monkeypatch.setattr("inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
+    monkeypatch.setattr("specdec.inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
     output, draft = TOKENIZER.encode("abab"), TOKENIZER.encode("axxx1234567bar")
     alone = compiler.compile(Grammar(GrammarKind.REGEX, MANY_STATES))

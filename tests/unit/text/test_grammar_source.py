@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.gateway.answers.message import MessageReader
-from inference.request import Grammar, GrammarKind, Preamble
-from inference.text import grammar_source
-from inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat
-from inference.text.calls.grammar import MAX_CALLS, arguments_of, calls_anywhere, only_calls
-from inference.text.grammar_source import written_out
-from inference.text.schema_fault import fault_of_schema
+from specdec.inference.gateway.answers.message import MessageReader
+from specdec.inference.request import Grammar, GrammarKind, Preamble
+from specdec.inference.text import grammar_source
+from specdec.inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, CallFormat
+from specdec.inference.text.calls.grammar import MAX_CALLS, arguments_of, calls_anywhere, only_calls
+from specdec.inference.text.grammar_source import written_out
+from specdec.inference.text.schema_fault import fault_of_schema
 from tests.support.models import EOS_TOKEN_ID
 from tests.unit.text.test_grammar import COMPILER, TOKENIZER, is_whole, walk
 

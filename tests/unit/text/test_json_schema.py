@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from inference.errors import InvalidRequestError
-from inference.request import Grammar, GrammarKind
-from inference.text.json_schema import adapted, closed
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import Grammar, GrammarKind
+from specdec.inference.text.json_schema import adapted, closed
 from tests.unit.text.test_grammar import COMPILER, TOKENIZER, compiled, is_whole, walk
 
 TEXT, NUMBER = {"type": "string", "maxLength": 3}, {"type": "integer", "minimum": 0, "maximum": 9}

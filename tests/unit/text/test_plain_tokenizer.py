@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from inference.config import BUNDLED_TARGET, ROOT
-from inference.text.plain_tokenizer import MANY_IDS, PlainTokenizer, load_plain
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.config import BUNDLED_TARGET, ROOT
+from specdec.inference.text.plain_tokenizer import MANY_IDS, PlainTokenizer, load_plain
+from specdec.inference.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,9 @@ def test_missing_tokenizer_parts_use_transformers(tmp_path: Path, changes: dict[
 def test_a_packed_model_is_served_without_torch() -> None:
     """Importing it was four of the five seconds until a server was ready."""
     script = (
-        "import sys; from inference.text.tokenizer import Tokenizer; "
-        "from inference.backends.registry import load_backend; "
-        "from inference.config import BUNDLED_DRAFT, ModelConfig; import inference.serving.target; "
+        "import sys; from specdec.inference.text.tokenizer import Tokenizer; "
+        "from specdec.inference.backends.registry import load_backend; "
+        "from specdec.inference.config import BUNDLED_DRAFT, ModelConfig; import specdec.inference.serving.target; "
         "Tokenizer.load(BUNDLED_DRAFT); load_backend(ModelConfig(BUNDLED_DRAFT, backend='onnx', num_slots=1)); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

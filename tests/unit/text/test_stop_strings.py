@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.errors import InvalidRequestError
-from inference.text.stop_strings import StopStrings, check_stops
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.text.stop_strings import StopStrings, check_stops
 
 texts = st.text(alphabet="ab\u00e9", max_size=30)
 stops = st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=4), max_size=3)

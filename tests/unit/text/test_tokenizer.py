@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from inference.errors import InvalidRequestError
-from inference.text.chat import Chat, ChatMessage
-from inference.text.tokenizer import MAX_SILENT_TOKENS, MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.text.tokenizer import MAX_SILENT_TOKENS, MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
 from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
 
 relaxed = settings(deadline=None, max_examples=150)
@@ -237,14 +237,14 @@ def test_a_template_that_refuses_messages() -> None:
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    from inference.errors import ConfigError
+    from specdec.inference.errors import ConfigError
 
     with pytest.raises(ConfigError, match="tokenizer"):
         Tokenizer.load(tmp_path)
 
 
 def test_the_template_of_another_server_has_a_limit(tmp_path: Path) -> None:
-    from inference.errors import ConfigError
+    from specdec.inference.errors import ConfigError
 
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path)

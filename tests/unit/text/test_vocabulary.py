@@ -13,13 +13,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from inference.config import BUNDLED_DRAFT
-from inference.errors import IncompatibleDraftError
-from inference.model.token_map import Reading, TokenMap
-from inference.text.plain_tokenizer import PlainTokenizer
-from inference.text.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
-from inference.text.vocabulary import token_map
-from inference.tokens import TokenView
+from specdec.inference.config import BUNDLED_DRAFT
+from specdec.inference.errors import IncompatibleDraftError
+from specdec.inference.model.token_map import Reading, TokenMap
+from specdec.inference.text.plain_tokenizer import PlainTokenizer
+from specdec.inference.text.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
+from specdec.inference.text.vocabulary import token_map
+from specdec.inference.tokens import TokenView
 from tests.support.models import tiny_tokenizer
 from tests.support.tokenizers import foreign, retrained, unigram
 

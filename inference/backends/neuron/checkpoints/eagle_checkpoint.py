@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from inference.backends.neuron.checkpoints.shards import kinds_of
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.checkpoints.shards import kinds_of
+from specdec.inference.errors import ConfigError
 
 Shapes = dict[str, tuple[int, ...]]
 

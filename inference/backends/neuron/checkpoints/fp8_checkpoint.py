@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from inference.backends.neuron.checkpoints.fp8 import is_beyond_neuron
-from inference.backends.neuron.checkpoints.shards import Kind, bytes_of, kinds_of, open_shard, read_json, shards_of
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.checkpoints.fp8 import is_beyond_neuron
+from specdec.inference.backends.neuron.checkpoints.shards import (
+    Kind,
+    bytes_of,
+    kinds_of,
+    open_shard,
+    read_json,
+    shards_of,
+)
+from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.checkpoints.fp8 import HALVED, has_nan, num_lost
-from inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, Plan, planned
-from inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json, shards_of
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.checkpoints.fp8 import HALVED, has_nan, num_lost
+from specdec.inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, Plan, planned
+from specdec.inference.backends.neuron.checkpoints.shards import bytes_of, open_shard, read_json, shards_of
+from specdec.inference.errors import ConfigError
 
 PROGRESS = "fp8_rescaling.progress"
 """JSON file without the suffix: it holds times, and `model_id_of` hashes *.json."""

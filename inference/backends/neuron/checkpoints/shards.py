@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 

@@ -11,12 +11,12 @@ import reprlib
 from collections.abc import Iterator
 from dataclasses import fields
 
-from inference.backends.neuron.backend import Application
-from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from inference.backends.neuron.graphs.calls import GREEDY
-from inference.backends.neuron.graphs.shape import SlotShape
-from inference.errors import InvalidRequestError
-from inference.request import GenerationRequest, SamplingParams
+from specdec.inference.backends.neuron.backend import Application
+from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from specdec.inference.backends.neuron.graphs.calls import GREEDY
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class DeviceDecoder(GraphDecoder):
         self._has_cut_top_k = False
 
     def check(self, request: GenerationRequest) -> None:
-        """See `inference.model.decoder.CompiledDecoder`."""
+        """See `specdec.inference.model.decoder.CompiledDecoder`."""
         super().check(request)
         for field, fault in self._faults(request):
             cannot = f"this server's {self._method} chooses tokens on the device, which cannot do that"

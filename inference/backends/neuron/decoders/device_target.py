@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from inference.backends.neuron.backend import checked_config
-from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
-from inference.backends.neuron.graphs.application import Compilation, slot_compilation
-from inference.backends.neuron.graphs.calls import Row, continued_call
-from inference.backends.neuron.graphs.settings import device_top_k, target_arguments
-from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
-from inference.config import ModelConfig
-from inference.errors import ConfigError
-from inference.model.decoder import Turn, Verdict
+from specdec.inference.backends.neuron.backend import checked_config
+from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from specdec.inference.backends.neuron.graphs.application import Compilation, slot_compilation
+from specdec.inference.backends.neuron.graphs.calls import Row, continued_call
+from specdec.inference.backends.neuron.graphs.settings import device_top_k, target_arguments
+from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.decoder import Turn, Verdict
 
 
 class TargetDecoder(DeviceDecoder):

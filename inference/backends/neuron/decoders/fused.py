@@ -14,20 +14,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from inference.backends.checkpoint import load_config
-from inference.backends.neuron.backend import Application, check_model, checked_config, prepare_slots
-from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
-from inference.backends.neuron.decoders.device_target import load_target_decoder, prepare_target
-from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from inference.backends.neuron.decoders.medusa import load_medusa_decoder, prepare_medusa
-from inference.backends.neuron.graphs.application import Compilation, fused_compilation
-from inference.backends.neuron.graphs.calls import Row, fused_call
-from inference.backends.neuron.graphs.checks import check_method, check_pair
-from inference.backends.neuron.graphs.settings import device_top_k, fused_arguments, host_chooses
-from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
-from inference.config import ModelConfig
-from inference.errors import ConfigError, InternalError
-from inference.model.decoder import Decide, Turn, Verdict
+from specdec.inference.backends.checkpoint import load_config
+from specdec.inference.backends.neuron.backend import Application, check_model, checked_config, prepare_slots
+from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from specdec.inference.backends.neuron.decoders.device_target import load_target_decoder, prepare_target
+from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from specdec.inference.backends.neuron.decoders.medusa import load_medusa_decoder, prepare_medusa
+from specdec.inference.backends.neuron.graphs.application import Compilation, fused_compilation
+from specdec.inference.backends.neuron.graphs.calls import Row, fused_call
+from specdec.inference.backends.neuron.graphs.checks import check_method, check_pair
+from specdec.inference.backends.neuron.graphs.settings import device_top_k, fused_arguments, host_chooses
+from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, InternalError
+from specdec.inference.model.decoder import Decide, Turn, Verdict
 
 
 class HostFusedDecoder(GraphDecoder):

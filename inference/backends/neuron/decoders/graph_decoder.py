@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from inference.backends.neuron.backend import Application, CompiledModel
-from inference.backends.neuron.graphs.calls import GREEDY, Row, prompt_call
-from inference.backends.neuron.graphs.shape import SlotShape
-from inference.errors import InvalidRequestError
-from inference.model.decoder import Turn, Verdict
-from inference.request import GenerationRequest
+from specdec.inference.backends.neuron.backend import Application, CompiledModel
+from specdec.inference.backends.neuron.graphs.calls import GREEDY, Row, prompt_call
+from specdec.inference.backends.neuron.graphs.shape import SlotShape
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.request import GenerationRequest
 
 _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """Compiled graph and its slots; see `inference.model.decoder`. The width of its shape is a step's at most."""
+    """Compiled graph and its slots; see `specdec.inference.model.decoder`. The width of its shape is a step's at
+    most."""
 
     seed_invariant = True
     keeps_grammars = False
@@ -33,7 +34,7 @@ class GraphDecoder(CompiledModel, ABC):
         self.prompt_chunk_tokens = shape.length  # a prompt is read in one call
 
     def check(self, request: GenerationRequest) -> None:
-        """See `inference.model.decoder.CompiledDecoder`."""
+        """See `specdec.inference.model.decoder.CompiledDecoder`."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens > self._shape.max_prompt:
             limit = self._shape.max_prompt

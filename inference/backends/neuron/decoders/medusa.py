@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.backends.neuron.backend import Application, checked_config
-from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
-from inference.backends.neuron.graphs.application import Compilation, slot_compilation
-from inference.backends.neuron.graphs.calls import medusa_call
-from inference.backends.neuron.graphs.checks import check_medusa
-from inference.backends.neuron.graphs.medusa_tree import Choice, num_ranks, tree_pass
-from inference.backends.neuron.graphs.settings import medusa_arguments
-from inference.backends.neuron.graphs.shape import SlotShape, slot_shape
-from inference.config import ModelConfig
-from inference.model.decoder import Turn, Verdict
+from specdec.inference.backends.neuron.backend import Application, checked_config
+from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from specdec.inference.backends.neuron.graphs.application import Compilation, slot_compilation
+from specdec.inference.backends.neuron.graphs.calls import medusa_call
+from specdec.inference.backends.neuron.graphs.checks import check_medusa
+from specdec.inference.backends.neuron.graphs.medusa_tree import Choice, num_ranks, tree_pass
+from specdec.inference.backends.neuron.graphs.settings import medusa_arguments
+from specdec.inference.backends.neuron.graphs.shape import SlotShape, slot_shape
+from specdec.inference.config import ModelConfig
+from specdec.inference.model.decoder import Turn, Verdict
 
 
 class MedusaDecoder(DeviceDecoder):

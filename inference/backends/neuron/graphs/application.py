@@ -14,21 +14,21 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from inference.backends.architectures import architecture_name
-from inference.backends.devices import load_module, take_cores
-from inference.backends.neuron.checkpoints.fp8_checkpoint import check_rescaled
-from inference.backends.neuron.environment import (
+from specdec.inference.backends.architectures import architecture_name
+from specdec.inference.backends.devices import load_module, take_cores
+from specdec.inference.backends.neuron.checkpoints.fp8_checkpoint import check_rescaled
+from specdec.inference.backends.neuron.environment import (
     compiler_environment,
     require_nxdi,
     set_fp8_environment,
     toolchain,
 )
-from inference.backends.neuron.graphs.fused_graph import corrected
-from inference.backends.neuron.graphs.parameters import check_names, parameter_names
-from inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
-from inference.backends.neuron.storage.foreign import check_fits, is_compiled_model
-from inference.config import ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.backends.neuron.graphs.fused_graph import corrected
+from specdec.inference.backends.neuron.graphs.parameters import check_names, parameter_names
+from specdec.inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
+from specdec.inference.backends.neuron.storage.foreign import check_fits, is_compiled_model
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

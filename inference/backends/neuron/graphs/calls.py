@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from inference.backends.neuron.graphs.medusa_tree import TreePass
+from specdec.inference.backends.neuron.graphs.medusa_tree import TreePass
 
 PAD_TOKEN_ID = 0
 GREEDY = (1.0, 1.0, 1.0)

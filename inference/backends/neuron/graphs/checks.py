@@ -10,10 +10,14 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from inference.backends.neuron.checkpoints.eagle_checkpoint import check_eagle_target, checkpoint_shapes, eagle_faults
-from inference.backends.neuron.graphs.settings import EAGLE_METHODS, MAX_DEVICE_TOP_K
-from inference.config import ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.backends.neuron.checkpoints.eagle_checkpoint import (
+    check_eagle_target,
+    checkpoint_shapes,
+    eagle_faults,
+)
+from specdec.inference.backends.neuron.graphs.settings import EAGLE_METHODS, MAX_DEVICE_TOP_K
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from inference.backends.devices import load_module
+from specdec.inference.backends.devices import load_module
 
 NUM_HEADS = 4
 """Number of a pair's outputs before its keys and values: tokens of draft and target, logits of draft and target."""

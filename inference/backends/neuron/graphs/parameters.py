@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 # The names of NxDI 0.9, in the order of its source; used where NxDI's source cannot be read.
 KNOWN = frozenset(

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from inference.backends.neuron.graphs.calls import Row
-from inference.model.slots import Span
+from specdec.inference.backends.neuron.graphs.calls import Row
+from specdec.inference.model.slots import Span
 
 REREAD_PASSES = 4
 """Most passes up to the first wanted logits; more would cost more than reading the prompt again."""
@@ -71,7 +71,7 @@ class ReadingTimes:
             self._passes.append(seconds)
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `inference.model.slots.CompiledBackend`; a prompt takes no less time than a shorter one did."""
+        """See `specdec.inference.model.slots.CompiledBackend`; a prompt takes no less time than a shorter one did."""
         longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
         num_passes = -(-(num_tokens - num_held) // self._width)
         if longest is None or not self._passes or num_passes > REREAD_PASSES:

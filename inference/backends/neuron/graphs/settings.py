@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from inference.backends.neuron.graphs.medusa_tree import num_ranks
-from inference.config import ModelConfig, NeuronOptions
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.graphs.medusa_tree import num_ranks
+from specdec.inference.config import ModelConfig, NeuronOptions
+from specdec.inference.errors import ConfigError
 
 EAGLE_METHODS = ("eagle", "eagle3")
 DEFAULT_DTYPE = "bfloat16"

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from inference.errors import ConfigError
+from specdec.inference.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from inference.backends.digests import digests_of, user_cache
-from inference.backends.identity import contents
-from inference.backends.neuron.storage import store
-from inference.backends.neuron.storage.workshop import workshop
-from inference.errors import ConfigError
+from specdec.inference.backends.digests import digests_of, user_cache
+from specdec.inference.backends.identity import contents
+from specdec.inference.backends.neuron.storage import store
+from specdec.inference.backends.neuron.storage.workshop import workshop
+from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

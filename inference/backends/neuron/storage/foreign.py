@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inference.backends.neuron.checkpoints.shards import read_json
-from inference.backends.neuron.storage.artifacts import differences
-from inference.backends.neuron.storage.store import MANIFEST
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.checkpoints.shards import read_json
+from specdec.inference.backends.neuron.storage.artifacts import differences
+from specdec.inference.backends.neuron.storage.store import MANIFEST
+from specdec.inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

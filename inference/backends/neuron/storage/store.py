@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.backends.digests import digest_of
-from inference.errors import ConfigError
+from specdec.inference.backends.digests import digest_of
+from specdec.inference.errors import ConfigError
 
 MANIFEST = "specdec.json"
 STARTED = "started.json"

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from inference.backends.neuron.environment import toolchain
-from inference.backends.neuron.storage.artifacts import artifacts_root, compiled_for, differences, flat
-from inference.backends.neuron.storage.store import Publication, discard, publications
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.environment import toolchain
+from specdec.inference.backends.neuron.storage.artifacts import artifacts_root, compiled_for, differences, flat
+from specdec.inference.backends.neuron.storage.store import Publication, discard, publications
+from specdec.inference.errors import ConfigError
 
 
 def report(action: str, root: Path | None, older_than_h: float) -> Iterator[tuple[str, bool]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from inference.backends.digests import user_cache
+from specdec.inference.backends.digests import user_cache
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from inference.backends.neuron.graphs.parameters import KNOWN, check_names
-from inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
-from inference.cli.app import main
-from inference.cli.models import LoadingSettings
-from inference.cli.roles.draft import DraftSettings, proposer_config
-from inference.cli.roles.registry import parser_of, settings_of
-from inference.config import ROOT
+from specdec.inference.backends.neuron.graphs.parameters import KNOWN, check_names
+from specdec.inference.backends.neuron.graphs.settings import fused_arguments, slot_arguments
+from specdec.inference.cli.app import main
+from specdec.inference.cli.models import LoadingSettings
+from specdec.inference.cli.roles.draft import DraftSettings, proposer_config
+from specdec.inference.cli.roles.registry import parser_of, settings_of
+from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from inference.backends.neuron import environment
-from inference.backends.neuron.backend import load_neuron_backend
-from inference.backends.neuron.storage import foreign
-from inference.cli.prompts import topologies
-from inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
-from inference.errors import ConfigError
-from inference.serving import target
-from inference.serving.assembly import load_proposer, target_engine
+from specdec.inference.backends.neuron import environment
+from specdec.inference.backends.neuron.backend import load_neuron_backend
+from specdec.inference.backends.neuron.storage import foreign
+from specdec.inference.cli.prompts import topologies
+from specdec.inference.config import ConnectionConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.serving import target
+from specdec.inference.serving.assembly import load_proposer, target_engine
 from tests.conftest import ModelDirectories
 from tests.support.neuron.slot_models import checkpoint, neuron_config
 from tests.unit.backends.neuron.test_cli import COMMON, run

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron.decoders.device_target import TargetDecoder
-from inference.backends.neuron.decoders.fused import compile_models
-from inference.backends.registry import load_decoder
-from inference.config import ModelConfig
-from inference.errors import InvalidRequestError
-from inference.model.decoder import check_seed
-from inference.request import GenerationRequest, SamplingParams
-from inference.serving.assembly import target_engine
-from inference.speculation.slot_decoder import decide
+from specdec.inference.backends.neuron.decoders.device_target import TargetDecoder
+from specdec.inference.backends.neuron.decoders.fused import compile_models
+from specdec.inference.backends.registry import load_decoder
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.model.decoder import check_seed
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.serving.assembly import target_engine
+from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.answers import commits_of
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, greedy_reference, requests

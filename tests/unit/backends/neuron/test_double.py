@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.backends.neuron.graphs.parameters import KNOWN, check_names, parameter_names
+from specdec.inference.backends.neuron.graphs.parameters import KNOWN, check_names, parameter_names
 from tests.support.nxdi_double.config import NeuronConfig
 from tests.support.nxdi_double.rooms import automatic_buckets, fitting_bucket
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
-from inference.backends.pytorch.backend import load_torch_backend
-from inference.config import ModelConfig
-from inference.engine.draft import DraftEngine
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.request import GenerationRequest
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
+from specdec.inference.backends.pytorch.backend import load_torch_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.request import GenerationRequest
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.conftest import ModelDirectories
 from tests.support.neuron.engines import (
     MAX_LENGTH,

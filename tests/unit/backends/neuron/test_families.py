@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.backend import load_neuron_backend
-from inference.backends.neuron.graphs.application import FAMILIES
-from inference.errors import UnsupportedModelError
-from inference.model.slots import Span
+from specdec.inference.backends.neuron.backend import load_neuron_backend
+from specdec.inference.backends.neuron.graphs.application import FAMILIES
+from specdec.inference.errors import UnsupportedModelError
+from specdec.inference.model.slots import Span
 from tests.support.models import save_tiny_model
 from tests.support.neuron.engines import generate_all, greedy_reference, requests
 from tests.support.neuron.slot_models import GAMMA, neuron_config

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from inference.backends.registry import load_decoder
-from inference.model.decoder import Decoder, Turn
-from inference.request import SamplingParams
-from inference.speculation.slot_decoder import decide
+from specdec.inference.backends.registry import load_decoder
+from specdec.inference.model.decoder import Decoder, Turn
+from specdec.inference.request import SamplingParams
+from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.faults import assert_faults_cost_no_token
 from tests.support.neuron.checkpoints import save_medusa_target
@@ -45,4 +45,4 @@ def test_a_step_that_fails_anywhere_costs_no_token(load: Any, models: ModelDirec
         prompts = [[5, 6, 7], [9, 10]][: decoder.num_slots]
         return [Turn(slot, 0, prompt, SamplingParams(), gamma=3) for slot, prompt in enumerate(prompts)]
 
-    assert_faults_cost_no_token(decoder, begun, ("inference.backends",))
+    assert_faults_cost_no_token(decoder, begun, ("specdec.inference.backends",))

@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.backend import load_neuron_backend
-from inference.backends.neuron.checkpoints.rescaling import rescale
-from inference.config import ROOT
-from inference.errors import ConfigError
-from inference.model.slots import Span
+from specdec.inference.backends.neuron.backend import load_neuron_backend
+from specdec.inference.backends.neuron.checkpoints.rescaling import rescale
+from specdec.inference.config import ROOT
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import Span
 from tests.support.models import save_tiny_model
 from tests.support.neuron.engines import generate_all, greedy_reference, requests
 from tests.support.neuron.slot_models import neuron_config

@@ -13,18 +13,18 @@ import torch
 from scipy.special import chdtrc  # type: ignore[import-untyped]
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.decoders import fused, graph_decoder
-from inference.backends.neuron.decoders.device_decoder import DeviceDecoder
-from inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
-from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from inference.backends.neuron.graphs import calls as calls_module
-from inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import ConfigError, InvalidRequestError
-from inference.model.decoder import Turn, Verdict, check_seed
-from inference.request import GenerationRequest, SamplingParams
-from inference.serving.assembly import target_engine
-from inference.speculation.slot_decoder import decide
+from specdec.inference.backends.neuron.decoders import fused, graph_decoder
+from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
+from specdec.inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
+from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from specdec.inference.backends.neuron.graphs import calls as calls_module
+from specdec.inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.model.decoder import Turn, Verdict, check_seed
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.serving.assembly import target_engine
+from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.answers import commits_of
 from tests.support.models import save_tiny_model
@@ -345,7 +345,7 @@ def slots_in_the_order_of_turns(patch: Patch) -> None:
 
 
 def no_mask_of_seq_ids(patch: Patch) -> None:
-    from inference.backends.neuron.graphs import settings
+    from specdec.inference.backends.neuron.graphs import settings
 
     common = settings._common
     patch.setattr(

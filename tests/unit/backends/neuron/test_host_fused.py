@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron.decoders.fused import HostFusedDecoder
-from inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from inference.backends.neuron.graphs import fused_graph
-from inference.backends.pytorch.backend import load_torch_backend
-from inference.config import ModelConfig
-from inference.engine.grammars import Grammars
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import InternalError, InvalidRequestError
-from inference.model.decoder import Decoder, Turn, Verdict
-from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.neuron.decoders.fused import HostFusedDecoder
+from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
+from specdec.inference.backends.neuron.graphs import fused_graph
+from specdec.inference.backends.pytorch.backend import load_torch_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import InternalError, InvalidRequestError
+from specdec.inference.model.decoder import Decoder, Turn, Verdict
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.conftest import ModelDirectories
 from tests.support.answers import commits_of
 from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.registry import load_backend
-from inference.config import ModelConfig, NeuronOptions
-from inference.errors import ConfigError
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import ModelConfig, NeuronOptions
+from specdec.inference.errors import ConfigError
 from tests.support.backend_contract import MAX_LENGTH, Move, assert_matches, reference
 from tests.support.neuron.slot_models import GAMMA, checkpoint
 from tests.support.nxdi_double.memory import Memory

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from inference.backends.devices import check_cores
-from inference.backends.neuron import environment
-from inference.backends.neuron.backend import load_neuron_backend, prepare_slots
-from inference.backends.neuron.environment import check_logical_cores
-from inference.backends.registry import load_decoder
-from inference.config import ROOT, ModelConfig, NeuronOptions
-from inference.errors import ConfigError, UnsupportedModelError
-from inference.model.slots import Span
-from inference.speculation.slot_decoder import decide
+from specdec.inference.backends.devices import check_cores
+from specdec.inference.backends.neuron import environment
+from specdec.inference.backends.neuron.backend import load_neuron_backend, prepare_slots
+from specdec.inference.backends.neuron.environment import check_logical_cores
+from specdec.inference.backends.registry import load_decoder
+from specdec.inference.config import ROOT, ModelConfig, NeuronOptions
+from specdec.inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.model.slots import Span
+from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_eagle_draft

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron.decoders import medusa
-from inference.backends.neuron.decoders.fused import compile_models
-from inference.backends.neuron.decoders.medusa import MedusaDecoder
-from inference.backends.neuron.graphs import calls as calls_module
-from inference.backends.neuron.graphs import shape as shape_module
-from inference.backends.neuron.graphs.medusa_tree import TreePass, tree_pass
-from inference.backends.registry import load_decoder
-from inference.config import ModelConfig, NeuronOptions
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import ConfigError, InvalidRequestError
-from inference.request import GenerationRequest, SamplingParams
-from inference.speculation.slot_decoder import decide
+from specdec.inference.backends.neuron.decoders import medusa
+from specdec.inference.backends.neuron.decoders.fused import compile_models
+from specdec.inference.backends.neuron.decoders.medusa import MedusaDecoder
+from specdec.inference.backends.neuron.graphs import calls as calls_module
+from specdec.inference.backends.neuron.graphs import shape as shape_module
+from specdec.inference.backends.neuron.graphs.medusa_tree import TreePass, tree_pass
+from specdec.inference.backends.registry import load_decoder
+from specdec.inference.config import ModelConfig, NeuronOptions
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.request import GenerationRequest, SamplingParams
+from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_medusa_target

@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.backends.identity import model_id_of
-from inference.backends.neuron.backend import load_neuron_backend
-from inference.backends.neuron.checkpoints import rescaling
-from inference.backends.neuron.checkpoints.fp8 import DOUBLED, HALVED, has_nan, is_beyond_neuron, num_lost
-from inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, check_rescaled
-from inference.backends.neuron.checkpoints.rescaling import PROGRESS, rescale
-from inference.backends.neuron.checkpoints.shards import INDEX
-from inference.cli.app import main
-from inference.errors import ConfigError
+from specdec.inference.backends.identity import model_id_of
+from specdec.inference.backends.neuron.backend import load_neuron_backend
+from specdec.inference.backends.neuron.checkpoints import rescaling
+from specdec.inference.backends.neuron.checkpoints.fp8 import DOUBLED, HALVED, has_nan, is_beyond_neuron, num_lost
+from specdec.inference.backends.neuron.checkpoints.fp8_checkpoint import MARK, check_rescaled
+from specdec.inference.backends.neuron.checkpoints.rescaling import PROGRESS, rescale
+from specdec.inference.backends.neuron.checkpoints.shards import INDEX
+from specdec.inference.cli.app import main
+from specdec.inference.errors import ConfigError
 from tests.support.neuron.slot_models import checkpoint, neuron_config
 from tests.unit.backends.neuron.test_loading import quantized
 

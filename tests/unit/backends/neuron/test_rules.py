@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.neuron import backend as slots
-from inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
-from inference.backends.neuron.graphs import application, calls, plan, settings, shape
-from inference.backends.neuron.graphs.calls import Row
-from inference.backends.neuron.graphs.plan import Reading
+from specdec.inference.backends.neuron import backend as slots
+from specdec.inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
+from specdec.inference.backends.neuron.graphs import application, calls, plan, settings, shape
+from specdec.inference.backends.neuron.graphs.calls import Row
+from specdec.inference.backends.neuron.graphs.plan import Reading
 from tests.support.backend_contract import MAX_LENGTH, Move, assert_matches, reference
 from tests.support.neuron.slot_models import GAMMA, checkpoint, neuron_config
 from tests.support.nxdi import Nxdi

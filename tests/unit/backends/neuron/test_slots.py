@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
-from inference.backends.neuron.graphs.plan import ReadingTimes
-from inference.model.slots import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
+from specdec.inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
+from specdec.inference.backends.neuron.graphs.plan import ReadingTimes
+from specdec.inference.model.slots import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
 from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.neuron.storage import store, workshop
-from inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
-from inference.errors import ConfigError
+from specdec.inference.backends.neuron.storage import store, workshop
+from specdec.inference.backends.neuron.storage.artifacts import Wanted, artifacts_root, find_or_compile
+from specdec.inference.errors import ConfigError
 from tests.support.mountpoint import Killed, Mountpoint
 from tests.support.neuron.slot_models import checkpoint
 

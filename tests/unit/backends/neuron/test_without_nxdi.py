@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from inference.backends.registry import load_backend
-from inference.errors import ConfigError
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.errors import ConfigError
 from tests.support.neuron.slot_models import checkpoint, neuron_config
 
 pytestmark = pytest.mark.usefixtures("on_double")

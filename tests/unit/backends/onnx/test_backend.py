@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.backends.host import lazy_zeros
-from inference.backends.onnx import backend as onnx_backend
-from inference.backends.onnx import layout, packed
-from inference.backends.onnx import packing as onnx_make
-from inference.backends.onnx.backend import OnnxBackend
-from inference.backends.onnx.graph import DecoderGraph
-from inference.backends.onnx.packed import PackedDecoder
-from inference.backends.onnx.shape import DecoderShape, shape_of
-from inference.backends.onnx.slots import OnnxSlots
-from inference.backends.registry import load_backend
-from inference.config import ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
-from inference.model.slots import Backend, Span
+from specdec.inference.backends.host import lazy_zeros
+from specdec.inference.backends.onnx import backend as onnx_backend
+from specdec.inference.backends.onnx import layout, packed
+from specdec.inference.backends.onnx import packing as onnx_make
+from specdec.inference.backends.onnx.backend import OnnxBackend
+from specdec.inference.backends.onnx.graph import DecoderGraph
+from specdec.inference.backends.onnx.packed import PackedDecoder
+from specdec.inference.backends.onnx.shape import DecoderShape, shape_of
+from specdec.inference.backends.onnx.slots import OnnxSlots
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.model.slots import Backend, Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,
@@ -122,7 +122,7 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
         made.append(lazy_zeros(num_bytes))
         return made[-1]
 
-    monkeypatch.setattr("inference.backends.onnx.slots.lazy_zeros", recorded)
+    monkeypatch.setattr("specdec.inference.backends.onnx.slots.lazy_zeros", recorded)
     return made
 
 
@@ -287,7 +287,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
         object.__setattr__(shape, "score_scale", 0.7)
         return shape
 
-    monkeypatch.setattr("inference.backends.onnx.packing.shape_of", wrong)
+    monkeypatch.setattr("specdec.inference.backends.onnx.packing.shape_of", wrong)
     with pytest.raises(UnsupportedModelError, match=r"its logits differ from Transformers' by .*: use backend torch"):
         load(path)
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.backends import checkpoint
-from inference.backends.onnx import packed, packing
-from inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
-from inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING, FolderLock, remove_unused
-from inference.config import ModelConfig
-from inference.errors import ConfigError
-from inference.model.slots import Array, Span
+from specdec.inference.backends import checkpoint
+from specdec.inference.backends.onnx import packed, packing
+from specdec.inference.backends.onnx.backend import OnnxBackend, load_onnx_backend
+from specdec.inference.backends.onnx.layout import GRAPH_FILE, LOCK_FILE, MAKING, FolderLock, remove_unused
+from specdec.inference.config import ModelConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import Array, Span
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 
@@ -133,7 +133,7 @@ def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: p
         delete(place)
 
     delete = shutil.rmtree
-    monkeypatch.setattr("inference.backends.onnx.layout.shutil.rmtree", slowly)
+    monkeypatch.setattr("specdec.inference.backends.onnx.layout.shutil.rmtree", slowly)
     remove_unused(folder)
     assert isinstance(found[0], FileNotFoundError)
     assert list(folder.parent.iterdir()) == []
@@ -150,7 +150,7 @@ def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch)
             raise PermissionError(13, "read-only", str(file))
         return opened(file, flags, mode)
 
-    monkeypatch.setattr("inference.backends.onnx.layout.os.open", refuses_writing)
+    monkeypatch.setattr("specdec.inference.backends.onnx.layout.os.open", refuses_writing)
     second = packed.read(first.folder, "float32")
     remove_unused(first.folder)
     assert first.folder.exists()
@@ -178,8 +178,8 @@ def test_a_cache_that_anybody_may_write_to_is_refused(model: Path) -> None:
 def test_reading_needs_no_torch(model: Path) -> None:
     load_onnx_backend(ModelConfig(model, num_threads=1))
     code = (
-        "import sys; from pathlib import Path; from inference.config import ModelConfig\n"
-        "from inference.backends.onnx.backend import load_onnx_backend as load\n"
+        "import sys; from pathlib import Path; from specdec.inference.config import ModelConfig\n"
+        "from specdec.inference.backends.onnx.backend import load_onnx_backend as load\n"
         f"print(load(ModelConfig(Path({str(model)!r}), num_threads=1)).arithmetic, 'torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.backends.onnx import int8 as onnx_int8
-from inference.backends.onnx import layout
-from inference.backends.onnx import packing as onnx_make
-from inference.backends.onnx.backend import OnnxBackend
-from inference.backends.onnx.packed import folder_of
-from inference.backends.registry import load_backend
-from inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
-from inference.errors import ConfigError, UnsupportedModelError
-from inference.model.decoder import Decoder, Turn
-from inference.model.slots import Array, Span
-from inference.request import SamplingParams
-from inference.speculation.model_proposer import ModelProposer
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.speculative_decoder import SpeculativeDecoder
+from specdec.inference.backends.onnx import int8 as onnx_int8
+from specdec.inference.backends.onnx import layout
+from specdec.inference.backends.onnx import packing as onnx_make
+from specdec.inference.backends.onnx.backend import OnnxBackend
+from specdec.inference.backends.onnx.packed import folder_of
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
+from specdec.inference.errors import ConfigError, UnsupportedModelError
+from specdec.inference.model.decoder import Decoder, Turn
+from specdec.inference.model.slots import Array, Span
+from specdec.inference.request import SamplingParams
+from specdec.inference.speculation.model_proposer import ModelProposer
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.backend_contract import HISTORY, NUM_SLOTS, TOKENS, assert_matches, reference
 from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, save_tiny_model
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.backends.onnx.places import Place, shared_places, single_places
-from inference.model.slots import Span
+from specdec.inference.backends.onnx.places import Place, shared_places, single_places
+from specdec.inference.model.slots import Span
 
 
 def spans(*slots_and_widths: tuple[int, int]) -> list[Span]:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from inference.backends.pytorch import attention
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.pytorch.passes import EagerPasses
-from inference.backends.pytorch.slot_cache import SlotCache
-from inference.model.slots import Backend, Span
+from specdec.inference.backends.pytorch import attention
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.pytorch.passes import EagerPasses
+from specdec.inference.backends.pytorch.slot_cache import SlotCache
+from specdec.inference.model.slots import Backend, Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,

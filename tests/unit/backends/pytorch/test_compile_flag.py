@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.backends.pytorch import backend as torch_backend
-from inference.backends.pytorch import graphs
-from inference.backends.pytorch.backend import CAPTURED, TorchBackend, load_torch_backend
-from inference.backends.pytorch.graphs import Run
-from inference.backends.pytorch.static_pass import FixedShapes
-from inference.backends.registry import has_fixed_slots
-from inference.config import COMPILE_POLICIES, ModelConfig
-from inference.errors import ConfigError
-from inference.model.slots import GraphCounts, Span
-from inference.observe.metrics import Metrics
+from specdec.inference.backends.pytorch import backend as torch_backend
+from specdec.inference.backends.pytorch import graphs
+from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend, load_torch_backend
+from specdec.inference.backends.pytorch.graphs import Run
+from specdec.inference.backends.pytorch.static_pass import FixedShapes
+from specdec.inference.backends.registry import has_fixed_slots
+from specdec.inference.config import COMPILE_POLICIES, ModelConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import GraphCounts, Span
+from specdec.inference.observe.metrics import Metrics
 from tests.support.backend_contract import Uncompiled
 from tests.support.models import save_tiny_model
 from tests.unit.backends.neuron.test_cli import run

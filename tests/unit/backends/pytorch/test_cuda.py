@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends.pytorch.backend import CAPTURED, TorchBackend
-from inference.backends.pytorch.graphs import Captured
-from inference.backends.pytorch.static_pass import FixedShapes
-from inference.model.slots import Backend, Span
+from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend
+from specdec.inference.backends.pytorch.graphs import Captured
+from specdec.inference.backends.pytorch.static_pass import FixedShapes
+from specdec.inference.model.slots import Backend, Span
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract
 from tests.support.models import CONTRACTS, tiny_model
 

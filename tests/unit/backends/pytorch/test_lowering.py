@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.pytorch.graphs import Compiled
-from inference.backends.pytorch.shapes import Buckets
-from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.pytorch.graphs import Compiled
+from specdec.inference.backends.pytorch.shapes import Buckets
+from specdec.inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS
 from tests.support.models import tiny_model
 from tests.support.neuron_compiler import NeuronCompiler

@@ -17,17 +17,17 @@ from torch._dynamo.backends import registry as compilers
 from transformers import PreTrainedModel
 
 from benchmarks import device as judge
-from inference.backends import devices
-from inference.backends.checkpoint import load_weights
-from inference.backends.pytorch import backend as pytorch
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.pytorch.graphs import Compiled
-from inference.backends.pytorch.shapes import Buckets
-from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
-from inference.backends.registry import load_backend
-from inference.config import ROOT, ModelConfig, NeuronOptions
-from inference.errors import ConfigError
-from inference.model.slots import Backend, Span
+from specdec.inference.backends import devices
+from specdec.inference.backends.checkpoint import load_weights
+from specdec.inference.backends.pytorch import backend as pytorch
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.pytorch.graphs import Compiled
+from specdec.inference.backends.pytorch.shapes import Buckets
+from specdec.inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.config import ROOT, ModelConfig, NeuronOptions
+from specdec.inference.errors import ConfigError
+from specdec.inference.model.slots import Backend, Span
 from tests.conftest import ModelDirectories
 from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract
 from tests.support.models import CONTRACTS, tiny_model
@@ -160,7 +160,7 @@ def test_weights_that_do_not_fit_are_named(
         monkeypatch.setattr(type(model), "to", fail)  # it is on the CPU and moves next
         return model
 
-    monkeypatch.setattr("inference.backends.pytorch.backend.load_weights", loaded)
+    monkeypatch.setattr("specdec.inference.backends.pytorch.backend.load_weights", loaded)
     with pytest.raises(ConfigError, match=r"weights do not go into the memory of device .*: 24 GiB are taken"):
         load_backend(config_of(models.target))
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from inference.backends.pytorch import packed_linear
-from inference.backends.pytorch.backend import TorchBackend
-from inference.backends.pytorch.packed_linear import PackedLinear, pack_linears
-from inference.model.slots import Span
+from specdec.inference.backends.pytorch import packed_linear
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.pytorch.packed_linear import PackedLinear, pack_linears
+from specdec.inference.model.slots import Span
 from tests.support.backend_contract import HISTORY, MAX_LENGTH, NUM_SLOTS, assert_matches, reference
 from tests.support.models import FAMILIES, tiny_model
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.backends.pytorch.shapes import Buckets, Shape, Shapes
-from inference.model.slots import Span
+from specdec.inference.backends.pytorch.shapes import Buckets, Shape, Shapes
+from specdec.inference.model.slots import Span
 
 NUM_SLOTS, MAX_LENGTH = 5, 90
 BUCKETS = Buckets(widths=(1, 2, 6), prompts=(16, 32), batches=(1, 2, 4), shortest=20)

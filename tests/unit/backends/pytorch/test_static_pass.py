@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from inference.backends.pytorch import packed_linear
-from inference.backends.pytorch.backend import CAPTURED, TorchBackend
-from inference.backends.pytorch.graphs import Captured, Compiled, Maker
-from inference.backends.pytorch.shapes import Buckets
-from inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
-from inference.model.slots import Backend, GraphCounts, Span
+from specdec.inference.backends.pytorch import packed_linear
+from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend
+from specdec.inference.backends.pytorch.graphs import Captured, Compiled, Maker
+from specdec.inference.backends.pytorch.shapes import Buckets
+from specdec.inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
+from specdec.inference.model.slots import Backend, GraphCounts, Span
 from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,

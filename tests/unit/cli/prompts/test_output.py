@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.cli.prompts.output import GREEN, PLAIN, TokenSink, coloured
-from inference.cli.prompts.results import Result
-from inference.commit import Delta
-from inference.request import SamplingParams
+from specdec.inference.cli.prompts.output import GREEN, PLAIN, TokenSink, coloured
+from specdec.inference.cli.prompts.results import Result
+from specdec.inference.commit import Delta
+from specdec.inference.request import SamplingParams
 
 PASS = Delta(1, (5, 6, 7), 3, 2, text="abc", piece_lengths=(1, 1, 1))
 

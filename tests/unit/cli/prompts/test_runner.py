@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cli.prompts.output import TextSink
-from inference.cli.prompts.results import Result
-from inference.cli.prompts.source import PromptJob
-from inference.cli.prompts.topologies import run_prompts
-from inference.commit import Delta, Finished, FinishReason, OwnDrafts, Started, TextEvent
-from inference.config import ObserveConfig
-from inference.errors import CapacityError, UnavailableError
-from inference.request import SamplingParams
-from inference.workers.completion import CompletionRequest
+from specdec.inference.cli.prompts.output import TextSink
+from specdec.inference.cli.prompts.results import Result
+from specdec.inference.cli.prompts.source import PromptJob
+from specdec.inference.cli.prompts.topologies import run_prompts
+from specdec.inference.commit import Delta, Finished, FinishReason, OwnDrafts, Started, TextEvent
+from specdec.inference.config import ObserveConfig
+from specdec.inference.errors import CapacityError, UnavailableError
+from specdec.inference.request import SamplingParams
+from specdec.inference.workers.completion import CompletionRequest
 
 TEMPLATE = CompletionRequest(prompt="", max_new_tokens=2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from comparison.report.bootstrap import MIN_PAIRS, paired_ratio, stratified_ratio
+from specdec.comparison.report.bootstrap import MIN_PAIRS, paired_ratio, stratified_ratio
 
 NUM_TRIALS = 200
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from comparison.plan.config import Contender, Topology
-from comparison.plan.record import Round
-from comparison.report import bound
-from comparison.report.bound import Costs
-from comparison.report.summary import Theory
-from inference.commit import Timings
-from inference.request import Schedule
+from specdec.comparison.plan.config import Contender, Topology
+from specdec.comparison.plan.record import Round
+from specdec.comparison.report import bound
+from specdec.comparison.report.bound import Costs
+from specdec.comparison.report.summary import Theory
+from specdec.inference.commit import Timings
+from specdec.inference.request import Schedule
 from tests.support.samples import PASS_S, STEP_S, VERIFY_S, record
 
 NUM_TOKENS = 40_000

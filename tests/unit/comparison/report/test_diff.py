@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from comparison.app import main
-from comparison.plan.config import PromptSet, Topology, WorkloadConfig
-from comparison.report.findings import json_of
+from specdec.comparison.app import main
+from specdec.comparison.plan.config import PromptSet, Topology, WorkloadConfig
+from specdec.comparison.report.findings import json_of
 from tests.support.samples import config, findings, record, samples
 
 SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was", "He is")))

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
-from comparison.plan.record import RequestRecord
-from comparison.run.grpc_client import grpc_client
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.config import PLAIN
+from specdec.comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.run.grpc_client import grpc_client
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.config import PLAIN
 
 STARTED = pb.GenerateResponse(
     started=pb.Started(num_prompt_tokens=4, model_id="m", defaults=pb.RequestDefaults(max_new_tokens=6))

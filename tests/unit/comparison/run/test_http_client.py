@@ -14,15 +14,15 @@ import aiohttp
 import pytest
 
 from benchmarks.known_times import known_times, serve
-from comparison.plan.config import PromptSet, WorkloadConfig
-from comparison.plan.datasets import Conversation
-from comparison.plan.endpoint import Endpoint
-from comparison.run.client import asking
-from comparison.run.http_client import EventReader, HttpClient, _Chunk, _rounds, http_client
-from comparison.run.load import closed_loop
-from inference.config import DialSecurity
-from inference.errors import ConfigError, UnavailableError
-from inference.serving.processes import free_port
+from specdec.comparison.plan.config import PromptSet, WorkloadConfig
+from specdec.comparison.plan.datasets import Conversation
+from specdec.comparison.plan.endpoint import Endpoint
+from specdec.comparison.run.client import asking
+from specdec.comparison.run.http_client import EventReader, HttpClient, _Chunk, _rounds, http_client
+from specdec.comparison.run.load import closed_loop
+from specdec.inference.config import DialSecurity
+from specdec.inference.errors import ConfigError, UnavailableError
+from specdec.inference.serving.processes import free_port
 from tests.support.foreign import TEXT, ScriptedServer, TimedServer, foreign_server, serving
 
 WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignore_eos=True)

@@ -11,18 +11,25 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
-from comparison.plan.record import RequestRecord, Round
-from comparison.run.load import LOCUST_FILE, as_they_come, closed_loop, poisson_arrivals, record_of_messages, steady
-from inference.commit import Delta, Started, TextEvent, Timings
-from inference.request import Provenance
-from inference.workers.calls.convert import event_to_message
+from specdec.comparison.plan.record import RequestRecord, Round
+from specdec.comparison.run.load import (
+    LOCUST_FILE,
+    as_they_come,
+    closed_loop,
+    poisson_arrivals,
+    record_of_messages,
+    steady,
+)
+from specdec.inference.commit import Delta, Started, TextEvent, Timings
+from specdec.inference.request import Provenance
+from specdec.inference.workers.calls.convert import event_to_message
 
 
 def test_locust_processes_import_neither_torch_nor_asyncio() -> None:
     tree = ast.parse(LOCUST_FILE.read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert not [name for name in names if name.startswith(("torch", "inference", "asyncio", "grpc.aio"))]
+    assert not [name for name in names if name.startswith(("torch", "specdec.inference", "asyncio", "grpc.aio"))]
     assert "grpc.experimental.gevent" in names
 
 

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

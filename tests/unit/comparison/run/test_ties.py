@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
-from comparison.plan.datasets import Conversation
-from comparison.plan.endpoint import Endpoint
-from comparison.plan.grid import Cell, Sample
-from comparison.plan.record import RequestRecord
-from comparison.report.agreement import check_agreement
-from comparison.run.client import Step
-from comparison.run.http_client import http_client
-from comparison.run.ties import margin_of, with_margins
+from specdec.comparison.plan.config import Contender, PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.datasets import Conversation
+from specdec.comparison.plan.endpoint import Endpoint
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.plan.record import RequestRecord
+from specdec.comparison.report.agreement import check_agreement
+from specdec.comparison.run.client import Step
+from specdec.comparison.run.http_client import http_client
+from specdec.comparison.run.ties import margin_of, with_margins
 from tests.support.foreign import ScriptedServer, serving
 from tests.support.samples import config
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from comparison.plan.backend import BackendConfig
-from comparison.plan.config import LOOKUP, Contender, Topology
-from comparison.plan.roles import commands, service_toml
-from comparison.report.summary import Spread
-from comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
-from comparison.study.plots import over_conditions
-from comparison.study.report import Study, write_study
-from comparison.study.space import Group, Space
-from inference.cli.roles.registry import parser_of
-from inference.config import Emulation, PassTime
-from inference.request import Schedule
+from specdec.comparison.plan.backend import BackendConfig
+from specdec.comparison.plan.config import LOOKUP, Contender, Topology
+from specdec.comparison.plan.roles import commands, service_toml
+from specdec.comparison.report.summary import Spread
+from specdec.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
+from specdec.comparison.study.plots import over_conditions
+from specdec.comparison.study.report import Study, write_study
+from specdec.comparison.study.space import Group, Space
+from specdec.inference.cli.roles.registry import parser_of
+from specdec.inference.config import Emulation, PassTime
+from specdec.inference.request import Schedule
 from tests.support.samples import BUSY, QUIET, config
 
 FUSED = Contender(Topology.FUSED, "draft", 8)

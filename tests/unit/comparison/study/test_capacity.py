@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from comparison.plan.config import ALONE, ComparisonConfig, Topology
-from comparison.plan.flags import parse_config
-from comparison.plan.grid import Cell, Sample
-from comparison.plan.record import RequestRecord, Round
-from comparison.run.progress import Progress
-from comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, Searcher, probe_of, search
-from comparison.study.capacity_report import text_of, write_capacities
-from comparison.study.search import Budget
-from inference.commit import Timings
+from specdec.comparison.plan.config import ALONE, ComparisonConfig, Topology
+from specdec.comparison.plan.flags import parse_config
+from specdec.comparison.plan.grid import Cell, Sample
+from specdec.comparison.plan.record import RequestRecord, Round
+from specdec.comparison.run.progress import Progress
+from specdec.comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, Searcher, probe_of, search
+from specdec.comparison.study.capacity_report import text_of, write_capacities
+from specdec.comparison.study.search import Budget
+from specdec.inference.commit import Timings
 from tests.support.samples import QUIET
 
 FLAGS = ("--capacity", "32", "--slo", "itl:50ms,ttft:1s", "--topologies", "target,fused")

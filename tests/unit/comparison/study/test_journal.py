@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from comparison.plan.backend import BackendConfig
-from comparison.plan.config import ALONE, ComparisonConfig, NetworkConfig, PromptSet, Topology, WorkloadConfig
-from comparison.plan.grid import Sample
-from comparison.study import laboratory
-from comparison.study.flags import StudyConfig, parse_study
-from comparison.study.journal import FILE
-from comparison.study.laboratory import conduct_study
-from inference.errors import UnavailableError
+from specdec.comparison.plan.backend import BackendConfig
+from specdec.comparison.plan.config import ALONE, ComparisonConfig, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.grid import Sample
+from specdec.comparison.study import laboratory
+from specdec.comparison.study.flags import StudyConfig, parse_study
+from specdec.comparison.study.journal import FILE
+from specdec.comparison.study.laboratory import conduct_study
+from specdec.inference.errors import UnavailableError
 from tests.support.samples import config, model_directory, samples
 
 PROMPTS = (PromptSet("structured", ("1 2 3",)), PromptSet("open_ended", ("It was",)))

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from comparison.plan.config import LOOKUP, Contender, Topology
-from comparison.report.summary import Spread
-from comparison.study.advice import Evidence, Trial
-from comparison.study.search import Budget, Speeds, conduct
-from comparison.study.space import Conditions, Group, Space
-from inference.request import Schedule
+from specdec.comparison.plan.config import LOOKUP, Contender, Topology
+from specdec.comparison.report.summary import Spread
+from specdec.comparison.study.advice import Evidence, Trial
+from specdec.comparison.study.search import Budget, Speeds, conduct
+from specdec.comparison.study.space import Conditions, Group, Space
+from specdec.inference.request import Schedule
 
 GAMMAS = (8, 4, 2, 16)
 DRAFTS = ("small", "large", "ngram")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inference.commit import TokenLogprobs
-from inference.gateway.answers.formats import CompletionFormat, text_logprobs
-from inference.gateway.answers.parts import Choice, Part
+from specdec.inference.commit import TokenLogprobs
+from specdec.inference.gateway.answers.formats import CompletionFormat, text_logprobs
+from specdec.inference.gateway.answers.parts import Choice, Part
 
 TOKENS = ("one", " t", "wo", " three")
 HELD_BACK = ("one", "", "", " two three")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inference.gateway.bodies import noops
-from inference.gateway.bodies.noops import NoOps
+from specdec.inference.gateway.bodies import noops
+from specdec.inference.gateway.bodies.noops import NoOps
 from tests.support.completers import ScriptedCompleter
 from tests.unit.gateway.test_app import PASSES, client_of, post
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ServerConfig
-from inference.gateway.app import HttpFront
-from inference.serving.host import opened
-from inference.serving.processes import free_port
+from specdec.inference.config import ServerConfig
+from specdec.inference.gateway.app import HttpFront
+from specdec.inference.serving.host import opened
+from specdec.inference.serving.processes import free_port
 from tests.support.completers import ScriptedCompleter, gateway
 
 

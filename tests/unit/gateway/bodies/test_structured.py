@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inference.gateway.bodies.schema import ChatBody, CompletionBody
-from inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
+from specdec.inference.gateway.bodies.schema import ChatBody, CompletionBody
+from specdec.inference.request import ANY_JSON_OBJECT, Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"const": None}}, "additionalProperties": False}
 JSON = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))

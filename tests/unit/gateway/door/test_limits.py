@@ -17,22 +17,22 @@ import httpx
 import pytest
 import uvloop
 
-from inference.caller import request_id
-from inference.commit import TextEvent
-from inference.config import ServerConfig
-from inference.gateway import requests
-from inference.gateway.answers import stream
-from inference.gateway.app import HttpFront
-from inference.gateway.bodies.schema import CompletionBody
-from inference.gateway.door import middleware, protocol
-from inference.gateway.door.middleware import parse_fault
-from inference.gateway.door.port import Probes
-from inference.request import Provenance
-from inference.serving.host import opened
-from inference.serving.processes import free_port
-from inference.text import structured
-from inference.workers.calls.access import Access
-from inference.workers.completion import CompletionRequest
+from specdec.inference.caller import request_id
+from specdec.inference.commit import TextEvent
+from specdec.inference.config import ServerConfig
+from specdec.inference.gateway import requests
+from specdec.inference.gateway.answers import stream
+from specdec.inference.gateway.app import HttpFront
+from specdec.inference.gateway.bodies.schema import CompletionBody
+from specdec.inference.gateway.door import middleware, protocol
+from specdec.inference.gateway.door.middleware import parse_fault
+from specdec.inference.gateway.door.port import Probes
+from specdec.inference.request import Provenance
+from specdec.inference.serving.host import opened
+from specdec.inference.serving.processes import free_port
+from specdec.inference.text import structured
+from specdec.inference.workers.calls.access import Access
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter, gateway
 from tests.support.ports import entry, token_of
 from tests.support.scripted import until

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.caller import Caller, request_context
-from inference.workers.calls.admitting import private_scope
+from specdec.inference.caller import Caller, request_context
+from specdec.inference.workers.calls.admitting import private_scope
 
 
 def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:

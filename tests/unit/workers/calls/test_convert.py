@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import (
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.commit import (
     Commit,
     Counts,
     Delta,
@@ -20,8 +20,8 @@ from inference.commit import (
     Timings,
     TokenLogprobs,
 )
-from inference.errors import InvalidRequestError
-from inference.request import (
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.request import (
     MAX_SEED,
     MAX_STOP_TOKEN_IDS,
     NO_DEFAULTS,
@@ -33,11 +33,11 @@ from inference.request import (
     SamplingParams,
     Schedule,
 )
-from inference.speculation.tree import MAX_TREE_TOKENS
-from inference.text.chat import Chat, ChatMessage
-from inference.text.grammar_source import written_out
-from inference.workers.calls import convert
-from inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.text.grammar_source import written_out
+from specdec.inference.workers.calls import convert
+from specdec.inference.workers.completion import CompletionRequest, ModelCard
 
 token_ids = st.lists(st.integers(0, 2**20), max_size=5).map(tuple)
 counts = st.integers(0, 2**20)

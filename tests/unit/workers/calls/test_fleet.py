@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from grpc_comm import health, names, secured
-from grpc_comm.channel import UnreachableError
-from grpc_comm.guard import Gate
-from grpc_comm.names import addresses_of
-from grpc_comm.options import MAX_STREAMS_PER_CONNECTION
-from grpc_comm.server import Server
-from grpc_comm.tls import ServerTls
-from inference.config import ConnectionConfig, DialSecurity
-from inference.workers.calls.fleet import Fleet
-from inference.workers.calls.status import to_status
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
+from specdec.grpc_comm import health, names, secured
+from specdec.grpc_comm.channel import UnreachableError
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.names import addresses_of
+from specdec.grpc_comm.options import MAX_STREAMS_PER_CONNECTION
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference.config import ConnectionConfig, DialSecurity
+from specdec.inference.workers.calls.fleet import Fleet
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
 from tests.support.certificates import pki
 from tests.support.completers import CARD
 from tests.unit.workers.completing.test_failover import WHOLE, Counting, Place, answer

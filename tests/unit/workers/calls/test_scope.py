@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from inference.caller import Caller, CallerLimits, request_context
-from inference.commit import TextEvent
-from inference.errors import CapacityError, DeadlineError, InvalidRequestError, UnavailableError
-from inference.observe.metrics import Metrics
-from inference.request import RequestDefaults
-from inference.workers.calls.observer import Observer
-from inference.workers.calls.scope import RequestScope, SupervisedCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.inference.caller import Caller, CallerLimits, request_context
+from specdec.inference.commit import TextEvent
+from specdec.inference.errors import CapacityError, DeadlineError, InvalidRequestError, UnavailableError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import RequestDefaults
+from specdec.inference.workers.calls.observer import Observer
+from specdec.inference.workers.calls.scope import RequestScope, SupervisedCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.completers import ScriptedCompleter
 
 ALICE = Caller("alice", limits=CallerLimits(in_flight=1, max_tokens=50, logprobs=2))

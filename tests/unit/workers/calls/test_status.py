@@ -6,10 +6,10 @@ import grpc
 import pytest
 from grpc.aio import Metadata
 
-from grpc_comm.errors import Status
-from inference import errors
-from inference.gateway.answers.errors import from_error
-from inference.workers.calls.status import client_status, code_name, from_rpc_error, to_status
+from specdec.grpc_comm.errors import Status
+from specdec.inference import errors
+from specdec.inference.gateway.answers.errors import from_error
+from specdec.inference.workers.calls.status import client_status, code_name, from_rpc_error, to_status
 
 SAME_ON_BOTH_SIDES = [
     errors.InvalidRequestError("a"),

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from inference.commit import Commit, Delta, FinishReason, Opened, TokenEvent, TokenLogprobs
-from inference.errors import InvalidRequestError
-from inference.gateway.answers.formats import text_logprobs
-from inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
-from inference.text.chat import Chat, ChatMessage
-from inference.text.tokenizer import Tokenizer
-from inference.workers.calls.convert import event_from_message, event_to_message
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.prompt import MAX_INLINE_CHARACTERS
-from inference.workers.completion import CompletionRequest
+from specdec.inference.commit import Commit, Delta, FinishReason, Opened, TokenEvent, TokenLogprobs
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.gateway.answers.formats import text_logprobs
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, Preamble
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.calls.convert import event_from_message, event_to_message
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.prompt import MAX_INLINE_CHARACTERS
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import tiny_tokenizer
 
 

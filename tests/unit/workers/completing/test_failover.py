@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.server import Server
-from inference.commit import Delta, Finished, FinishReason, Started, TextEvent
-from inference.config import ConnectionConfig
-from inference.errors import (
+from specdec.grpc_comm.server import Server
+from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent
+from specdec.inference.config import ConnectionConfig
+from specdec.inference.errors import (
     CapacityError,
     IncompatibleDraftError,
     InternalError,
@@ -22,17 +22,17 @@ from inference.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from inference.observe.metrics import Metrics
-from inference.request import UNKNOWN, Provenance
-from inference.scheduling import retry_budget
-from inference.scheduling.retry_budget import SIZE
-from inference.workers.calls.fleet import Fleet
-from inference.workers.calls.status import to_status
-from inference.workers.completing import resuming
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.resuming import MAX_BARREN_RESUMES
-from inference.workers.completion import CompletionRequest
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import UNKNOWN, Provenance
+from specdec.inference.scheduling import retry_budget
+from specdec.inference.scheduling.retry_budget import SIZE
+from specdec.inference.workers.calls.fleet import Fleet
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing import resuming
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.resuming import MAX_BARREN_RESUMES
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.completers import CARD
 
 NUM_TOKENS = 6
@@ -158,7 +158,7 @@ async def test_a_server_dies_and_another_goes_on() -> None:
 
 async def test_a_lost_server_is_told_with_how_long_it_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
-    caplog.set_level(logging.INFO, "inference.workers.completing.resuming")
+    caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
     async with places(Counting(), patience_s=0.3) as (completer, (only,)):
         with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
             await interrupted(completer, only)
@@ -258,7 +258,9 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: the token of a gateway was revoked at one of two targets. That one refused at once, so it was always
     the least loaded and never at fault: 38 of 40 requests were refused."""
-    monkeypatch.setattr("inference.scheduling.replicas.FIRST_PAUSE_S", 60.0)  # on a busy machine one second was over
+    monkeypatch.setattr(
+        "specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0
+    )  # on a busy machine one second was over
     stranger = UnauthenticatedError("the token is not known here")
     async with places(Counting(refusal=stranger), Counting()) as (completer, (refusing, _)):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
@@ -279,7 +281,7 @@ async def test_a_server_of_another_kind_is_left_out() -> None:
 
 
 async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.workers.calls.fleet.LATELY_S", 0.1)
+    monkeypatch.setattr("specdec.inference.workers.calls.fleet.LATELY_S", 0.1)
     async with places(Counting()) as (completer, (only,)):
         await only.die()
         async with asyncio.timeout(PATIENCE_S / 2):

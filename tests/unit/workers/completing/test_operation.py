@@ -9,15 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from grpc_comm.channel import open_channel
-from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.config import PortSecurity, ServerConfig
-from inference.serving.fronts import GrpcFront
-from inference.serving.host import Host
-from inference.workers.calls.status import to_status
-from inference.workers.completing.generation import GenerationServicer, Operation
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.config import PortSecurity, ServerConfig
+from specdec.inference.serving.fronts import GrpcFront
+from specdec.inference.serving.host import Host
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.generation import GenerationServicer, Operation
 from tests.support.completers import CARD, ScriptedCompleter
 
 

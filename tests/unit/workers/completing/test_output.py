@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from grpc_comm.channel import open_channel
-from grpc_comm.server import Server
-from inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings
-from inference.errors import UnavailableError
-from inference.workers.calls.status import to_status
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.server import Server
+from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings
+from specdec.inference.errors import UnavailableError
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.completers import CARD
 
 NOTHING = Timings()

@@ -16,27 +16,27 @@ import grpc
 import httpx
 import pytest
 
-from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from inference.commit import Delta, OwnDrafts
-from inference.config import ConnectionConfig, DraftConfig
-from inference.engine.draft import DraftEngine
-from inference.errors import InvalidRequestError, UnavailableError
-from inference.gateway.app import create_app
-from inference.speculation.tree import MAX_TREE_TOKENS
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.convert import card_to_message
-from inference.workers.calls.fleet import Fleet
-from inference.workers.calls.status import to_status
-from inference.workers.completing import resuming
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.reading import Reader
-from inference.workers.completing.resuming import MAX_BARREN_RESUMES
-from inference.workers.completion import Completer, CompletionRequest
-from inference.workers.drafting.private import PrivateWorker
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.inference.commit import Delta, OwnDrafts
+from specdec.inference.config import ConnectionConfig, DraftConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import InvalidRequestError, UnavailableError
+from specdec.inference.gateway.app import create_app
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.convert import card_to_message
+from specdec.inference.workers.calls.fleet import Fleet
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing import resuming
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completing.resuming import MAX_BARREN_RESUMES
+from specdec.inference.workers.completion import Completer, CompletionRequest
+from specdec.inference.workers.drafting.private import PrivateWorker
 from tests.support.completers import CARD, gateway
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from inference.errors import ContextLengthError, InvalidRequestError
-from inference.text.chat import Chat, ChatMessage
-from inference.text.tokenizer import Tokenizer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.prompt import (
+from specdec.inference.errors import ContextLengthError, InvalidRequestError
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.prompt import (
     MAX_INLINE_CHARACTERS,
     MAX_INLINE_IDS,
     MIN_CHARACTERS,
     MIN_IDS,
     LocalCodec,
 )
-from inference.workers.completion import CompletionRequest
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_tokenizer
 
 SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"

@@ -11,29 +11,29 @@ from typing import Any
 
 import pytest
 
-from inference.backends.registry import load_backend
-from inference.commit import Delta, Finished, Started, TextEvent, TokenLogprobs
-from inference.config import ModelConfig
-from inference.engine.grammars import Grammars
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import IncompatibleDraftError, InvalidRequestError
-from inference.request import Grammar, GrammarKind, RequestDefaults, SamplingParams
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.text.chat import Chat, ChatMessage
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import TextStream, Tokenizer
-from inference.workers.calls.convert import (
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.commit import Delta, Finished, Started, TextEvent, TokenLogprobs
+from specdec.inference.config import ModelConfig
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError
+from specdec.inference.request import Grammar, GrammarKind, RequestDefaults, SamplingParams
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.text.chat import Chat, ChatMessage
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import TextStream, Tokenizer
+from specdec.inference.workers.calls.convert import (
     completion_from_message,
     completion_to_message,
     converted,
     event_from_message,
     event_to_message,
 )
-from inference.workers.completing import local
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.resuming import Progress
-from inference.workers.completing.writing import with_text
-from inference.workers.completion import CompletionRequest, Resume
+from specdec.inference.workers.completing import local
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.resuming import Progress
+from specdec.inference.workers.completing.writing import with_text
+from specdec.inference.workers.completion import CompletionRequest, Resume
 from tests.conftest import ModelDirectories
 
 HOT = SamplingParams(temperature=0.8)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from grpc_comm.guard import Gate
-from grpc_comm.server import Server
-from grpc_comm.tls import ServerTls
-from inference.commit import Delta, FinishReason, Started, TextEvent
-from inference.config import ConnectionConfig, DialSecurity
-from inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
-from inference.request import Provenance
-from inference.scheduling.retry_budget import RetryBudget
-from inference.workers.calls.fleet import Fleet, Replica
-from inference.workers.completing import resuming as module
-from inference.workers.completing.failover import Drafter, FailoverCompleter
-from inference.workers.completing.remote import RemoteCompleter
-from inference.workers.completion import CompletionRequest
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference.commit import Delta, FinishReason, Started, TextEvent
+from specdec.inference.config import ConnectionConfig, DialSecurity
+from specdec.inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
+from specdec.inference.request import Provenance
+from specdec.inference.scheduling.retry_budget import RetryBudget
+from specdec.inference.workers.calls.fleet import Fleet, Replica
+from specdec.inference.workers.completing import resuming as module
+from specdec.inference.workers.completing.failover import Drafter, FailoverCompleter
+from specdec.inference.workers.completing.remote import RemoteCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.certificates import pki
 
 REQUEST = CompletionRequest((5, 6), seed=1, max_new_tokens=4)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from inference.commit import TokenLogprobs
-from inference.errors import CapacityError
-from inference.workers.completing import generation
-from inference.workers.completing.generation import ScoreWriter
+from specdec.inference.commit import TokenLogprobs
+from specdec.inference.errors import CapacityError
+from specdec.inference.workers.completing import generation
+from specdec.inference.workers.completing.generation import ScoreWriter
 from tests.support.scripted import until
 
 SCORES = (TokenLogprobs((1, 2, 3), (-1.0, -2.0, -3.0)),) * 4

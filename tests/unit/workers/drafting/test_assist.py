@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.caller import ANYBODY, request_context
-from inference.engine.target_session import TargetSession
-from inference.request import GenerationRequest
-from inference.text.vocabulary import Vocabulary
-from inference.workers.drafting.service import StreamWorker
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.caller import ANYBODY, request_context
+from specdec.inference.engine.target_session import TargetSession
+from specdec.inference.request import GenerationRequest
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.drafting.service import StreamWorker
 
 
 def test_a_worker_knows_the_request_that_it_helps() -> None:

@@ -10,26 +10,26 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from grpc_comm.server import Server, Servicer
-from inference.commit import Delta
-from inference.config import ConnectionConfig, DraftConfig
-from inference.engine.draft import DraftEngine
-from inference.engine.pool import DraftPool
-from inference.engine.target import TargetEngine
-from inference.model.decoder import Turn, Verdict
-from inference.request import Schedule
-from inference.serving.assembly import running
-from inference.text.tokenizer import Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.calls.fleet import Fleet, connected
-from inference.workers.calls.status import to_status
-from inference.workers.completing.failover import FailoverCompleter
-from inference.workers.completing.generation import GenerationServicer
-from inference.workers.completing.local import LocalCompleter
-from inference.workers.completing.reading import Reader
-from inference.workers.completion import CompletionRequest
-from inference.workers.drafting.private import PrivateWorker
-from inference.workers.drafting.service import VerificationServicer
+from specdec.grpc_comm.server import Server, Servicer
+from specdec.inference.commit import Delta
+from specdec.inference.config import ConnectionConfig, DraftConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.request import Schedule
+from specdec.inference.serving.assembly import running
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.fleet import Fleet, connected
+from specdec.inference.workers.calls.status import to_status
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completing.generation import GenerationServicer
+from specdec.inference.workers.completing.local import LocalCompleter
+from specdec.inference.workers.completing.reading import Reader
+from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting.private import PrivateWorker
+from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.completers import CARD
 from tests.support.models import tiny_tokenizer
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until

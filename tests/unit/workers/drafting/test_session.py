@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Commit, Timings
-from inference.engine.draft import DraftEngine
-from inference.errors import InvalidRequestError, UnavailableError
-from inference.request import GenerationRequest, SamplingParams, Schedule
-from inference.scheduling.link import Link
-from inference.serving.assembly import running
-from inference.workers.drafting.session import PROBE_AFTER, DraftingSession, ProposalSender
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.commit import Commit, Timings
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.errors import InvalidRequestError, UnavailableError
+from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.scheduling.link import Link
+from specdec.inference.serving.assembly import running
+from specdec.inference.workers.drafting.session import PROBE_AFTER, DraftingSession, ProposalSender
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
 
 FAR_S, PASS_US = 0.1, 5000

@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from grpc_comm import names
-from grpc_comm.guard import Gate
-from grpc_comm.server import Server
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from grpc_comm.tls import ServerTls
-from inference.caller import NamesRequests
-from inference.config import DialSecurity
-from inference.engine.draft import DraftEngine, TargetWords
-from inference.errors import HandshakeError, IncompatibleDraftError, InternalError
-from inference.observe.metrics import Metrics
-from inference.serving.processes import free_port
-from inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
-from inference.text.vocabulary import Vocabulary
-from inference.workers.drafting import stream as module
-from inference.workers.drafting.pool_worker import PoolWorker
-from inference.workers.drafting.stream import AssistStream, Offer
+from specdec.grpc_comm import names
+from specdec.grpc_comm.guard import Gate
+from specdec.grpc_comm.server import Server
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from specdec.grpc_comm.tls import ServerTls
+from specdec.inference.caller import NamesRequests
+from specdec.inference.config import DialSecurity
+from specdec.inference.engine.draft import DraftEngine, TargetWords
+from specdec.inference.errors import HandshakeError, IncompatibleDraftError, InternalError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.serving.processes import free_port
+from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.drafting import stream as module
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.models import tiny_tokenizer
