@@ -40,10 +40,11 @@ class ConfigError(SpecDecError):
 
 
 class MissingPackageError(ConfigError):
-    """Package that is not installed, as where a client has requirements/client.txt alone."""
+    """Package that is not installed: the base is that of clients, and the rest is the extra `server`."""
 
     def __init__(self, what: str, package: str | None) -> None:
-        super().__init__(f"{what} needs the full installation (`pip install .`): package {package} is not installed")
+        how = "`pip install 'specdec-serve[server]'`; in a checkout `pip install '.[server]'`"
+        super().__init__(f"{what} needs the extra `server` ({how}): package {package} is not installed")
 
 
 class RoomError(ConfigError):

@@ -1,16 +1,14 @@
 """Library (`LLM`, `Client` and their asynchronous twins), and the `specdec` command.
 
-The project's packages are imported at first use. If `import inference` would find another project's package of that
-name, the command names its place and ends.
+Everything is imported at first use. In the repository `inference`, `grpc_comm` and `comparison` are links to the
+folders beside this one; an installed package has folders. They are imported as `specdec.inference` and so on, never by
+the names of the folders: a module would exist twice.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,14 +55,6 @@ def __dir__() -> list[str]:
 
 def main() -> int:
     """Run a role, a comparison, a study or a diff; return the exit code."""
-    if (stranger := _stranger(find_spec("inference"))) is not None:
-        ours = Path(__file__).resolve().parents[1] / "inference"
-        print(
-            f"error: `import inference` finds {stranger}, which is another package; ours is {ours}. "
-            "Take the other one off PYTHONPATH, or uninstall it",
-            file=sys.stderr,
-        )
-        return 2
     arguments = sys.argv[1:]
     if arguments[:1] in (["compare"], ["study"], ["diff"]):
         from specdec.comparison.app import main as measure
@@ -79,17 +69,6 @@ def main() -> int:
     code = run(["--role", *arguments] if names_role else arguments)
     end_soon(code)
     return code
-
-
-def _stranger(spec: ModuleSpec | None) -> str | None:
-    """Return the place of another project's package `inference`; None if Python finds ours, beside this package."""
-    if spec is None:
-        return "nothing"
-    places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-    ours = Path(__file__).resolve().parents[1] / "inference"
-    if ours in places and (ours / "cli" / "app.py").is_file():
-        return None
-    return str(places[0] if places else spec.origin)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -89,3 +90,10 @@ def _save_related(directory: Path) -> Path:
     disturbed(tiny_model("llama", seed=1)).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _modules_exist_once() -> Generator[None, None, None]:
+    """Fail if a test, or what it imported, took a module of ours by its folder's name: it would exist twice."""
+    yield
+    assert {name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"} == set()

@@ -1,7 +1,7 @@
 """Imports point downwards: the rooms of docs/architecture.md, read from the sources.
 
-main.py, compare_architectures.py
-comparison                          knows servers by their command line, their API, and the foundation
+main.py, compare_architectures.py, specdec/*.py
+specdec.comparison                          knows servers by their command line, their API, and the foundation
 specdec.inference.cli
 specdec.inference.serving
 specdec.inference.gateway
@@ -13,7 +13,7 @@ specdec.inference.backends                  a concrete one is named by its regis
 specdec.inference.sampling, text, observe   arithmetic, text, figures
 specdec.inference.model                     contracts of models
 specdec.inference.commit, request, tokens, settings, config, checkpoint_files, caller, errors
-grpc_comm                           knows nothing of inference
+specdec.grpc_comm                           knows nothing of inference
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+FOLDERS = ("inference", "grpc_comm", "comparison")
+"""Packages in `specdec`; by these names a module would exist a second time."""
+HOUSE = (*FOLDERS, "specdec", "benchmarks", "deploy", "examples", "models", "scripts", "tests")
 FOUNDATION = ("commit", "request", "tokens", "settings", "config", "checkpoint_files", "caller", "errors")
 ROOMS = (
     ("model",),
@@ -123,6 +126,9 @@ def is_allowed(module: str, name: str) -> bool:
     if operator.lt(*floors_of(module, name)):
         return False
     package = f"{module}..".split(".")[2] if is_in(module, "specdec.inference") else ""
+    is_ours = name.split(".")[0] in (*FOLDERS, "specdec")
+    if is_ours and not any(is_in(name, f"specdec.{folder}") for folder in FOLDERS):
+        return False
     if is_in(name, "specdec.comparison"):
         return is_in(module, "specdec.comparison")
     if is_in(module, "specdec.comparison"):
@@ -141,7 +147,7 @@ def is_allowed(module: str, name: str) -> bool:
 
 
 def sources() -> list[Path]:
-    files = [file for package in ("inference", "comparison", "grpc_comm") for file in (ROOT / package).rglob("*.py")]
+    files = [file for package in FOLDERS for file in (ROOT / package).rglob("*.py")]
     return sorted(file for file in files if "specdec/v1" not in file.as_posix())
 
 
@@ -207,6 +213,26 @@ def test_rooms_of_a_package_stand_in_order() -> None:
         }
 
 
+IMPORT = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(FOLDERS)})\b", re.MULTILINE)
+MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})\.\w+")
+
+
+def test_no_source_names_a_module_by_its_folder() -> None:
+    """A string names modules, too. One that exists twice has two classes of each name, and metrics that are refused."""
+    found = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in [*ROOT.glob("*.py"), *(file for room in HOUSE for file in (ROOT / room).rglob("*.py"))]
+        for text in [file.read_text()]
+        for name in [*IMPORT.findall(text), *filter(_is_module, MODULE.findall(text))]
+    ]
+    assert found == []
+
+
+def _is_module(name: str) -> bool:
+    place = ROOT / name.replace(".", "/")
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
 def test_every_module_has_a_room() -> None:
     packages = {file.parent.name for file in (ROOT / "inference").glob("*/__init__.py")}
     modules = {file.stem for file in (ROOT / "inference").glob("*.py")} - {"__init__"}
@@ -240,6 +266,8 @@ def test_every_module_has_a_room() -> None:
         ("specdec.inference.scheduling.widths", "from specdec.inference.engine import loop"),
         ("specdec.inference.engine.loop", "from specdec.grpc_comm import channel"),
         ("specdec.inference.engine.loop", "from ..workers import completion"),
+        ("specdec.inference.engine.loop", f"import {FOLDERS[0]}"),
+        ("specdec.inference.cli.app", "from specdec import library"),
         ("specdec.grpc_comm.server", "from specdec.inference.errors import ConfigError"),
         ("specdec.grpc_comm.server", "import specdec.inference"),
         ("specdec.grpc_comm.server", "from specdec.comparison.run import proxy"),

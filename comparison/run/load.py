@@ -28,7 +28,6 @@ from specdec.comparison.plan.record import RequestRecord
 from specdec.comparison.run.client import Ask
 from specdec.comparison.run.grpc_client import record_of
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
-from specdec.inference.config import ROOT
 from specdec.inference.errors import ConfigError, MissingPackageError, UnavailableError
 from specdec.inference.workers.calls.convert import completion_to_message, event_from_message
 from specdec.inference.workers.completion import CompletionRequest
@@ -180,6 +179,5 @@ async def _run_locust(plan: dict[str, Any], directory: Path, concurrency: int, l
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, in which Locust finds grpc_comm."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    """Return this process's environment, in which Locust finds the same packages."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,4 +1,4 @@
-"""`pip install .`: a wheel in an environment of its own serves, and names another `inference` that is in the way."""
+"""`pip install .`: a wheel in an environment of its own serves, and leaves another project's `inference` alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,8 +24,8 @@ from tests.support.servers import target_server, until_healthy
 
 pytestmark = pytest.mark.long
 
-PACKAGES = ("specdec", *(f"specdec.{room}" for room in ("inference", "grpc_comm", "comparison")))
-SOURCES = ("specdec", "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+FOLDERS = ("inference", "grpc_comm", "comparison")
+SOURCES = ("specdec", *FOLDERS, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -35,20 +37,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()
-    for name in SOURCES:  # a copy, since a build leaves its own files in the tree
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+    for name in SOURCES:  # a copy with its links, since a build leaves its own files in the tree
+        copy = partial(shutil.copytree, symlinks=True) if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
     subprocess.run([*PIP, "wheel", "--quiet", *offline, "--wheel-dir", home, source], check=True)
-    (made,) = home.glob("specdec-*.whl")
+    (made,) = home.glob("specdec_serve-*.whl")
     return made
 
 
-def environment_with(wheel: Path, home: Path) -> Path:
-    """Return a new environment that has our wheel, and none of the packages that it depends on."""
+def environment_with(home: Path, *asked: str | Path) -> Path:
+    """Return a new environment that has what pip is asked for."""
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
-    subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run([*PIP, "--python", python, "install", "--quiet", *asked], check=True)
     return home / "env"
 
 
@@ -56,7 +58,7 @@ def environment_with(wheel: Path, home: Path) -> Path:
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with our wheel. The packages that it depends on are those of the tests' environment, by a path
     file; tests/unit/test_requirements.py checks that the wheel asks for all of them."""
-    made = environment_with(wheel, tmp_path_factory.mktemp("install"))
+    made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
     packages = next(made.glob("lib/python*/site-packages"))
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return made
@@ -68,10 +70,17 @@ def variables(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
-async def test_a_wheel_serves_what_it_brings(environment: Path, tmp_path: Path) -> None:
+TESTED = ("--constraint", ROOT / "requirements.txt")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # downloads torch
+async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
+    """An empty environment, and the extra `server`."""
+    home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
-        environment / "bin" / "specdec", "fused_target", "--port", str(port), "--http_port", str(http_port),
+        home / "bin" / "specdec", "fused_target", "--port", str(port), "--http_port", str(http_port),
         cwd=tmp_path, env=variables(), stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -96,12 +105,10 @@ with specdec.Client(sys.argv[1]) as client:
 """
 
 
-async def test_a_client_needs_its_own_file_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """requirements/client.txt in an empty environment, as docs/first_steps.md has it: both of its clients ended at
-    once, since they imported llguidance and Pydantic."""
-    client = environment_with(wheel, tmp_path) / "bin"
-    install = f"install --quiet --requirement {ROOT / 'requirements' / 'client.txt'}".split()
-    await asyncio.to_thread(subprocess.run, [*PIP, "--python", str(client / "python"), *install], check=True)
+@pytest.mark.long
+async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
+    """An empty environment. Both clients ended at once, since they imported llguidance and Pydantic."""
+    client = (await asyncio.to_thread(environment_with, tmp_path, *TESTED, wheel)) / "bin"
     async with target_server(models.chat_target) as server:
         flags = ("--port", str(server.port), "--prompt", "a house", "--max_new_tokens", "4", "--format", "json")
         for command in (
@@ -124,13 +131,54 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
         assert "--served_model_name" in run.stdout
 
 
+def test_one_name_is_in_the_wheel(wheel: Path) -> None:
+    """Four were, and one of them, `inference`, is another project's name too."""
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
+    assert {name.split("/")[0] for name in names} == {"specdec"}
+    sources = {file.relative_to(ROOT) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
+    assert {f"specdec/{file.as_posix()}" for file in sources} <= names
+
+
 def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    code = f"import {', '.join(PACKAGES)}\n"
-    code += "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
+    code = "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
     code += "app.main(['--help'])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
     assert (run.returncode, "--topologies" in run.stdout) == (0, True), run.stderr
+
+
+RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    print("ended", end.code, *{name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"})
+"""
+COMMANDS = (
+    "verify_fused --prompt 1,2,3 --max_new_tokens 4",
+    "fused_client --port 1 --connect_timeout_s 0.1 --prompt x",
+)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "compare --help"])
+@pytest.mark.parametrize("is_installed", [False, True], ids=["main.py", "specdec"])
+def test_no_module_has_the_name_of_its_folder(
+    is_installed: bool, command: str, environment: Path, tmp_path: Path
+) -> None:
+    """`inference` is another project's name, and a module that is imported by two names exists twice."""
+    word, *flags = command.split()
+    started: list[str | Path] = [ROOT / "main.py", "--role", word]
+    if word == "compare":
+        started = [ROOT / "compare_architectures.py"]
+    if is_installed:
+        started = [environment / "bin" / "specdec", word]
+    python = environment / "bin" / "python" if is_installed else sys.executable
+    run = subprocess.run(
+        [python, "-c", RUN, *started, *flags],
+        capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=60,
+    )  # fmt: skip
+    assert run.stdout.splitlines()[-1] == f"ended {int('fused_client' in command)}", run.stdout + run.stderr
 
 
 def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
@@ -143,18 +191,12 @@ def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Pa
     assert run.stdout.strip() == "[True, True]", run.stderr
 
 
-def test_another_package_of_that_name_is_named(environment: Path, tmp_path: Path) -> None:
-    """PyPI has another project's `inference`."""
-    stranger = tmp_path / "inference"
-    stranger.mkdir()
-    (stranger / "__init__.py").write_text("raise ImportError('never run')")
+def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
+    """Roboflow's package has that name: where both were installed, one of them did not work."""
+    (tmp_path / "inference").mkdir()
+    (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")
     run = subprocess.run(
-        [environment / "bin" / "specdec", "target"],
-        capture_output=True,
-        text=True,
-        env=variables(PYTHONPATH=str(tmp_path)),
-    )
-    assert run.returncode == 2
-    assert str(stranger) in run.stderr
-    assert str(environment) in run.stderr
-    assert "Traceback" not in run.stderr
+        [environment / "bin" / "specdec", "verify_target", "--prompt", "1, 2, 3,", "--max_new_tokens", "4"],
+        capture_output=True, text=True, env=variables(PYTHONPATH=str(tmp_path)), timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr

@@ -19,7 +19,10 @@ from specdec.inference import VERSION
 from specdec.inference.config import ROOT
 from tests.test_layering import imports_of
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONTENT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONTENT["project"]
+BASE, EXTRAS = PROJECT["dependencies"], PROJECT["optional-dependencies"]
+TESTED = CONTENT["dependency-groups"]["tested"]
 ELSEWHERE = (
     *("torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference", "transformers_neuronx"),
     *("locust", "gevent"),
@@ -45,18 +48,44 @@ def test_every_package_says_why_it_is_here() -> None:
 
 
 def test_a_range_is_pinned_to_what_is_tested() -> None:
-    assert pinned("torch>=2.9,<=2.13.0") == "torch==2.13.0"
-    assert pinned("uvloop==0.23.0; sys_platform != 'win32'") == "uvloop==0.23.0; sys_platform != 'win32'"
+    assert pinned("torch>=2.9,<=2.13.0", TESTED) == "torch==2.13.0"
+    assert pinned("rich>=14.0.0,<17", ["rich==15.0.0"]) == "rich==15.0.0"
+    assert pinned("uvloop==0.23.0; sys_platform != 'win32'", []) == "uvloop==0.23.0; sys_platform != 'win32'"
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
     """Everything was pinned, so the wheel hardly went beside another package; the files stay what was tested."""
-    for requirement in map(Requirement, PROJECT["dependencies"]):
+    for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
     exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]
-    assert len(exact) == len(PROJECT["dependencies"])
+    assert len(exact) == len(BASE) + len(EXTRAS["server"])
     assert all("==" in line for line in exact)
     assert "fastapi==0.150.0" in oldest()
+
+
+def test_the_base_has_wide_ranges_and_tested_versions() -> None:
+    tested = {each.name: next(iter(each.specifier)).version for each in map(Requirement, TESTED)}
+    for requirement in map(Requirement, BASE):
+        assert sorted(each.operator for each in requirement.specifier) == ["<", ">="], requirement
+        assert tested.pop(requirement.name) in requirement.specifier
+    assert tested == {}
+
+
+NEIGHBOURS = {
+    "vLLM 0.32": "tokenizers==0.23.3 numpy==2.3.5 grpcio==1.85.3 grpcio-status==1.85.3 cryptography==50.0.2 "
+    "protobuf==7.36.2 uvloop==0.23.0 rich==15.0.0 prometheus-client==0.26.0",
+    "Roboflow's inference 1.8": "tokenizers==0.22.2 numpy==2.3.5 cryptography==50.0.2 protobuf==7.36.2 rich==14.3.4 "
+    "prometheus-client==0.26.0",
+}
+"""Versions that pip chooses for another project, of packages that our base asks for too."""
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_pip_leaves_a_neighbour_its_versions(neighbour: str) -> None:
+    """The story: all ranges ended at the tested version, and pip took grpcio 1.85.3 back to 1.85.1 beside vLLM."""
+    ranges = {each.name: each.specifier for each in map(Requirement, BASE)}
+    for name, version in (each.split("==") for each in NEIGHBOURS[neighbour].split()):
+        assert version in ranges[name], name
 
 
 CLIENT_ALONE = """
@@ -77,6 +106,13 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Client
 sys.argv[0] = "specdec"
 """
 COMMAND = "from specdec import main; sys.exit(main())"
+MODELS = """
+import specdec
+try:
+    specdec.LLM()
+except specdec.errors.MissingPackageError as error:
+    sys.exit(f"{error}")
+"""
 LIBRARY = """
 import specdec
 from specdec.inference.errors import SpecDecError
@@ -90,10 +126,8 @@ except SpecDecError as error:
 
 
 def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
-    """Run code where nothing but requirements/client.txt seems to be installed; return exit code and stderr."""
-    installed = closure(
-        {name_of(line) for line in requirements()["requirements/client.txt"].splitlines() if "==" in line}
-    )
+    """Run code where nothing but the base seems to be installed; return exit code and stderr."""
+    installed = closure({name_of(spec) for spec in BASE})
     owners = packages_distributions()
     blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
     assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked
@@ -121,7 +155,7 @@ def closure(names: set[str]) -> set[str]:
     ],
     ids=["fused_client", "Client"],
 )
-def test_a_client_needs_no_more_than_its_file(code: str, arguments: tuple[str, ...]) -> None:
+def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
     """A thin client took the 1.5 GB of a server; later neither client started, since one asked for the version of
     llguidance, and the other imported Pydantic."""
     status, report = run_as_client(code, *arguments)
@@ -130,13 +164,18 @@ def test_a_client_needs_no_more_than_its_file(code: str, arguments: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    "arguments", ["gateway", "verify_target --prompt x", "rescale_fp8 --model a --output b", "compare"]
+    ("code", "arguments", "status"),
+    [
+        *((COMMAND, each, 2) for each in ("gateway", "target", "verify_target --prompt x", "compare", "study")),
+        (COMMAND, "rescale_fp8 --model a --output b", 2),
+        (MODELS, "", 1),
+    ],
 )
-def test_what_a_client_cannot_do_names_the_full_installation(arguments: str) -> None:
+def test_what_a_client_cannot_do_names_the_extra(code: str, arguments: str, status: int) -> None:
     """Each was a traceback."""
-    status, report = run_as_client(COMMAND, *arguments.split())
-    assert (status, len(report.splitlines())) == (2, 1), report
-    assert "needs the full installation (`pip install .`)" in report
+    code_of, report = run_as_client(code, *arguments.split())
+    assert (code_of, len(report.splitlines())) == (status, 1), report
+    assert "needs the extra `server` (`pip install 'specdec-serve[server]'`" in report
 
 
 def test_the_demo_installs_what_it_runs() -> None:
@@ -217,14 +256,14 @@ def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
     """The file pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57, those of SDK 2.29: in any other image that
     docs/neuron.md offers, pip replaced NxDI with one for another compiler and runtime. Transformers alone would do it
     too: NxDI 0.7 pins 4.56, and pip takes a newer NxDI rather than none."""
-    wanted = {each.name: each for each in map(Requirement, PROJECT["optional-dependencies"]["neuron"])}
+    wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
     for name, version in zip(names, NEURON_IMAGES[sdk], strict=True):
         assert version in wanted[name].specifier
 
 
 def test_pip_takes_no_torchneuron_for_nxdi() -> None:
-    (torch_neuronx,) = (spec for spec in PROJECT["optional-dependencies"]["neuron"] if name_of(spec) == "torch-neuronx")
+    (torch_neuronx,) = (spec for spec in EXTRAS["neuron"] if name_of(spec) == "torch-neuronx")
     assert "2.13.3.0" not in Requirement(torch_neuronx).specifier
 
 
@@ -234,11 +273,11 @@ def name_of(spec: str) -> str:
 
 def test_a_wheel_asks_for_whatever_it_imports() -> None:
     """Every top-level module that our packages import, at whatever place, belongs to a declared package."""
-    declared = {name_of(spec) for spec in PROJECT["dependencies"]}
-    for extra in ("tracing", "endpoints"):
-        declared |= {name_of(spec) for spec in PROJECT["optional-dependencies"][extra]}
+    declared = {name_of(spec) for spec in BASE}
+    for extra in ("server", "tracing", "endpoints"):
+        declared |= {name_of(spec) for spec in EXTRAS[extra]}
     owners = packages_distributions()
-    ours = {"inference", "grpc_comm", "comparison", "specdec", "loadtest"}
+    ours = {"specdec", "loadtest"}
     for package in ("inference", "grpc_comm", "comparison"):
         for path in (ROOT / package).rglob("*.py"):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
