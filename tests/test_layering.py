@@ -48,17 +48,16 @@ ROOMS = (
     ("cli",),
 )
 """Rooms of one line may import each other and whatever stands above that line."""
-INNER_ROOMS = {"specdec.inference.workers": ("completion", "calls", "completing", "drafting")}
-"""Packages with rooms of their own, lowest first; a room may import those before it."""
 HEIGHTS = {room: height for height, rooms in enumerate(ROOMS, start=1) for room in rooms}
 MAY_SPEAK_GRPC = ("workers", "gateway", "serving", "cli")
 FLOORS = {
     "specdec.inference.gateway": ("bodies", "answers", "door"),
-    "comparison": ("plan", "run", "report", "study"),
+    "specdec.inference.workers": ("completion", "calls", "completing", "drafting"),
+    "specdec.comparison": ("plan", "run", "report", "study"),
 }
 """Rooms within a package, lowest first: each imports itself and those before it; other modules stand above them."""
 SEEN_BY_COMPARISON = (
-    *(f"inference.{module}" for module in FOUNDATION),
+    *(f"specdec.inference.{module}" for module in FOUNDATION),
     *("specdec.inference.observe.stats", "specdec.inference.text.chat", "specdec.inference.text.tokenizer"),
     *(
         "specdec.inference.workers.completion",
@@ -180,37 +179,6 @@ def _module_of(imported: str, modules: Container[str]) -> str | None:
     """The module that an imported name is, or is in."""
     parent = imported.rpartition(".")[0]
     return next((name for name in (imported, parent) if name in modules), None)
-
-
-def climbs(module: str, source: str) -> list[str]:
-    """Return the imports of a module that lead to a higher room of its own package."""
-    found = []
-    for package, rooms in INNER_ROOMS.items():
-        names = [name for name in imports_of(module, source) if is_in(module, package)]
-        own, *others = [
-            next((height for height, room in enumerate(rooms) if is_in(name, f"{package}.{room}")), -1)
-            for name in (module, *names)
-        ]
-        found += [f"{module} imports {name}" for name, height in zip(names, others, strict=True) if height > own]
-    return found
-
-
-def test_rooms_of_a_package_stand_in_order() -> None:
-    assert [climb for file in sources() for climb in climbs(module_name(file), file.read_text())] == []
-    assert (
-        climbs(
-            "specdec.inference.workers.calls.scope",
-            "from specdec.inference.workers.completing.local import LocalCompleter",
-        )
-        != []
-    )
-    assert (
-        climbs("specdec.inference.workers.drafting.service", "from specdec.inference.workers.calls import access") == []
-    )
-    for package, rooms in INNER_ROOMS.items():
-        assert {path.stem for path in (ROOT / package.replace(".", "/")).iterdir()} - {"__init__", "__pycache__"} == {
-            *rooms
-        }
 
 
 IMPORT = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(FOLDERS)})\b", re.MULTILINE)
