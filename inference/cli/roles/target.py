@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cli.models import DefaultSettings, OneModel
+from inference.cli.models import VLLM, DefaultSettings, TargetModel
 from inference.cli.roles.compile import CompileSettings, compile_ahead
 from inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
 from inference.settings import group, same
@@ -14,7 +14,7 @@ from inference.settings import group, same
 class TargetSettings:
     """Settings of --role target."""
 
-    model: OneModel = group(OneModel)
+    model: TargetModel = group(TargetModel)
     gamma: int = same(CompileSettings, "gamma")
     server: ServerConfig = group(ServerConfig)
     http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
@@ -23,6 +23,9 @@ class TargetSettings:
 
 
 async def run(settings: TargetSettings) -> int:
+    settings.model.check_engine()
+    if settings.model.engine == VLLM:
+        return await _run_vllm(settings)
     # On loopback the draft runs beside it; two busy processes on one core slow each other down many times over.
     num_threads = max(1, usable_cores() - 1) if settings.server.on_loopback else usable_cores()
     model = settings.model.config(num_threads=num_threads, gamma=settings.gamma)
@@ -33,4 +36,23 @@ async def run(settings: TargetSettings) -> int:
     from inference.serving.target import serve_target
 
     await serve_target(model, server, settings.http, settings.observe)
+    return 0
+
+
+async def _run_vllm(settings: TargetSettings) -> int:
+    """Serve with vLLM; all that can be refused is refused before a second process starts and vLLM is imported."""
+    from inference.serving.fronts import check_ports
+    from inference.serving.group import in_own_group, leads_group
+    from inference.vllm.options import check_flags, prepare_environment
+
+    model, flags = settings.model.path, settings.model.engine_flags
+    server = replace(settings.server, defaults=settings.defaults.of(model))
+    check_flags(flags)
+    check_ports(server, settings.observe, settings.http)
+    if not leads_group():
+        return await in_own_group(server.lifeline)
+    prepare_environment(settings.observe.log_level)
+    from inference.serving.vllm_target import serve_vllm
+
+    await serve_vllm(model, flags, server, settings.http, settings.observe)
     return 0
