@@ -6,6 +6,7 @@ inference.cli
 inference.serving
 inference.gateway
 inference.workers
+inference.vllm                      vLLM as an engine: the same contract, in vLLM's own environment
 inference.engine
 inference.speculation
 inference.scheduling                pure: arithmetic over what was measured
@@ -38,6 +39,7 @@ ROOMS = (
     ("scheduling",),
     ("speculation",),
     ("engine",),
+    ("vllm",),
     ("workers",),
     ("gateway",),
     ("serving",),

@@ -1,4 +1,4 @@
-"""Life cycle of a target whose engine is vLLM: its start, a warm-up before anything is served, and the end of all of it.
+"""Life cycle of a target whose engine is vLLM: its start, a warm-up before it serves, and the end of all processes.
 
 vLLM runs in processes of its own. They share a process group with this one and nothing else, so that none outlives it.
 """
@@ -26,13 +26,13 @@ from inference.errors import ConfigError, SpecDecError
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.serving.assembly import RunningTarget
 from inference.serving.fronts import Ports
-from inference.serving.group import end_others
 from inference.serving.observers import observed, timeline
 from inference.serving.target import host_of
 from inference.speculation.tree import Branch
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
 from inference.vllm.engine import Running, VllmEngine
+from inference.vllm.group import end_members, leads_group
 from inference.vllm.link import Place
 from inference.vllm.load import CoreLoad
 from inference.vllm.mailbox import Mailbox
@@ -44,6 +44,8 @@ from inference.workers.remote import TARGET
 logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
+WAIT_S = 1.0
+"""Seconds that processes of vLLM get to end, where its own shutdown has left some, or its core is lost."""
 
 
 async def serve_vllm(
@@ -96,7 +98,8 @@ async def vllm_engine(
             yield RunningTarget(engine, tokenizer), model_id
     finally:
         await mailbox.close()
-        await end_others()
+        if leads_group():
+            await asyncio.to_thread(end_members, os.getpgrp(), WAIT_S)
 
 
 @asynccontextmanager

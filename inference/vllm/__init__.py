@@ -1,4 +1,4 @@
-"""vLLM as the engine of a target: our sessions in front of its `AsyncLLM`, draft trees in its core, our choice in its workers.
+"""vLLM as a target's engine: sessions before its `AsyncLLM`, draft trees in its core, our choice in its workers.
 
 Three kinds of processes run parts of it. The front is our target; `mailbox.py` joins it to the schedulers in vLLM's
 engine cores, one per data-parallel rank. vLLM starts cores and workers, and finds our classes by their dotted names.

@@ -130,4 +130,3 @@ class Winners:
     place: int
     token_ids: Sequence[int]
     num_judged: int | None
-

@@ -150,7 +150,10 @@ class Drafts:
     def _wait_s(self, ready: Sequence[Ready], paths: Sequence[list[int]]) -> float:
         """Return the seconds for which a pass over requests that all lack draft tokens had better wait; 0 for none."""
         requests = [self._requests[each.name] for each in ready]
-        helped = [bool(each.tree is not None and each.gamma and turn.room > 0) for each, turn in zip(requests, ready, strict=True)]
+        helped = [
+            bool(each.tree is not None and each.gamma and turn.room > 0)
+            for each, turn in zip(requests, ready, strict=True)
+        ]
         if not requests or any(paths) or not all(helped):
             return 0.0
         now, costs = time.monotonic(), self._times.of(1)

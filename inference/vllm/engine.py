@@ -255,7 +255,9 @@ class VllmEngine:
 
     async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
         """Wait for the reports of the passes that gave these tokens: they are on their way before the tokens."""
-        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(session.rank or 0):
+        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(
+            session.rank or 0
+        ):
             session.reported.clear()
             await session.reported.wait()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import struct
 import threading
@@ -31,14 +30,13 @@ from inference.vllm.frames import (
     require_own_user,
     to_core,
 )
+from inference.vllm.group import end_members
 
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 5
 """Longest that a pass waits for a front that reads nothing; the link is closed then."""
 REDIAL_S = 1.0
-END_S = 4.0
-"""Seconds between the request to end and the end of a group whose front is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ class Link:
         if self._place.owned:
             self._is_closed = True
             logger.error("the front is gone (%s): its engine core ends", reason)
-            threading.Thread(target=end_group).start()  # no daemon: it outlives the main thread
+            threading.Thread(target=_end_all).start()  # no daemon: it outlives the main thread
             return
         self._receive(None)
         time.sleep(REDIAL_S)
@@ -154,8 +152,6 @@ def _exactly(link: socket.socket, length: int) -> bytes:
     return bytes(parts)
 
 
-def end_group() -> None:
-    """End all processes of this one's group: ask, and after END_S end those that are left, this one too."""
-    os.killpg(0, signal.SIGTERM)
-    time.sleep(END_S)
-    os.killpg(0, signal.SIGKILL)
+def _end_all() -> None:
+    end_members(os.getpgrp())
+    os._exit(1)

@@ -58,4 +58,6 @@ class VllmMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
-        yield from (each for each in REGISTRY.collect() if each.name.startswith("vllm:") and each.name not in self._ours)
+        yield from (
+            each for each in REGISTRY.collect() if each.name.startswith("vllm:") and each.name not in self._ours
+        )

@@ -58,7 +58,9 @@ def check_flags(flags: Sequence[str]) -> None:
         if (reason := OURS.get(name)) is not None:
             raise ConfigError(f"{flag} after --: {reason}")
         if name == "--logprobs-mode" and "processed" in " ".join([*flags]):
-            raise ConfigError(f"{flag} after --: processed log-probabilities would be those of our choice, 0 or minus infinity")
+            raise ConfigError(
+                f"{flag} after --: processed log-probabilities would be those of our choice, 0 or minus infinity"
+            )
         if known and name not in known and name.replace("--no-", "--", 1) not in known and name.startswith("--"):
             near = get_close_matches(name, known, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""

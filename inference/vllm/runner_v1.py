@@ -144,6 +144,11 @@ class Extension:
 def require_hooks(runner: Any) -> None:
     """Raise ConfigError, which names them, if this runner lacks names that we depend on."""
     names = {**HOOKS, runner: RUNNER_FIELDS, runner.input_batch: BATCH_FIELDS}
-    missing = [f"{getattr(owner, '__name__', type(owner).__name__)}.{name}" for owner, names_ in names.items() for name in names_ if not hasattr(owner, name)]
+    missing = [
+        f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
+        for owner, names_ in names.items()
+        for name in names_
+        if not hasattr(owner, name)
+    ]
     if missing:
         raise ConfigError(f"this vLLM's runner has no {', '.join(missing)}: take vllm 0.32")

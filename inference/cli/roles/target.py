@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from inference.cli.models import VLLM, DefaultSettings, TargetModel
 from inference.cli.roles.compile import CompileSettings, compile_ahead
 from inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
+from inference.errors import SpecDecError
 from inference.settings import group, same
 
 
@@ -42,7 +43,7 @@ async def run(settings: TargetSettings) -> int:
 async def _run_vllm(settings: TargetSettings) -> int:
     """Serve with vLLM; all that can be refused is refused before a second process starts and vLLM is imported."""
     from inference.serving.fronts import check_ports
-    from inference.serving.group import in_own_group, leads_group
+    from inference.vllm.group import in_own_group, leads_group, leave
     from inference.vllm.options import check_flags, prepare_environment
 
     model, flags = settings.model.path, settings.model.engine_flags
@@ -54,5 +55,9 @@ async def _run_vllm(settings: TargetSettings) -> int:
     prepare_environment(settings.observe.log_level)
     from inference.serving.vllm_target import serve_vllm
 
-    await serve_vllm(model, flags, server, settings.http, settings.observe)
-    return 0
+    error = None
+    try:
+        await serve_vllm(model, flags, server, settings.http, settings.observe)
+    except SpecDecError as exc:
+        error = exc
+    leave(error)
