@@ -36,7 +36,7 @@ from inference.vllm.group import end_members, leads_group
 from inference.vllm.link import Place
 from inference.vllm.load import CoreLoad
 from inference.vllm.mailbox import Mailbox
-from inference.vllm.options import engine_config, installed, refusals
+from inference.vllm.options import engine_config, installed, Refusals
 from inference.vllm.runner_v1 import Extension
 from inference.vllm.translation import KEY
 from inference.workers.remote import TARGET
@@ -106,10 +106,10 @@ async def vllm_engine(
 async def _llm(config: Any, load: CoreLoad) -> AsyncGenerator[Any, None]:
     """Run vLLM's `AsyncLLM`, whose workers have our choice."""
     started = time.monotonic()
-    with refusals():  # a thread, so that signals count during the minute that it takes
+    with Refusals():  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, stat_loggers=[load.logger])
     try:
-        with refusals():
+        with Refusals():
             await llm.collective_rpc(Extension.install_choice.__name__)
         logger.info("vLLM %s is up after %.1f s", installed(), time.monotonic() - started)
         yield llm

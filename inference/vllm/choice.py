@@ -1,6 +1,6 @@
 """Our choice in vLLM's workers: bias, penalties, minimum length, grammar and noise, as in our own engine.
 
-Knows requests by vLLM's ids, and nothing of its runners: each runner's own module asks for the tokens that win its rows.
+Knows requests by vLLM's ids, and nothing of its runners: a module per runner asks for the tokens that win its rows.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Choice:
         ]
 
     def _winners(self, place: int, allowed: Allowed, token_ids: list[int]) -> Winners:
-        """Return the winners of a span; where its grammar fails, an end, at which the front finds the output refused."""
+        """Return the winners of a span; if its grammar fails, an end: the front then finds the output refused."""
         if allowed.error is not None:
             return Winners(place, [min(self._grammars().eos_token_ids)] * len(token_ids), None)
         return Winners(place, token_ids, None if allowed.masks is None else len(allowed.masks))

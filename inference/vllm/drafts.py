@@ -1,7 +1,7 @@
 """Drafts of the requests in one engine core: a tree each, how long a pass waits for them, and how many it verifies.
 
-Knows nothing of vLLM. The mailbox's thread brings draft tokens, and the core's thread asks for the next pass and reports
-it; a lock lies between the two.
+Knows nothing of vLLM. The mailbox's thread brings draft tokens; the core's thread asks for the next pass, and reports
+it. A lock lies between the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The core's end of the mailbox: a thread in vLLM's engine core that reads what the front sends.
 
 The owner of the core decides what a lost link means. A core that a front has started ends with it, and with it all
-processes of its group: vLLM's would stay otherwise, with the memory of their devices. A core that is its own owner dials
-again for ever, and decodes plainly meanwhile.
+processes of its group: vLLM's would stay otherwise, with the memory of their devices. A core of its own dials again
+for ever, and decodes plainly meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """vLLM's own flags, those after `--`: what can be refused before vLLM is imported, and its configuration made of them.
 
-An import takes ten seconds and a start a minute, so that a wrong flag must fail before. Names of flags are read in vLLM's
+An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
 sources, as text. The dotted names of our classes that vLLM's processes import are made here, of the classes themselves.
 """
 
@@ -84,7 +84,7 @@ def installed() -> str:
 
 
 def prepare_environment(log_level: str) -> None:
-    """Set what vLLM reads when it is imported: the classic runner, and a log on stderr without its start's seventy lines."""
+    """Set what vLLM reads when it is imported: the classic runner, and a log of warnings on stderr."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
@@ -117,7 +117,7 @@ def engine_config(model: Path, flags: Sequence[str], *, gamma: int) -> Any:
         "model": _dotted(NoProposer),
         "num_speculative_tokens": gamma,
     }
-    with refusals():
+    with Refusals():
         config = args.create_engine_config()
     _require_kept(config)
     return config
@@ -127,7 +127,7 @@ def _dotted(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class refusals:  # noqa: N801
+class Refusals:
     """Context that makes one line of vLLM's errors at a start."""
 
     def __enter__(self) -> None: ...

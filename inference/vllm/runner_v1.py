@@ -5,6 +5,7 @@ All private names of that runner that we depend on are in this file; `HOOKS` lis
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class WinningVerifier(RejectionSampler):  # type: ignore[misc]
         for count in counts:
             ends.append(ends[-1] + count)
         drafts = metadata.draft_token_ids.tolist()
-        proposals = [drafts[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
         rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
         won = self._winning.winners(proposals, lambda places: logits[[row for place in places for row in rows[place]]])
         self._winning.last = [(each.place, each.token_ids[-1]) for each in won]
@@ -123,7 +124,7 @@ def _extra(request: Any) -> dict[str, object] | None:
 
 
 class Extension:
-    """Extension of vLLM's worker class, by its `worker_extension_cls`: the front has it called once the model is loaded."""
+    """Extension of vLLM's worker class (`worker_extension_cls`), called by the front once the model is loaded."""
 
     model_runner: Any
 

@@ -60,4 +60,4 @@ async def _run_vllm(settings: TargetSettings) -> int:
         await serve_vllm(model, flags, server, settings.http, settings.observe)
     except SpecDecError as exc:
         error = exc
-    leave(error)
+    return leave(error)
