@@ -3,7 +3,7 @@
     python -m scripts.wide_heads models/target build/wide/target
 
 vLLM's attention on a CPU takes heads of 32, 64, 80, 96, 112 or 128 values; the bundled models have 72 and 40. Zeros
-fill the new places. Rotary embeddings turn value i of a head together with value i + half, so each half gets its own zeros.
+fill the new places. Rotary embeddings turn value i of a head together with value i + half: each half has its zeros.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from inference.vllm.group import end_members, leads_group
 from inference.vllm.link import Place
 from inference.vllm.load import CoreLoad
 from inference.vllm.mailbox import Mailbox
-from inference.vllm.options import engine_config, installed, Refusals
+from inference.vllm.options import Refusals, engine_config, installed
 from inference.vllm.runner_v1 import Extension
 from inference.vllm.translation import KEY
 from inference.workers.remote import TARGET

@@ -58,7 +58,7 @@ def leave(error: SpecDecError | None) -> NoReturn:
 async def in_own_group(lifeline: str | None) -> int:
     """Run this command again as the leader of a session of its own, and pass signals on; return its exit code.
 
-    Ctrl-C reaches all processes of a terminal's group, and vLLM's would end at once; here it reaches this process alone,
+    Ctrl-C reaches all processes of a terminal's group, and vLLM's would end at once; here it reaches this process only,
     and the server drains. When the server has ended, however that was, the rest of its group ends too. It also drains
     when this process has ended, by the end of its stdin.
 

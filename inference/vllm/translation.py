@@ -1,7 +1,7 @@
 """Our requests in vLLM's terms and back: a greedy request for vLLM, and beside it what our choice in its workers needs.
 
-vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The prompt
-of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
+vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The
+prompt of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
 """
 
 from __future__ import annotations
