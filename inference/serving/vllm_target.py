@@ -87,7 +87,9 @@ async def vllm_engine(
     )
     mailbox, load = Mailbox(model_id), CoreLoad()
     await mailbox.open()
-    config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id))}
+    config.additional_config = {
+        KEY: asdict(Place(str(mailbox.path), model_id, group=os.getpgrp() if leads_group() else 0))
+    }
     limits = EngineLimits(server.max_waiting, MAX_PASS_DRAFT_TOKENS, eos, server.pass_timeout_s)
     try:
         async with _llm(config, load) as llm:

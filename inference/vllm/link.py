@@ -47,11 +47,13 @@ class Place:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
         owned: the core ends with its front; else it dials again for ever.
+        group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
     """
 
     path: str
     model_id: str
     owned: bool = True
+    group: int = 0
 
 
 class Link:
@@ -135,7 +137,7 @@ class Link:
         if self._place.owned:
             self._is_closed = True
             logger.error("the front is gone (%s): its engine core ends", reason)
-            threading.Thread(target=_end_all).start()  # no daemon: it outlives the main thread
+            threading.Thread(target=_end, args=(self._place.group,)).start()  # no daemon: it outlives the main thread
             return
         self._receive(None)
         time.sleep(REDIAL_S)
@@ -152,6 +154,8 @@ def _exactly(link: socket.socket, length: int) -> bytes:
     return bytes(parts)
 
 
-def _end_all() -> None:
-    end_members(os.getpgrp())
+def _end(group: int) -> None:
+    """End this process, and before it the others of a group."""
+    if group:
+        end_members(group)
     os._exit(1)
