@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import stat
-import subprocess
 import sys
 from collections.abc import AsyncGenerator
 
@@ -30,6 +28,7 @@ from inference.vllm.frames import (
     packed,
     to_core,
 )
+from inference.vllm.group import members
 from inference.vllm.link import Link, Place
 from inference.vllm.mailbox import Mailbox
 from tests.support.scripted import until
@@ -116,9 +115,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests() -> None:
         second.path = first.path
         second.receive = lambda rank, frame: named.append(frame)
         await second.open()
-        async with asyncio.timeout(30):
-            while len(named) < 2:
-                await asyncio.sleep(0.05)
+        await until(lambda: len(named) == 2)
         assert named == [Has("a"), Has("b")]
         await second.close()
     finally:
@@ -128,6 +125,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests() -> None:
 
 OWNED = """
 import os, sys, time
+from inference.vllm.group import members
 from inference.vllm.link import Link, Place
 child = os.fork() or time.sleep(600)
 print(child, flush=True)
@@ -138,17 +136,15 @@ time.sleep(600)
 
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
     """The story: a front that was killed left core and coordinator for ever, with the memory of their devices."""
-    core = subprocess.Popen(
-        [sys.executable, "-c", OWNED, str(mailbox.path)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    core = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OWNED, mailbox.path), stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
     assert core.stdout is not None
-    with core, core.stdout as told:
-        child = int(told.readline())
-        await mailbox.until_linked(1)
-        await mailbox.close()
-        assert await asyncio.to_thread(core.wait, 60) == 1
-        with pytest.raises(ProcessLookupError):
-            os.kill(child, 0)
+    child = int(await core.stdout.readline())
+    await mailbox.until_linked(1)
+    await mailbox.close()
+    assert await asyncio.wait_for(core.wait(), 60) == 1
+    assert child not in members(core.pid)
 
 
 def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:

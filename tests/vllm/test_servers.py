@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
@@ -56,9 +57,8 @@ class Server:
 
     async def until_gone(self) -> None:
         """Wait until no process of the group is left."""
-        async with asyncio.timeout(GONE_S):
-            while members(self.front) or self.process.returncode is None:
-                await asyncio.sleep(0.05)
+        await asyncio.wait_for(self.process.wait(), GONE_S)
+        await asyncio.to_thread(_until_empty, self.front)
 
     def core(self) -> int:
         """Return the process of the engine core."""
@@ -71,6 +71,13 @@ class Server:
 
 def command_of(process: int) -> bytes:
     return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def _until_empty(group: int) -> None:
+    end = time.monotonic() + GONE_S
+    while members(group):
+        assert time.monotonic() < end, members(group)
+        time.sleep(0.05)
 
 
 @dataclass(slots=True)
