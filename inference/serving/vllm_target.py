@@ -34,7 +34,7 @@ from inference.text.tokenizer import Tokenizer
 from inference.vllm.engine import Running, VllmEngine
 from inference.vllm.group import end_members, leads_group
 from inference.vllm.link import Place
-from inference.vllm.load import CoreLoad
+from inference.vllm.load import CoreLoad, VllmMetrics
 from inference.vllm.mailbox import Mailbox
 from inference.vllm.options import Refusals, engine_config, installed
 from inference.vllm.runner_v1 import Extension
@@ -97,7 +97,7 @@ async def vllm_engine(
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
             engine = VllmEngine(Running(llm, mailbox, load), limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
-            yield RunningTarget(engine, tokenizer), model_id
+            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,)), model_id
     finally:
         await mailbox.close()
         if leads_group():
