@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -21,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from inference.backends.identity import model_id_of
 from inference.config import HttpConfig, ObserveConfig, ServerConfig, model_name
 from inference.engine.grammars import Grammars
-from inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits
+from inference.engine.target import EngineLimits
 from inference.errors import ConfigError, SpecDecError
 from inference.request import GenerationRequest, SamplingParams, Schedule
 from inference.serving.assembly import RunningTarget
@@ -36,7 +35,7 @@ from inference.vllm.group import end_members, leads_group
 from inference.vllm.link import Place
 from inference.vllm.load import CoreLoad, VllmMetrics
 from inference.vllm.mailbox import Mailbox
-from inference.vllm.options import Refusals, engine_config, installed
+from inference.vllm.options import Refusals, VllmModel, engine_config, installed
 from inference.vllm.runner_v1 import Extension
 from inference.vllm.translation import KEY
 from inference.workers.remote import TARGET
@@ -48,13 +47,8 @@ WAIT_S = 1.0
 """Seconds that processes of vLLM get to end, where its own shutdown has left some, or its core is lost."""
 
 
-async def serve_vllm(
-    model: Path, flags: Sequence[str], server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig
-) -> None:
+async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig) -> None:
     """Serve one model on vLLM to draft workers and clients, until a signal or the end of an engine core.
-
-    Args:
-        flags: vLLM's own.
 
     Raises:
         ConfigError: vLLM refuses the model or a flag, or a port is taken.
@@ -63,34 +57,32 @@ async def serve_vllm(
     _keep_stdout()
     ports = Ports(server, observe, http)
     with observed(observe) as observers:
-        async with vllm_engine(model, flags, server) as (running, model_id):
-            host = host_of(running, model_name(model), model_id, TARGET, ports, observers)
+        async with vllm_engine(model, server) as (running, model_id):
+            host = host_of(running, model_name(model.path), model_id, TARGET, ports, observers)
             with timeline(observe, running.engine):
                 await host.run()
 
 
 @asynccontextmanager
-async def vllm_engine(
-    model: Path, flags: Sequence[str], server: ServerConfig
-) -> AsyncGenerator[tuple[RunningTarget, str], None]:
+async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[tuple[RunningTarget, str], None]:
     """Run vLLM with an engine of ours in front of it, warmed up; yield it with the model's id.
 
     Raises:
         ConfigError: vLLM refuses the model or a flag, or cannot run the model.
     """
-    tokenizer = Tokenizer.load(model)
-    config = await asyncio.to_thread(engine_config, model, flags, gamma=MAX_PASS_DRAFT_TOKENS)
+    tokenizer = Tokenizer.load(model.path)
+    config = await asyncio.to_thread(engine_config, model)
     eos, words = tokenizer.eos_token_ids, config.model_config
     ends = f"{sorted(eos)} {words.max_model_len}"
     model_id = await asyncio.to_thread(
-        model_id_of, model, f"vllm {installed()} {words.dtype} {words.quantization}", ends
+        model_id_of, model.path, f"vllm {installed()} {words.dtype} {words.quantization}", ends
     )
     mailbox, load = Mailbox(model_id), CoreLoad()
     await mailbox.open()
     config.additional_config = {
         KEY: asdict(Place(str(mailbox.path), model_id, group=os.getpgrp() if leads_group() else 0))
     }
-    limits = EngineLimits(server.max_waiting, MAX_PASS_DRAFT_TOKENS, eos, server.pass_timeout_s)
+    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
     try:
         async with _llm(config, load) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)

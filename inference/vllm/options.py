@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from inference.config import DEFAULT_GAMMA
 from inference.errors import ConfigError, MissingPackageError
 
 RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
@@ -41,6 +43,21 @@ OURS: Mapping[str, str] = {
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
+@dataclass(frozen=True, slots=True)
+class VllmModel:
+    """Model that vLLM serves.
+
+    Attributes:
+        path: directory of the model.
+        flags: vLLM's own flags.
+        gamma: most draft tokens of a request in a pass, which vLLM makes room for.
+    """
+
+    path: Path
+    flags: Sequence[str] = ()
+    gamma: int = DEFAULT_GAMMA
+
+
 def check_flags(flags: Sequence[str]) -> None:
     """Refuse flags that vLLM lacks or that are ours, and a vLLM that is missing; imports nothing of it.
 
@@ -57,10 +74,6 @@ def check_flags(flags: Sequence[str]) -> None:
         name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
         if (reason := OURS.get(name)) is not None:
             raise ConfigError(f"{flag} after --: {reason}")
-        if name == "--logprobs-mode" and "processed" in " ".join([*flags]):
-            raise ConfigError(
-                f"{flag} after --: processed log-probabilities would be those of our choice, 0 or minus infinity"
-            )
         if known and name not in known and name.replace("--no-", "--", 1) not in known and name.startswith("--"):
             near = get_close_matches(name, known, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
@@ -91,7 +104,7 @@ def prepare_environment(log_level: str) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-def engine_config(model: Path, flags: Sequence[str], *, gamma: int) -> Any:
+def engine_config(model: VllmModel) -> Any:
     """Return vLLM's configuration of an engine with our classes; imports vLLM.
 
     Raises:
@@ -107,7 +120,7 @@ def engine_config(model: Path, flags: Sequence[str], *, gamma: int) -> Any:
         def error(self, message: str) -> NoReturn:
             raise ConfigError(f"vLLM {installed()}: {message}")
 
-    parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model), *flags])
+    parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *model.flags])
     args = AsyncEngineArgs.from_cli_args(parsed)
     args.skip_tokenizer_init, args.async_scheduling = True, False
     args.scheduler_cls, args.worker_extension_cls = _dotted(DraftScheduler), _dotted(Extension)
@@ -115,7 +128,7 @@ def engine_config(model: Path, flags: Sequence[str], *, gamma: int) -> Any:
     args.speculative_config = {
         "method": "custom_class",
         "model": _dotted(NoProposer),
-        "num_speculative_tokens": gamma,
+        "num_speculative_tokens": max(1, model.gamma),  # without any, the runner has no verifier
     }
     with Refusals():
         config = args.create_engine_config()

@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="make test-vllm has an environment with it")
 import pytest_asyncio
 
 from inference.config import ServerConfig
-from inference.vllm.options import prepare_environment
+from inference.vllm.options import VllmModel, prepare_environment
 
 prepare_environment("info")
 SETTINGS = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -53,5 +53,5 @@ async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
     """Run vLLM with our engine in front of it, in processes of this one."""
     from inference.serving.vllm_target import vllm_engine
 
-    async with vllm_engine(pair.target, FLAGS, ServerConfig(max_waiting=2)) as (running, _):
+    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (running, _):
         yield running.engine

@@ -44,7 +44,7 @@ async def _run_vllm(settings: TargetSettings) -> int:
     """Serve with vLLM; all that can be refused is refused before a second process starts and vLLM is imported."""
     from inference.serving.fronts import check_ports
     from inference.vllm.group import in_own_group, leads_group, leave
-    from inference.vllm.options import check_flags, prepare_environment
+    from inference.vllm.options import VllmModel, check_flags, prepare_environment
 
     model, flags = settings.model.path, settings.model.engine_flags
     server = replace(settings.server, defaults=settings.defaults.of(model))
@@ -57,7 +57,7 @@ async def _run_vllm(settings: TargetSettings) -> int:
 
     error = None
     try:
-        await serve_vllm(model, flags, server, settings.http, settings.observe)
+        await serve_vllm(VllmModel(model, flags, settings.gamma), server, settings.http, settings.observe)
     except SpecDecError as exc:
         error = exc
     return leave(error)
