@@ -131,7 +131,7 @@ def from_core(body: bytes) -> FromCore:
     """Read a core's frame; raise FrameError if it is none."""
     try:
         return _from_core.decode(body)
-    except msgspec.DecodeError as exc:
+    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
         raise FrameError(f"no frame of a core: {exc}") from exc
 
 
@@ -139,7 +139,7 @@ def to_core(body: bytes) -> ToCore:
     """Read a front's frame; raise FrameError if it is none."""
     try:
         return _to_core.decode(body)
-    except msgspec.DecodeError as exc:
+    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
         raise FrameError(f"no frame of a front: {exc}") from exc
 
 

@@ -35,15 +35,17 @@ class Mailbox:
 
     Args:
         model_id: id that the first frame of a core must have.
+        folder: folder of the socket, of mode 0700; None makes one, and removes it in the end.
 
     Attributes:
         receive: takes each frame of a core, with its rank; None where its link has ended.
     """
 
-    def __init__(self, model_id: str) -> None:
+    def __init__(self, model_id: str, folder: Path | None = None) -> None:
         self.receive: Callable[[int, FromCore | None], None] = lambda rank, frame: None
         self._model_id = model_id
-        self._folder = Path(tempfile.mkdtemp(prefix="specdec-"))  # for this user alone: 0700
+        self._lasts = folder is not None
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="specdec-"))  # for this user alone: 0700
         self._links: dict[int, asyncio.StreamWriter] = {}
         self._changed = asyncio.Event()
         self.path = self._folder / "core"
@@ -67,7 +69,9 @@ class Mailbox:
             self._server.close()
         for link in self._links.values():
             link.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
+        if not self._lasts:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def until_linked(self, num_ranks: int) -> None:
         """Wait for the links of all ranks."""
@@ -97,7 +101,7 @@ class Mailbox:
                 self.receive(rank, await _frame(reader))
         except FrameError as exc:
             logger.warning("a link of the mailbox is closed: %s", exc)
-        except (EOFError, OSError):
+        except (EOFError, OSError, asyncio.CancelledError):  # the end of this task
             logger.debug("the link of rank %s has ended", rank)
         finally:
             if rank is not None and self._links.get(rank) is writer:

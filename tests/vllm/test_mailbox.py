@@ -7,6 +7,7 @@ import random
 import stat
 import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 
@@ -97,9 +98,9 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
             continue
 
 
-async def test_a_core_of_its_own_dials_again_and_names_its_requests() -> None:
+async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
     """Its front may come late, go and come again; meanwhile draft tokens of the old one are dropped."""
-    first = Mailbox("model")
+    first = Mailbox("model", tmp_path)
     await first.open()
     received: list[ToCore | None] = []
     core = Link(Place(str(first.path), "model", owned=False), 0, received.append, lambda: ["a", "b"])
@@ -109,10 +110,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests() -> None:
         await until(lambda: received == [Help("a", 1)])
         await first.close()
         await until(lambda: received[1:] == [None])
-        second, named = Mailbox("model"), []
-        second.path.parent.rmdir()
-        first.path.parent.mkdir(mode=0o700)
-        second.path = first.path
+        second, named = Mailbox("model", tmp_path), []
         second.receive = lambda rank, frame: named.append(frame)
         await second.open()
         await until(lambda: len(named) == 2)
@@ -120,7 +118,6 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests() -> None:
         await second.close()
     finally:
         core.close()
-        first.path.parent.rmdir()
 
 
 OWNED = """
