@@ -47,7 +47,7 @@ def _widened(name: str, weight: torch.Tensor, narrow: int, wide: int) -> torch.T
     if name.endswith(OUTPUT):
         return _spread(weight.T, narrow, wide).T.contiguous()
     if name.endswith((QUERY, KEY)):
-        return _spread(weight, narrow, wide) * (wide / narrow) ** 0.25  # attention divides by the root of the size
+        return _spread(weight * (wide / narrow) ** 0.25, narrow, wide)  # attention divides by the root of the size
     return _spread(weight, narrow, wide) if name.endswith(VALUE) else weight
 
 

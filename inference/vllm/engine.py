@@ -168,8 +168,8 @@ class VllmEngine:
     def receive(self, rank: int, frame: FromCore | None) -> None:
         """Take a frame of a core: a request that has arrived there, or the report of a pass; None ends its reports."""
         if frame is None:
-            for session in self._sessions.values():
-                session.reported.set()
+            for each in self._sessions.values():
+                each.reported.set()
         elif isinstance(frame, Has) and (session := self._sessions.get(frame.name)) is not None:
             self._send(session, session.arrived(rank))
         elif isinstance(frame, Passed):
@@ -239,7 +239,7 @@ class VllmEngine:
             raise session.error
         session.reading = asyncio.ensure_future(anext(outputs, None))
         try:
-            output = await session.reading
+            output: Any = await session.reading
         except asyncio.CancelledError:
             session.reading.cancel()
             if session.error is not None:

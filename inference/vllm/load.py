@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 
-class _RankLoad(StatLoggerBase):  # type: ignore[misc]
+class _RankLoad(StatLoggerBase):
     """Load of one data-parallel rank."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:

@@ -116,7 +116,7 @@ def engine_config(model: VllmModel) -> Any:
     from inference.vllm.runner_v1 import Extension, NoProposer
     from inference.vllm.scheduler import DraftScheduler
 
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+    class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
             raise ConfigError(f"vLLM {installed()}: {message}")
 

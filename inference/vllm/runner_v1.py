@@ -39,7 +39,7 @@ class NoProposer:
         return [[] for _ in sampled_token_ids]
 
 
-class WinningSampler(Sampler):  # type: ignore[misc]
+class WinningSampler(Sampler):
     """Sampler of passes without draft tokens, and of the rows after the last one."""
 
     def __init__(self, runner: Any, choice: Choice) -> None:
@@ -71,7 +71,7 @@ class WinningSampler(Sampler):  # type: ignore[misc]
         return self._choice.winners(spans, rows_of)
 
 
-class WinningVerifier(RejectionSampler):  # type: ignore[misc]
+class WinningVerifier(RejectionSampler):
     """Verifier of draft tokens: greedy, since one token has won each row."""
 
     def __init__(self, sampler: WinningSampler, speculative_config: Any, device: Any) -> None:

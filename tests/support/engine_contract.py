@@ -91,7 +91,8 @@ async def completed(
 ) -> tuple[list[int], list[Commit]]:
     """Return the tokens of a request and its commits, and check how they follow each other."""
     session = engine.open(request, grammar=await engine.compiled(request))
-    start, commits, opened = len(request.prompt_token_ids), [], 0
+    start, opened = len(request.prompt_token_ids), 0
+    commits: list[Commit] = []
     if drafting is not None:
         engine.begin_help(session, Schedule.ASYNC)
     async with aclosing(engine.answer(session)) as events:
@@ -105,7 +106,8 @@ async def completed(
             commits.append(event)
             if drafting is not None and (branch := drafting.branch(session, start)).token_ids:
                 engine.propose(session, [branch])
-    assert [commit.finish_reason is None for commit in commits] == [True] * (len(commits) - 1) + [False]
+    assert all(commit.finish_reason is None for commit in commits[:-1])
+    assert commits[-1].finish_reason is not None
     return [token_id for commit in commits for token_id in commit.token_ids], commits
 
 

@@ -41,7 +41,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Write two tiny models with heads that vLLM's attention knows on a CPU."""
     from tests.support.models import disturbed, save_tiny_model, tiny_model, tiny_tokenizer
 
-    root, sizes = tmp_path_factory.mktemp("pair"), {"hidden_size": 64, "head_dim": 32}
+    root = tmp_path_factory.mktemp("pair")
+    sizes: dict[str, Any] = {"hidden_size": 64, "head_dim": 32}
     draft = root / "draft"
     disturbed(tiny_model("llama", seed=1, **sizes)).save_pretrained(draft)
     tiny_tokenizer().save_pretrained(draft)

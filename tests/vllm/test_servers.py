@@ -136,7 +136,8 @@ class Site:
                 penalty = 0.5 * (seed % 2)
                 sampling = SamplingParams(temperature=0.8, presence_penalty=penalty)
                 request = CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=NUM_TOKENS, ignore_eos=True)
-                tokens, num_accepted = [], 0
+                tokens: list[int] = []
+                num_accepted = 0
                 async with aclosing(completer.complete(request)) as events:
                     async for event in events:
                         if isinstance(event, Delta):
