@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from comparison.plan.backend import SHARED_TARGET, Server, server_flags
+from comparison.plan.backend import SHARED_TARGET, Server, server_flags, vllm_flags
 from comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from inference.cli.models import VLLM
 from inference.config import model_name
 from inference.errors import SpecDecError, UnavailableError
 from inference.serving.processes import ServerProcess, finished_process, free_port, server_process
@@ -97,6 +98,9 @@ class Deployment:
 
     def _flags(self, server: Server) -> list[str]:
         config = self._config
+        if server.role == "target" and config.backend.engine == VLLM:
+            grace = ["--grace_s", str(SERVER_GRACE_S)]
+            return [*self._role_flags(server), *grace, *vllm_flags(config.backend, config.workload.max_concurrency)]
         flags = [*self._role_flags(server), *server_flags(config.backend, server, config.servers, config.gammas)]
         flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
         flags += ["--no-prefix_caching"]  # prompts repeat, and reading them is part of the comparison
