@@ -23,7 +23,7 @@ os.environ.update(SETTINGS, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1")
 MAX_LENGTH = 128
 FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", str(MAX_LENGTH)),
-    *("--block-size", "16", "--num-gpu-blocks-override", "15", "--max-num-batched-tokens", "64"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "9", "--max-num-batched-tokens", "64"),
 )
 """Flags of vLLM: memory and passes are so small that requests are preempted, and prompts are read in parts."""
 
