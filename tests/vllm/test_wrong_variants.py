@@ -1,4 +1,4 @@
-"""Wrong variants of our part of vLLM, each of which the tests of `test_engine.py` must notice; a start takes a minute."""
+"""Wrong variants of our part of vLLM, which the checks of `test_engine.py` notice; each start takes a minute."""
 
 from __future__ import annotations
 
