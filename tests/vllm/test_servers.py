@@ -40,7 +40,7 @@ from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
-TOKEN = "a token of the tests"
+TOKEN = "0123456789abcdef0123456789abcdef"
 NUM_TOKENS = 90
 START_S = 300.0
 GONE_S = 30.0
