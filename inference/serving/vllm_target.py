@@ -30,7 +30,7 @@ from inference.serving.target import host_of
 from inference.speculation.tree import Branch
 from inference.text.grammar import GrammarCompiler
 from inference.text.tokenizer import Tokenizer
-from inference.vllm.engine import Running, VllmEngine
+from inference.vllm.engine import VllmEngine
 from inference.vllm.group import end_members, leads_group
 from inference.vllm.link import Place
 from inference.vllm.load import CoreLoad, VllmMetrics
@@ -87,7 +87,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
         async with _llm(config, load) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
-            engine = VllmEngine(Running(llm, mailbox, load), limits, grammars)
+            engine = VllmEngine(llm, mailbox, load, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
             yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,)), model_id
     finally:

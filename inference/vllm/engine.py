@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from vllm import SamplingParams as VllmParams
@@ -37,32 +37,20 @@ CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """vLLM that runs.
-
-    Attributes:
-        llm: its `AsyncLLM`.
-        mailbox: mailbox that its cores have dialled.
-        load: load of its cores.
-    """
-
-    llm: Any
-    mailbox: Mailbox
-    load: CoreLoad
-
-
 class VllmEngine:
     """The `VerificationEngine` over vLLM; it is also what a host watches.
 
     Args:
+        llm: vLLM's `AsyncLLM`, which runs.
+        mailbox: mailbox that its cores have dialled.
+        load: load of its cores.
         limits: those of its fields that do not belong to vLLM: max_waiting, gamma, eos_token_ids, pass_timeout_s.
     """
 
     seed_invariant = True
 
-    def __init__(self, running: Running, limits: EngineLimits, grammars: Grammars) -> None:
-        self._llm, self._mailbox, self._load = running.llm, running.mailbox, running.load
+    def __init__(self, llm: Any, mailbox: Mailbox, load: CoreLoad, limits: EngineLimits, grammars: Grammars) -> None:
+        self._llm, self._mailbox, self._load = llm, mailbox, load
         self._mailbox.receive = self.receive
         self._limits = limits
         self._grammars = grammars
@@ -93,7 +81,7 @@ class VllmEngine:
     @property
     def broken(self) -> str | None:
         """See `Work`."""
-        return CORE_LOST if self._llm.errored and not self._is_stopping else None
+        return CORE_LOST if self._llm.errored else None
 
     @property
     def hangs(self) -> bool:

@@ -12,7 +12,7 @@ from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
 from inference.errors import InvalidRequestError
 from inference.model.decoder import Matcher
 from inference.request import GenerationRequest
-from inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch
+from inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch, DraftTree
 from inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
 
 _numbers = itertools.count(1)
@@ -36,7 +36,7 @@ class VllmSession:
         self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
         self.reported = asyncio.Event()
         self._num_helps = 0
-        self._num_proposed = 0
+        self._tree = DraftTree(self.token_ids)  # as the core's, which learns of commits first
         self._early: list[ToCore] = []
 
     @property
@@ -53,7 +53,7 @@ class VllmSession:
     def follow(self, *, is_helped: bool) -> list[ToCore]:
         """Begin or end a help; return the frames for the core."""
         self._num_helps += 1
-        self._num_proposed = 0
+        self._tree = DraftTree(self.token_ids)
         self._early.clear()
         return self._kept([Help(self.id, self._num_helps) if is_helped else End(self.id)])
 
@@ -64,22 +64,13 @@ class VllmSession:
             InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
         """
         for branch in branches:
-            self._check(branch)
-            self._num_proposed += len(branch.token_ids)
-        if self.rank is None and self._num_proposed > MAX_NUMBERS:
-            raise InvalidRequestError(f"{self._num_proposed} draft tokens before the first pass exceed {MAX_NUMBERS}")
+            if len(branch.token_ids) > MAX_TREE_TOKENS:
+                fault = f"a branch of {len(branch.token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}"
+                raise InvalidRequestError(fault)
+            self._tree.grow(branch)
+        if self.rank is None and self._tree.num_numbers > MAX_NUMBERS:
+            raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
         return self._kept([Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])])
-
-    def _check(self, branch: Branch) -> None:
-        num_tokens, num_committed = len(branch.token_ids), len(self.token_ids)
-        if num_tokens > MAX_TREE_TOKENS:
-            raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
-        if branch.parent_node is None and branch.prefix_length > num_committed:
-            fault = f"a prefix of {branch.prefix_length} tokens, but only {num_committed} are committed"
-            raise InvalidRequestError(f"branch grows from {fault}")
-        if branch.parent_node is not None and not 0 <= branch.parent_node < self._num_proposed:
-            fault = f"node {branch.parent_node}, but only {self._num_proposed} nodes have been proposed"
-            raise InvalidRequestError(f"branch grows from {fault}")
 
     def _kept(self, frames: list[ToCore]) -> list[ToCore]:
         if self.rank is not None:
@@ -105,6 +96,7 @@ class VllmSession:
         position = len(self.token_ids)
         row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids), 0, 0), 0)
         self.token_ids.extend(token_ids)
+        self._tree.commit(token_ids)
         is_new = row.help == self._num_helps
         return Commit(
             position,

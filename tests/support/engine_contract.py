@@ -54,6 +54,7 @@ MODES: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.3,
     },
     "greedy with a penalty": {"repetition_penalty": 1.3},
+    "penalties of the output": {"presence_penalty": 2.0, "frequency_penalty": 2.0},
     "bias": {"temperature": 0.8, "seed": 4, "logit_bias": ((70, 2.0), (100, 3.0))},
 }
 """Sampling parameters that change the choice in different ways."""
@@ -149,7 +150,7 @@ class EngineContract:
         assert max(commit.num_received_tokens for commit in drafted) == LENGTH
         assert len(drafted) < len(commits)
 
-    @pytest.mark.parametrize("mode", ["noise", "penalties", "bias"])
+    @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
     async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
         """Penalties and the minimum length count from the first output token, which is in the prompt by now."""
         request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))

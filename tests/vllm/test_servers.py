@@ -214,9 +214,10 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
     server = site.servers[0]
     async with site.attached(server) as worker:
         asking = asyncio.create_task(site.asked(server))
-        while (opened := await worker.call.read()).WhichOneof("message") != "open":
-            pass
-        await worker.call.write(proposing(opened.open.session_id, *branches))
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while (message := await worker.call.read()) != grpc.aio.EOF:
+                if message.WhichOneof("message") == "open":
+                    await worker.call.write(proposing(message.open.session_id, *branches))
         assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert (await asking)[0] == site.answers
 
