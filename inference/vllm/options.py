@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from inference.config import DEFAULT_GAMMA
-from inference.errors import ConfigError, MissingPackageError
+from inference.errors import ConfigError
 
 RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
 """Versions of vLLM on which this was run, and whose sources were read for it."""
@@ -66,7 +66,9 @@ def check_flags(flags: Sequence[str]) -> None:
     """
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingPackageError("--engine vllm, in vLLM's own environment,", "vllm")
+        raise ConfigError(
+            "--engine vllm: vllm is not installed here; start it in vLLM's own environment (docs/vllm.md)"
+        )
     known = _known_flags(Path(spec.submodule_search_locations[0]))
     for flag in flags:
         if flag == "-" or not flag.startswith("-"):
