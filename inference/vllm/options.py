@@ -66,9 +66,7 @@ def check_flags(flags: Sequence[str]) -> None:
     """
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "--engine vllm: vllm is not installed here; start it in vLLM's own environment (docs/vllm.md)"
-        )
+        raise ConfigError("--engine vllm: vllm is not installed here; take vLLM's own environment (docs/vllm.md)")
     known = _known_flags(Path(spec.submodule_search_locations[0]))
     for flag in flags:
         if flag == "-" or not flag.startswith("-"):

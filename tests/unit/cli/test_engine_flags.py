@@ -12,7 +12,7 @@ from inference.errors import ConfigError
 
 
 def test_words_after_the_dashes_are_kept_as_they_are() -> None:
-    theirs = ["--tensor-parallel-size", "4", "--config", "vllm.yaml", "--", "-x"]
+    theirs = ["--tensor-parallel-size", "4", "--config", "vllm.yaml", "-x"]
     settings = settings_of("target", ["--engine", "vllm", "--port", "7", "--", *theirs])
     assert settings.model.engine_flags == tuple(theirs)
     assert settings.server.port == 7
