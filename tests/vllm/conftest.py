@@ -49,7 +49,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(save_tiny_model(root / "target", "llama", seed=1, **sizes), draft)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
     """Run vLLM with our engine in front of it, in processes of this one."""
     from inference.serving.vllm_target import vllm_engine

@@ -18,13 +18,13 @@ from inference.vllm.load import VllmMetrics
 from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
 from tests.vllm.conftest import MAX_LENGTH, Pair
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = tuple((PROMPT * 4)[:100])
 """Prompt that takes two passes to read."""
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
     async with running(onnx_engine(pair.target, MAX_LENGTH)) as engine:
         yield engine

@@ -37,7 +37,7 @@ class NoiseOneOff(Extension):
             turn = turn_of(choice, span)
             return None if turn is None else replace(turn, token_ids=turn.token_ids[:-1])
 
-        Choice._turn = shifted  # type: ignore[method-assign]
+        Choice._turn = shifted  # type: ignore[method-assign, assignment]
         super().install_choice()
 
 
@@ -51,7 +51,7 @@ class Believing(Extension):
             won = winners_of(choice, spans, rows_of)
             return [replace(each, token_ids=[*spans[each.place].proposal, each.token_ids[-1]]) for each in won]
 
-        Choice.winners = believing  # type: ignore[method-assign]
+        Choice.winners = believing  # type: ignore[method-assign, assignment]
         super().install_choice()
 
 
