@@ -23,6 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ELSEWHERE = (
     *("torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference", "transformers_neuronx"),
     *("locust", "gevent"),
+    *("vllm", "msgspec"),
 )
 """What is imported only where an extra was installed that the tests' environment lacks."""
 
