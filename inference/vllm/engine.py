@@ -31,7 +31,7 @@ from inference.vllm.frames import FromCore, Has, Passed, ToCore
 from inference.vllm.load import CoreLoad
 from inference.vllm.mailbox import Mailbox
 from inference.vllm.session import VllmSession
-from inference.vllm.translation import REASONS, ends, extra_args, scores
+from inference.vllm.translation import REASONS, extra_args, scores
 
 CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
@@ -123,7 +123,8 @@ class VllmEngine:
         if not self._sessions:
             self._last_at = time.monotonic()
         if request.stop_at_eos:
-            request = replace(request, stop_token_ids=ends(request, self._limits.eos_token_ids))
+            request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
+        request = replace(request, sampling=request.effective_sampling())
         session = VllmSession(request, grammar)
         self._sessions[session.id] = session
         return session
@@ -183,7 +184,9 @@ class VllmEngine:
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[Answer, None]:
         """See `VerificationEngine`."""
-        outputs = self._llm.generate(self._prompt(session.request), self._params(session), session.id)
+        request = session.request
+        prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
+        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id)
         try:
             async with aclosing(outputs):
                 is_first = True
@@ -203,22 +206,17 @@ class VllmEngine:
         finally:
             self.close(session)
 
-    def _prompt(self, request: GenerationRequest) -> Any:
-        return tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
-
-    def _params(self, session: VllmSession) -> VllmParams:
-        request, eos = session.request, self._limits.eos_token_ids
-        gamma = self._limits.gamma
+    def _params(self, request: GenerationRequest, name: str) -> VllmParams:
         return VllmParams(
             temperature=0.0,
             max_tokens=min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids)),
-            stop_token_ids=sorted(ends(request, eos)),
+            stop_token_ids=sorted(request.stop_token_ids),
             ignore_eos=True,  # all ends are named: vLLM would add those of generation_config.json
             detokenize=False,
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra_args(request, session.id, gamma, eos),
+            extra_args=extra_args(request, name, self._limits.gamma),
         )
 
     async def _next(self, session: VllmSession, outputs: AsyncGenerator[Any, None]) -> Any:
@@ -243,9 +241,8 @@ class VllmEngine:
 
     async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
         """Wait for the reports of the passes that gave these tokens: they are on their way before the tokens."""
-        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(
-            session.rank or 0
-        ):
+        rank = session.rank or 0
+        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
             session.reported.clear()
             await session.reported.wait()
 

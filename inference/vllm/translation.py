@@ -47,9 +47,9 @@ def _grammar(parts: Sequence[str] | None) -> Grammar | None:
     return Grammar(GrammarKind(kind), text, Preamble(preamble))
 
 
-def extra_args(request: GenerationRequest, name: str, gamma: int, eos_token_ids: frozenset[int]) -> dict[str, Any]:
+def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
     """Return what goes beside a request to core and workers; its sampling is None where the greedy choice is asked."""
-    sampling, grammar = request.effective_sampling(eos_token_ids), request.grammar
+    sampling, grammar = request.sampling, request.grammar
     adjusts = sampling.penalizes or bool(sampling.logit_bias)
     is_plain = sampling.greedy and not adjusts and grammar is None and not isinstance(sampling, MinLengthSampling)
     limit = min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma
@@ -61,11 +61,6 @@ def extra_args(request: GenerationRequest, name: str, gamma: int, eos_token_ids:
         "grammar": None if grammar is None else (grammar.kind.value, grammar.text, grammar.preamble.value),
     }
     return {KEY: ours}
-
-
-def ends(request: GenerationRequest, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the ids that end a request's output."""
-    return request.stop_token_ids | (eos_token_ids if request.stop_at_eos else frozenset())
 
 
 def scores(token_id: int, entries: Mapping[int, Any], count: int) -> TokenLogprobs:
