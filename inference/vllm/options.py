@@ -154,11 +154,8 @@ def _last_line(error: BaseException) -> str:
     """Return what an error of vLLM says about its cause, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
-    return (
-        (own or [type(error).__name__])[-1]
-        .removeprefix("Value error, ")
-        .replace("See root cause above", "Lines above say why")
-    )
+    text = (own or [type(error).__name__])[-1].removeprefix("Value error, ").partition(" [type=")[0]
+    return text.replace("See root cause above", "Lines above say why")
 
 
 def _require_kept(config: Any) -> None:
