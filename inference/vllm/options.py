@@ -102,6 +102,8 @@ def prepare_environment(log_level: str) -> None:
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Python's tracker of shared memory removes what vLLM leaves, and warns of it at every end.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
 
 
 def engine_config(model: VllmModel) -> Any:
