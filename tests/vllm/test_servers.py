@@ -283,7 +283,7 @@ async def test_a_lost_worker_ends_its_server(site: Site, pair: Pair) -> None:
 
 
 async def refused(*arguments: str | Path) -> str:
-    """Return the error of a server that does not start, one line, and check that it ends with the code of wrong flags."""
+    """Return the one line with which a server does not start; its exit code must be that of wrong flags."""
     program = (sys.executable, str(ROOT / "main.py"), "--role", "target", "--engine", "vllm")
     process = await asyncio.create_subprocess_exec(*program, *map(str, arguments), stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(process.communicate(), START_S)
