@@ -8,6 +8,7 @@ RUNTIME := $(VENV)/.runtime
 OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
+VLLM := build/vllm
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
@@ -16,7 +17,7 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
-        images lock audit sbom test-nxdi hostile chaos soak schemas suites-short trainium-report gpu-report bench \
+        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas suites-short trainium-report gpu-report bench \
         bench-capacity bench-load bench-peers proto clean
 
 # The environment of tests and checks, in .venv.
@@ -109,6 +110,7 @@ test-long: install
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
 	$(MAKE) ray-test ARGS=release
+	$(MAKE) test-vllm ARGS=release
 	$(MAKE) test-python PYTHON=python3.12
 	$(MAKE) test-python PYTHON=python3.13
 	$(MAKE) test-python PYTHON=python3.14
@@ -174,6 +176,16 @@ suites-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 60 --bound_ms 1000 --factor 5
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 200
+
+# vLLM as the engine of a target, on a CPU, in an environment of its own (some 3.5 GB); ARGS=release runs the rest.
+test-vllm: $(VLLM)/.installed
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore -p no:cacheprovider -m "$(or $(ARGS),not release)" --timeout 400 tests/vllm
+
+$(VLLM)/.installed: requirements/vllm.txt
+	@$(NEW_VENV) $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/vllm.txt
+	$(VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	touch $@
 
 # Figures of a Trainium instance. In its own Python environment (docs/tutorials), a target without and with its draft.
 trainium-report:

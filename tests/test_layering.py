@@ -6,6 +6,7 @@ specdec.inference.cli
 specdec.inference.serving
 specdec.inference.gateway
 specdec.inference.workers
+specdec.inference.vllm                      vLLM as an engine: the same contract, in vLLM's own environment
 specdec.inference.engine
 specdec.inference.speculation
 specdec.inference.scheduling                pure: arithmetic over what was measured
@@ -42,6 +43,7 @@ ROOMS = (
     ("scheduling",),
     ("speculation",),
     ("engine",),
+    ("vllm",),
     ("workers",),
     ("gateway",),
     ("serving",),

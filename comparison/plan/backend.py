@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from inference.cli.models import NGRAM, VLLM, LoadingSettings, TargetModel
 from specdec.inference.cli.models import NGRAM, LoadingSettings
 from specdec.inference.config import COMPILE_POLICIES, COUNT, DTYPES, NOT_EMULATED, SPECULATION_METHODS, Emulation
 from specdec.inference.errors import ConfigError
@@ -19,6 +20,8 @@ NEURON = "neuron"
 
 START_TIMEOUT_S = 120.0
 """Limit in seconds for all servers to load their models at the same time, on few cores."""
+VLLM_TIMEOUT_S = 900.0
+"""The same where vLLM is the engine, each start of which takes a minute of a core."""
 COMPILE_TIMEOUT_S = 4 * 3600.0
 """Limit in seconds if a server may have to compile its model first."""
 
@@ -44,6 +47,9 @@ class BackendConfig:
         dtype: arithmetic on neuron (default: as the roles have it).
         draft_dtype: arithmetic of a draft worker on the CPU; int8 needs backend onnx (default: as the roles have it).
         sequence_length: tokens per slot on neuron (default: as the roles have it).
+        engine: engine of the target: specdec, our own, or vllm, for topologies target, distributed and pool, where the
+            comparison runs in vLLM's environment.
+        engine_flags: flag of vLLM, or its value; what stands after -- is read as these.
     """
 
     SECTION: ClassVar = "backend (see docs/neuron.md)"
@@ -62,6 +68,8 @@ class BackendConfig:
     draft_dtype: str | None = setting(None, "--draft_dtype", choices=DTYPES)
     sequence_length: int | None = setting(None, "--sequence_length N")
     emulation: Emulation = same(LoadingSettings, "emulation")
+    engine: str = same(TargetModel, "engine")
+    engine_flags: tuple[str, ...] = same(TargetModel, "engine_flags")
 
     def __post_init__(self) -> None:
         check(self)
@@ -103,6 +111,8 @@ class BackendConfig:
     @property
     def start_timeout_s(self) -> float:
         """Seconds within which every server must be serving."""
+        if self.engine == VLLM:
+            return VLLM_TIMEOUT_S
         return COMPILE_TIMEOUT_S if NEURON in (self.name, self.draft_name) else START_TIMEOUT_S
 
     def one_graph(self, draft: str) -> bool:
@@ -138,6 +148,19 @@ class ServerPlan:
 
 SHARED_TARGET = ServerPlan("target")
 """Target that serves alone and verifies the proposals of the edge drafts."""
+
+
+def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:
+    """Return main.py's flags for a target on vLLM, which reads prompts that repeat again as our own engine does."""
+    return [
+        "--engine",
+        VLLM,
+        "--",
+        "--max-num-seqs",
+        str(num_slots),
+        "--no-enable-prefix-caching",
+        *backend.engine_flags,
+    ]
 
 
 def server_flags(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from inference.cli.models import NGRAM, VLLM
 from specdec.comparison.plan.backend import SHARED_TARGET, BackendConfig, ServerPlan
 from specdec.comparison.plan.datasets import Prompt
 from specdec.comparison.plan.endpoint import Endpoint
@@ -318,6 +319,7 @@ class ComparisonConfig:
         _require(len(self.workers) == 1 or self.capacity is not None, "workers: several numbers need --capacity")
         if self.capacity is not None:
             self._require_what_capacity_needs()
+        self._require_what_vllm_can()
         self._require_what_a_graph_can()
         self.parts  # noqa: B018 - raises if the host has too few cores
 
@@ -335,6 +337,11 @@ class ComparisonConfig:
         _require(Topology.TARGET in self.topologies, "capacity: it compares with the target alone; name target")
         _require(not self.endpoints, "capacity: an endpoint's drafting is unknown; it is for --topologies")
         _require(not self.workload.request_rates, "request_rate: --capacity keeps streams in flight")
+
+    def _require_what_vllm_can(self) -> None:
+        """Raise ConfigError for a topology that has no engine but our own."""
+        is_fused = Topology.FUSED in self.topologies and self.backend.engine == VLLM
+        _require(not is_fused, f"engine {VLLM}: name --topologies target,distributed,pool; fused is our own engine's")
 
     def _require_what_a_graph_can(self) -> None:
         """Raise ConfigError for several gammas on a graph compiled for one, or for seeds that a device ignores."""

@@ -14,6 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from comparison.plan.backend import SHARED_TARGET, Server, server_flags, vllm_flags
+from inference.cli.models import VLLM
 from specdec.comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags
 from specdec.comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
@@ -97,6 +99,9 @@ class Deployment:
 
     def _flags(self, server: ServerPlan) -> list[str]:
         config = self._config
+        if server.role == "target" and config.backend.engine == VLLM:
+            grace = ["--grace_s", str(SERVER_GRACE_S)]
+            return [*self._role_flags(server), *grace, *vllm_flags(config.backend, config.workload.max_concurrency)]
         flags = [*self._role_flags(server), *server_flags(config.backend, server, config.servers, config.gammas)]
         flags += ["--threads", str(len(self._cores(server))), "--batch", str(config.workload.max_concurrency)]
         flags += ["--no-prefix_caching"]  # prompts repeat, and reading them is part of the comparison

@@ -44,6 +44,10 @@ ELSEWHERE = {
 """Names that other programs have for what is here."""
 
 
+OTHERS = "--engine_flag"
+"""Flag that stands for each word after `--`."""
+
+
 class ConfigFileParser(argparse.ArgumentParser):
     """Parser of one role's flags, with `--config`.
 
@@ -66,11 +70,13 @@ class ConfigFileParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the flags of the files and then the arguments; see `argparse.ArgumentParser`."""
         arguments = list(args or ())
+        own, others = _split(arguments) if OTHERS in self._option_string_actions else (arguments, [])
         try:
-            from_files = [text for file in _files(arguments) for text in self._arguments(file)]
+            from_files = [text for file in _files(own) for text in self._arguments(file)]
         except ConfigError as error:
             self.error(str(error))
-        return super().parse_known_args([*map(self._spelled, [*from_files, *arguments])], namespace)
+        given = [*map(self._spelled, [*from_files, *own]), *(f"{OTHERS}={each}" for each in others)]
+        return super().parse_known_args(given, namespace)
 
     def _spelled(self, argument: str) -> str:
         """Return an argument with its flag as it is declared: names may be written with - or _."""
@@ -149,6 +155,12 @@ def _files(arguments: Sequence[str]) -> Iterator[Path]:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", type=Path, action="append", default=[])
     yield from finder.parse_known_args(arguments)[0].config
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments before and after the first `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from specdec.inference.config import (
     NeuronOptions,
     ProposerConfig,
 )
+from inference.settings import described, group, same, setting
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import RequestDefaults
 from specdec.inference.serving.hub import OF_TOKENIZERS, WANTED, is_hub_id, model_directory
@@ -172,6 +173,55 @@ class OneModel(Models):
     def config(self, *, num_threads: int, gamma: int = 0) -> ModelConfig:
         """Return the model's configuration; `gamma` is the number of draft tokens that a compiled pass has room for."""
         return self.loading.target(self.path, num_threads=num_threads, neuron=self.loading.neuron_options(gamma=gamma))
+
+
+VLLM = "vllm"
+THEIRS = {
+    "backend": "no flag: vLLM is the backend",
+    "device": "no flag: vLLM's platform is the device",
+    "dtype": "--dtype",
+    "sequence_length": "--max-model-len",
+    "beyond_positions": "--max-model-len",
+    "num_slots": "--max-num-seqs",
+    "num_threads": "no flag, but VLLM_CPU_OMP_THREADS_BIND",
+    "prefix_caching": "--no-enable-prefix-caching",
+    "compile_policy": "--enforce-eager, or none",
+    "emulation": "none",
+    "speculation_method": "none",
+}
+"""Settings for loading that our own engine has, and vLLM's flags for the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel(OneModel):
+    """Settings of a target's model and engine.
+
+    Attributes:
+        engine: specdec: our own; vllm: vLLM, in its own environment, with its flags after -- at the end
+            (docs/vllm.md).
+        engine_flags: flag of vLLM, or its value; what stands after -- is read as these.
+    """
+
+    engine: str = setting("specdec", "--engine", choices=("specdec", VLLM))
+    engine_flags: tuple[str, ...] = setting((), "--engine_flag FLAG")
+
+    def require_readable(self) -> None:
+        """Raise ConfigError if the model's files show that its engine does not read it; loads nothing."""
+        if self.engine != VLLM:
+            OneModel.require_readable(self)
+            return
+        files = CheckpointFiles(self.path)
+        files.require_model()
+        files.require_tokenizer()
+
+    def check_engine(self) -> None:
+        """Raise ConfigError for settings that belong to the other engine."""
+        if self.engine != VLLM and self.engine_flags:
+            raise ConfigError(f"{self.engine_flags[0]} after --: --engine {VLLM} takes flags of vLLM there")
+        for each in fields(LoadingSettings):
+            if self.engine == VLLM and each.name in THEIRS and getattr(self.loading, each.name) != each.default:
+                flag = described(LoadingSettings, each.name, each).key
+                raise ConfigError(f"--{flag} is not for --engine {VLLM}: after --, vLLM has {THEIRS[each.name]}")
 
 
 @dataclass(frozen=True, slots=True)

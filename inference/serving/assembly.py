@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from specdec.inference.backends.identity import model_id_of
 from specdec.inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from specdec.inference.commit import TokenSource
@@ -105,6 +108,7 @@ class RunningTarget:
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
+        collectors: makers of further metrics, from the registry that they are shown beside.
     """
 
     engine: ServedEngine[Any]
@@ -112,6 +116,7 @@ class RunningTarget:
     arithmetic: str = ""
     vocabulary_share: float | None = None
     models: tuple[object, ...] = ()
+    collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""

@@ -54,6 +54,8 @@ def host_of(
     if (share := running.vocabulary_share) is not None:
         metrics.watch_vocabulary(lambda: share)
     metrics.watch_graphs(running.models)
+    for collector in running.collectors:
+        metrics.registry.register(collector(metrics.registry))
     generator: TokenSource = engine
     card = model_card(name, topology, generator, running.tokenizer, server.defaults, model_id)
     servicers: list[Servicer] = []

@@ -65,7 +65,7 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
     if choosing:
         _require_finite(logits, choosing)
     allowed = [allowed_by_grammar(turn) for turn in turns]
-    chosen = iter(_choose(logits, [each for each in zip(turns, allowed, strict=True) if each[0].chooses]))
+    chosen = iter(choose(logits, [each for each in zip(turns, allowed, strict=True) if each[0].chooses]))
     verdicts = [_verdict(turn, chosen, each) for turn, each in zip(turns, allowed, strict=True)]
     return _with_logprobs(turns, verdicts, logits)
 
@@ -100,7 +100,7 @@ def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
     )
 
 
-def _choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
+def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
     """Return the target's token for every row."""
     sampling: list[SamplingParams] = []
     positions: list[int] = []

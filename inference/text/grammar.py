@@ -37,7 +37,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
+        self.eos_token_ids = frozenset(each for each in tokenizer.eos_token_ids if each < vocab_size)
 
     def compile(self, grammar: Grammar) -> GrammarMatcher:
         """Return a matcher at the beginning of an output; its first mask, most of the work, is computed already.
@@ -45,7 +45,7 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
         """
-        if not self._eos:
+        if not self.eos_token_ids:
             raise InvalidRequestError("grammar: the model has no end-of-sequence token to end it with", field="grammar")
         try:
             try_out(source_of(grammar))
@@ -66,7 +66,7 @@ class GrammarCompiler:
         matcher = self._matcher(grammar)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
-        return GrammarMatcher(matcher, self._eos, lambda: self._matcher(grammar))
+        return GrammarMatcher(matcher, self.eos_token_ids, lambda: self._matcher(grammar))
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
@@ -79,7 +79,7 @@ class GrammarCompiler:
         from llguidance import LLTokenizer
 
         num_ids = max(self._vocab_size, self._tokenizer.num_ids)  # of Gemma 3, small models lack the last id
-        return LLTokenizer(self._tokenizer.to_json(), n_vocab=num_ids, eos_token=sorted(self._eos))
+        return LLTokenizer(self._tokenizer.to_json(), n_vocab=num_ids, eos_token=sorted(self.eos_token_ids))
 
 
 def _path(grammar: Grammar) -> str:

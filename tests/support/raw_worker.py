@@ -120,14 +120,22 @@ def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
 
 @asynccontextmanager
 async def raw_worker(
-    address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), **fields: Any
+    address: str, *metadata: tuple[str, str], options: Sequence[tuple[str, int]] = (), ca: bytes = b"", **fields: Any
 ) -> AsyncGenerator[RawWorker, None]:
     """Attach a worker, private unless `fields` of its Attach change that, on a connection of its own.
+
+    Args:
+        ca: authority of the target's certificate (PEM); without one the connection is plain.
 
     Raises:
         AioRpcError: the target refuses it.
     """
-    async with grpc.aio.insecure_channel(address, options=[*OWN_CONNECTION, *options]) as channel:
+    ways = [*OWN_CONNECTION, *options]
+    async with (
+        grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), options=ways)
+        if ca
+        else grpc.aio.insecure_channel(address, options=ways)
+    ) as channel:
         card = await rpc.GenerationServiceStub(channel).GetModel(
             pb.GetModelRequest(), timeout=TIMEOUT_S, metadata=metadata
         )

@@ -26,6 +26,7 @@ TESTED = CONTENT["dependency-groups"]["tested"]
 ELSEWHERE = (
     *("torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference", "transformers_neuronx"),
     *("locust", "gevent"),
+    *("vllm", "msgspec"),
 )
 """What is imported only where an extra was installed that the tests' environment lacks."""
 

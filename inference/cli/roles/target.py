@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from inference.cli.models import VLLM, DefaultSettings, TargetModel
+from inference.errors import SpecDecError
 from specdec.inference.cli.models import DefaultSettings, OneModel
 from specdec.inference.cli.roles.compile import CompileSettings, compile_ahead
 from specdec.inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
@@ -14,7 +16,7 @@ from specdec.inference.settings import group, same
 class TargetSettings:
     """Settings of --role target."""
 
-    model: OneModel = group(OneModel)
+    model: TargetModel = group(TargetModel)
     gamma: int = same(CompileSettings, "gamma")
     server: ServerConfig = group(ServerConfig)
     http: HttpConfig | None = group(HttpConfig, needs=("http_port",), port=OPTIONAL_HTTP_PORT)
@@ -23,6 +25,9 @@ class TargetSettings:
 
 
 async def run(settings: TargetSettings) -> int:
+    settings.model.check_engine()
+    if settings.model.engine == VLLM:
+        return await _run_vllm(settings)
     # On loopback the draft runs beside it; two busy processes on one core slow each other down many times over.
     num_threads = max(1, usable_cores() - 1) if settings.server.on_loopback else usable_cores()
     model = settings.model.config(num_threads=num_threads, gamma=settings.gamma)
@@ -34,3 +39,26 @@ async def run(settings: TargetSettings) -> int:
 
     await serve_target(model, server, settings.http, settings.observe)
     return 0
+
+
+async def _run_vllm(settings: TargetSettings) -> int:
+    """Serve with vLLM; all that can be refused is refused before a second process starts and vLLM is imported."""
+    from inference.serving.fronts import check_ports
+    from inference.vllm.group import in_own_group, leads_group, leave
+    from inference.vllm.options import VllmModel, check_flags, prepare_environment
+
+    model, flags = settings.model.path, settings.model.engine_flags
+    server = replace(settings.server, defaults=settings.defaults.of(model))
+    check_flags(flags)
+    check_ports(server, settings.observe, settings.http)
+    if not leads_group():
+        return await in_own_group(server.lifeline)
+    prepare_environment(settings.observe.log_level)
+    from inference.serving.vllm_target import serve_vllm
+
+    error = None
+    try:
+        await serve_vllm(VllmModel(model, flags, settings.gamma), server, settings.http, settings.observe)
+    except SpecDecError as exc:
+        error = exc
+    return leave(error)

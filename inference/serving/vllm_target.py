@@ -1,0 +1,147 @@
+"""Life cycle of a target whose engine is vLLM: its start, a warm-up before it serves, and the end of all processes.
+
+vLLM runs in processes of its own. They share a process group with this one and nothing else, so that none outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from inference.backends.identity import model_id_of
+from inference.config import HttpConfig, ObserveConfig, ServerConfig, model_name
+from inference.engine.grammars import Grammars
+from inference.engine.target import EngineLimits
+from inference.errors import ConfigError, SpecDecError
+from inference.request import GenerationRequest, SamplingParams, Schedule
+from inference.serving.assembly import RunningTarget
+from inference.serving.fronts import Ports
+from inference.serving.observers import observed, timeline
+from inference.serving.target import host_of
+from inference.speculation.tree import Branch
+from inference.text.grammar import GrammarCompiler
+from inference.text.tokenizer import Tokenizer
+from inference.vllm.engine import VllmEngine
+from inference.vllm.group import end_members, leads_group
+from inference.vllm.link import Place
+from inference.vllm.load import CoreLoad, VllmMetrics
+from inference.vllm.mailbox import Mailbox
+from inference.vllm.options import Refusals, VllmModel, engine_config, installed
+from inference.vllm.runner_v1 import Extension
+from inference.vllm.translation import KEY
+from inference.workers.remote import TARGET
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 8
+WAIT_S = 1.0
+"""Seconds that processes of vLLM get to end, where its own shutdown has left some, or its core is lost."""
+
+
+async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | None, observe: ObserveConfig) -> None:
+    """Serve one model on vLLM to draft workers and clients, until a signal or the end of an engine core.
+
+    Raises:
+        ConfigError: vLLM refuses the model or a flag, or a port is taken.
+        InternalError: vLLM has ended.
+    """
+    _keep_stdout()
+    ports = Ports(server, observe, http)
+    with observed(observe) as observers:
+        async with vllm_engine(model, server) as (running, model_id):
+            host = host_of(running, model_name(model.path), model_id, TARGET, ports, observers)
+            with timeline(observe, running.engine):
+                await host.run()
+
+
+@asynccontextmanager
+async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[tuple[RunningTarget, str], None]:
+    """Run vLLM with an engine of ours in front of it, warmed up; yield it with the model's id.
+
+    Raises:
+        ConfigError: vLLM refuses the model or a flag, or cannot run the model.
+    """
+    tokenizer = Tokenizer.load(model.path)
+    config = await asyncio.to_thread(engine_config, model)
+    eos, words = tokenizer.eos_token_ids, config.model_config
+    ends = f"{sorted(eos)} {words.max_model_len}"
+    model_id = await asyncio.to_thread(
+        model_id_of, model.path, f"vllm {installed()} {words.dtype} {words.quantization}", ends
+    )
+    mailbox, load = Mailbox(model_id), CoreLoad()
+    await mailbox.open()
+    config.additional_config = {
+        KEY: asdict(Place(str(mailbox.path), model_id, group=os.getpgrp() if leads_group() else 0))
+    }
+    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
+    try:
+        async with _llm(config, load) as llm:
+            await mailbox.until_linked(config.parallel_config.data_parallel_size)
+            grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
+            engine = VllmEngine(llm, mailbox, load, limits, grammars)
+            await _warm_up(engine, config.parallel_config.data_parallel_size)
+            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,)), model_id
+    finally:
+        await mailbox.close()
+        if leads_group():
+            await asyncio.to_thread(end_members, os.getpgrp(), WAIT_S)
+
+
+@asynccontextmanager
+async def _llm(config: Any, load: CoreLoad) -> AsyncGenerator[Any, None]:
+    """Run vLLM's `AsyncLLM`, whose workers have our choice."""
+    started = time.monotonic()
+    with Refusals():  # a thread, so that signals count during the minute that it takes
+        llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, stat_loggers=[load.logger])
+    try:
+        with Refusals():
+            await llm.collective_rpc(Extension.install_choice.__name__)
+        logger.info("vLLM %s is up after %.1f s", installed(), time.monotonic() - started)
+        yield llm
+    finally:
+        if not llm.errored:  # else it would wait for processes that are gone
+            await asyncio.to_thread(llm.shutdown)
+
+
+async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
+    """Run a prompt, draft tokens, noise and log-probabilities on each rank: an unrunnable model must not be ready.
+
+    Raises:
+        ConfigError: a pass failed.
+    """
+    started = time.monotonic()
+    try:
+        for token_ids in await asyncio.gather(*(_answer(engine, ()) for _ in range(num_ranks))):
+            await _answer(engine, token_ids)
+    except SpecDecError as exc:
+        raise ConfigError(f"vLLM {installed()} cannot run this model: {exc}") from exc
+    logger.info("warmed up in %.1f s", time.monotonic() - started)
+
+
+async def _answer(engine: VllmEngine, proposal: Sequence[int]) -> list[int]:
+    """Return the tokens of a short request, for which a draft worker would have proposed some."""
+    prompt = tuple(range(min(4, engine.vocab_size)))
+    sampling, length = SamplingParams(temperature=1.0), min(WARM_UP_TOKENS, engine.max_length - len(prompt))
+    session = engine.open(GenerationRequest(prompt, sampling, length, logprobs=1, prompt_logprobs=1))
+    engine.begin_help(session, Schedule.ASYNC)
+    engine.propose(session, [Branch(None, len(prompt), proposal)] if proposal else [])
+    async with aclosing(engine.answer(session)) as events:
+        async for _ in events:
+            pass
+    return session.token_ids[len(prompt) :]
+
+
+def _keep_stdout() -> None:
+    """Let what others print go to stderr, by every process that is started from here on; our own stdout stays."""
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(ours, "w", buffering=1)

@@ -1,0 +1,286 @@
+"""Engine of a target that computes with vLLM: our contract in front of its `AsyncLLM`.
+
+Tokens, log-probabilities and ends come from vLLM. The counts of each pass come by the mailbox, before the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from vllm import SamplingParams as VllmParams
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from inference.commit import Answer, Commit, FinishReason, Opened
+from inference.engine.grammars import Grammars
+from inference.engine.target import EngineLimits, check_prompt, check_token_ids
+from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
+from inference.model.decoder import Matcher
+from inference.observe.timeline import Timeline
+from inference.request import GenerationRequest, Schedule
+from inference.scheduling.pass_times import PassTimes
+from inference.speculation.tree import Branch
+from inference.vllm.frames import FromCore, Has, Passed, ToCore
+from inference.vllm.load import CoreLoad
+from inference.vllm.mailbox import Mailbox
+from inference.vllm.session import VllmSession
+from inference.vllm.translation import REASONS, extra_args, scores
+
+CORE_LOST = "vLLM's engine core has ended; its messages say why"
+STOPPING = "the server is stopping"
+
+
+class VllmEngine:
+    """The `VerificationEngine` over vLLM; it is also what a host watches.
+
+    Args:
+        llm: vLLM's `AsyncLLM`, which runs.
+        mailbox: mailbox that its cores have dialled.
+        load: load of its cores.
+        limits: those of its fields that do not belong to vLLM: max_waiting, gamma, eos_token_ids, pass_timeout_s.
+    """
+
+    seed_invariant = True
+
+    def __init__(self, llm: Any, mailbox: Mailbox, load: CoreLoad, limits: EngineLimits, grammars: Grammars) -> None:
+        self._llm, self._mailbox, self._load = llm, mailbox, load
+        self._mailbox.receive = self.receive
+        self._limits = limits
+        self._grammars = grammars
+        self._sessions: dict[str, VllmSession] = {}
+        self._times = PassTimes()
+        self._is_stopping = False
+        self._last_at = time.monotonic()
+        self._idle = asyncio.Event()
+        self.timeline: Timeline | None = None
+        config = self._llm.model_config
+        self.max_length, self.vocab_size = config.max_model_len, config.get_vocab_size()
+        self.num_slots = self._load.num_slots
+
+    @property
+    def num_running(self) -> int:
+        """Return the number of requests that vLLM has in its passes; under pressure on memory it takes some out."""
+        return min(self._load.num_running, len(self._sessions))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._sessions) - self.num_running
+
+    @property
+    def pass_us(self) -> int:
+        """See `VerificationEngine`."""
+        return round(self._times.of(1).seconds(0) * 1e6)
+
+    @property
+    def broken(self) -> str | None:
+        """See `Work`."""
+        return CORE_LOST if self._llm.errored else None
+
+    @property
+    def hangs(self) -> bool:
+        """Return whether requests are open, and vLLM has reported no pass for longer than it may."""
+        return bool(self._sessions) and time.monotonic() - self._last_at > self._limits.pass_timeout_s
+
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        silent = f"vLLM has reported no pass for {self._limits.pass_timeout_s:g} s"
+        return self.broken or (silent if self.hangs else None)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """See `Work`; vLLM itself is stopped by its own context."""
+        self._is_stopping = True
+        if self._sessions:
+            self._idle.clear()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                for session in list(self._sessions.values()):
+                    session.fail(UnavailableError(STOPPING))
+
+    async def compiled(self, request: GenerationRequest) -> Matcher | None:
+        """See `VerificationEngine`; workers compile the grammar once more, in processes of their own."""
+        return None if request.grammar is None else await self._grammars.matcher(request.grammar)
+
+    def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
+        """See `VerificationEngine`."""
+        check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
+        if self._is_stopping:
+            raise UnavailableError(STOPPING)
+        if self.broken is not None:
+            raise UnavailableError(CORE_LOST)
+        limit = self.num_slots + self._limits.max_waiting
+        if len(self._sessions) >= limit:
+            raise CapacityError(f"{limit} requests are open already", retry_after_s=1.0)
+        if not self._sessions:
+            self._last_at = time.monotonic()
+        if request.stop_at_eos:
+            request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
+        request = replace(request, sampling=request.effective_sampling())
+        session = VllmSession(request, grammar)
+        self._sessions[session.id] = session
+        return session
+
+    def close(self, session: VllmSession) -> None:
+        """See `VerificationEngine`."""
+        self._sessions.pop(session.id, None)
+        if not self._sessions:
+            self._idle.set()
+
+    def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
+        """See `VerificationEngine`."""
+        for branch in branches:
+            check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
+        if branches:
+            self._send(session, session.propose(branches))
+
+    def begin_help(self, session: VllmSession, schedule: Schedule) -> None:
+        """See `VerificationEngine`."""
+        self._send(session, session.follow(is_helped=True))
+
+    def end_help(self, session: VllmSession) -> None:
+        """See `VerificationEngine`."""
+        self._send(session, session.follow(is_helped=False))
+
+    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
+        for frame in frames:
+            self._mailbox.send(session.rank or 0, frame)
+
+    def receive(self, rank: int, frame: FromCore | None) -> None:
+        """Take a frame of a core: a request that has arrived there, or the report of a pass; None ends its reports."""
+        if frame is None:
+            for each in self._sessions.values():
+                each.reported.set()
+        elif isinstance(frame, Has) and (session := self._sessions.get(frame.name)) is not None:
+            self._send(session, session.arrived(rank))
+        elif isinstance(frame, Passed):
+            self._take(frame)
+
+    def _take(self, passed: Passed) -> None:
+        self._last_at = time.monotonic()
+        num_drafts = sum(row.num_drafts for row in passed.rows)
+        if not passed.reads:
+            self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
+        if self.timeline is not None:
+            figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
+            self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)
+        for row in passed.rows:
+            if (session := self._sessions.get(row.name)) is not None:
+                session.report(row, passed.us)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
+        """See `Generator`."""
+        async with aclosing(self.answer(self.open(request, grammar=await self.compiled(request)))) as events:
+            async for event in events:
+                yield event
+
+    async def answer(self, session: VllmSession) -> AsyncGenerator[Answer, None]:
+        """See `VerificationEngine`."""
+        request = session.request
+        prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
+        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id)
+        try:
+            async with aclosing(outputs):
+                is_first = True
+                while (output := await self._next(session, outputs)) is not None:
+                    if is_first:
+                        yield _opened(session, output)
+                    is_first = False
+                    await self._until_reported(session, len(output.outputs[0].token_ids))
+                    for commit in _commits(session, output.outputs[0]):
+                        yield commit
+        except EngineDeadError as exc:
+            raise UnavailableError(CORE_LOST) from exc
+        except VLLMClientError as exc:
+            raise InvalidRequestError(str(exc)) from exc
+        except EngineGenerateError as exc:
+            raise InternalError(f"vLLM failed on this request: {exc.__cause__!r}") from exc
+        finally:
+            self.close(session)
+
+    def _params(self, request: GenerationRequest, name: str) -> VllmParams:
+        return VllmParams(
+            temperature=0.0,
+            max_tokens=min(request.max_new_tokens, self.max_length - len(request.prompt_token_ids)),
+            stop_token_ids=sorted(request.stop_token_ids),
+            ignore_eos=True,  # all ends are named: vLLM would add those of generation_config.json
+            detokenize=False,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra_args(request, name, self._limits.gamma),
+        )
+
+    async def _next(self, session: VllmSession, outputs: AsyncGenerator[Any, None]) -> Any:
+        """Return vLLM's next output of a session, None after the last; raise the error that the session failed with."""
+        if session.error is not None:
+            raise session.error
+        session.reading = asyncio.ensure_future(anext(outputs, None))
+        try:
+            output: Any = await session.reading
+        except asyncio.CancelledError:
+            session.reading.cancel()
+            if session.error is not None:
+                raise session.error from None
+            raise
+        finally:
+            session.reading = None
+        if output is not None and output.outputs[0].finish_reason == "abort":
+            raise UnavailableError(STOPPING)
+        if output is not None and output.outputs[0].finish_reason == "error":
+            raise InternalError("vLLM failed on this request")
+        return output
+
+    async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
+        """Wait for the reports of the passes that gave these tokens: they are on their way before the tokens."""
+        rank = session.rank or 0
+        while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
+            session.reported.clear()
+            await session.reported.wait()
+
+
+def _opened(session: VllmSession, output: Any) -> Opened:
+    """Return the first event of a request, with the scores of its prompt if it asks for them."""
+    request, count = session.request, session.request.prompt_logprobs
+    session.num_cached_tokens = output.num_cached_tokens or 0
+    if count is None:
+        return Opened(session.num_cached_tokens)
+    given = zip(request.prompt_token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    scored = tuple(scores(token_id, entries, count) for token_id, entries in given)
+    return Opened(session.num_cached_tokens, scored[: request.output_start - 1])
+
+
+def _commits(session: VllmSession, part: Any) -> Iterator[Commit]:
+    """Yield the commits of an output, one per pass: vLLM joins the passes that a slow reader has left.
+
+    Raises:
+        InvalidRequestError: the grammar became too complex.
+    """
+    count, token_ids = session.request.logprobs, tuple(part.token_ids)
+    logprobs = []
+    if count is not None:
+        logprobs = [scores(token_id, each, count) for token_id, each in zip(token_ids, part.logprobs, strict=True)]
+    end = REASONS[part.finish_reason] if part.finish_reason else None
+    if end is FinishReason.STOP and session.grammar is not None:
+        _require_allowed(session, token_ids)
+    while token_ids or end is not None:
+        size = session.rows[0][0].num_tokens if session.rows else len(token_ids)
+        reason = end if size >= len(token_ids) else None
+        yield session.commit(token_ids[:size], logprobs[:size], reason)
+        if reason is not None:
+            return
+        token_ids, logprobs = token_ids[size:], logprobs[size:]
+
+
+def _require_allowed(session: VllmSession, token_ids: Sequence[int]) -> None:
+    output = [*session.token_ids, *token_ids][session.request.output_start :]
+    if session.grammar is not None and session.grammar.num_allowed((), output) < len(output):
+        raise InvalidRequestError("grammar: it became too complex at this output", field="grammar")

@@ -1,0 +1,150 @@
+"""Frames of the mailbox: what a front and vLLM's engine cores send to each other, in msgpack with bounds.
+
+A frame is the length of its body, in 4 bytes with the lowest first, and the body. The first one of a link is the core's
+`Hello`. Nothing here executes what it reads, as pickle would.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from inference.errors import SpecDecError
+from inference.speculation.tree import MAX_TREE_TOKENS
+
+VERSION = 1
+"""Version of these frames; the two ends of a link must have the same."""
+MAX_FRAME_BYTES = 1 << 20
+LENGTH = struct.Struct("<I")
+MAX_ROWS = 65536
+_CREDENTIALS = struct.Struct("3i")  # of the kernel: process, user and group of a socket's other end
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+"""Name of a request: the id of the front's session."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+TokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
+
+
+class FrameError(SpecDecError):
+    """Frame that breaks the rules; its link is closed."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First frame of a core: the version of its frames, its model's id, and its rank among data-parallel ones."""
+
+    version: Count
+    model_id: Name
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=4096)]
+
+
+class Has(msgspec.Struct, frozen=True, tag="has"):
+    """A request has arrived at the core, which can be helped from now on."""
+
+    name: Name
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Part of one request in a pass that committed tokens of it.
+
+    Attributes:
+        position: absolute position of the first of `num_tokens` tokens.
+        help: number of the help that the counts of received tokens belong to.
+        num_received: draft tokens received from that help so far; 0 if none came since the row before.
+        hold_us: microseconds since the last of them; 0 if `num_received` is.
+        rejected: draft tokens that the pass rejected.
+    """
+
+    name: Name
+    position: Count
+    num_tokens: Count
+    num_drafts: Count
+    num_accepted: Count
+    help: Count = 0
+    num_received: Count = 0
+    hold_us: Count = 0
+    rejected: TokenIds = []
+
+
+class Passed(msgspec.Struct, frozen=True, tag="passed"):
+    """Report of one pass: its time in microseconds, whether it read prompts, and a row per request."""
+
+    us: Count
+    reads: bool
+    rows: Annotated[list[Row], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class Help(msgspec.Struct, frozen=True, tag="help"):
+    """Draft tokens of a new worker follow, whose node numbers start at 0."""
+
+    name: Name
+    help: Count
+
+
+class Chain(msgspec.Struct, frozen=True, array_like=True):
+    """Branch of a draft tree; see `inference.speculation.tree.Branch`."""
+
+    parent_node: Count | None
+    prefix_length: Count
+    token_ids: TokenIds
+
+
+class Grow(msgspec.Struct, frozen=True, tag="grow"):
+    """Draft tokens for a request."""
+
+    name: Name
+    chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """A request decodes alone again."""
+
+    name: Name
+
+
+FromCore: TypeAlias = Hello | Has | Passed
+ToCore: TypeAlias = Help | Grow | End
+
+_encoder = msgspec.msgpack.Encoder()
+_from_core = msgspec.msgpack.Decoder(FromCore)
+_to_core = msgspec.msgpack.Decoder(ToCore)
+
+
+def packed(frame: FromCore | ToCore) -> bytes:
+    """Return a frame with its length in front."""
+    body = _encoder.encode(frame)
+    return LENGTH.pack(len(body)) + body
+
+
+def length_of(head: bytes) -> int:
+    """Return the length of a frame's body; raise FrameError if it is too long."""
+    (length,) = LENGTH.unpack(head)
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes is above {MAX_FRAME_BYTES}")
+    return int(length)
+
+
+def from_core(body: bytes) -> FromCore:
+    """Read a core's frame; raise FrameError if it is none."""
+    try:
+        return _from_core.decode(body)
+    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
+        raise FrameError(f"no frame of a core: {exc}") from exc
+
+
+def to_core(body: bytes) -> ToCore:
+    """Read a front's frame; raise FrameError if it is none."""
+    try:
+        return _to_core.decode(body)
+    except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
+        raise FrameError(f"no frame of a front: {exc}") from exc
+
+
+def require_own_user(link: socket.socket) -> None:
+    """Raise FrameError unless the process at the other end of a unix socket belongs to this process's user."""
+    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user != os.geteuid():
+        raise FrameError(f"a process of user {user} is at the other end, this one is of user {os.geteuid()}")

@@ -1,0 +1,81 @@
+"""Group of processes that a server leads: none of them outlives it, and a terminal's signals do not reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from inference.errors import ConfigError, SpecDecError
+
+END_S = 4.0
+"""Seconds that processes of the group get to end, once asked."""
+
+
+def leads_group() -> bool:
+    """Return whether this process leads a session, so that its group holds no other server."""
+    return os.getsid(0) == os.getpid()
+
+
+def members(group: int) -> list[int]:
+    """Return the other processes of a group that still run, but for those that only remove shared memory at the end."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, number, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            is_other = int(number) == group and state not in "ZX" and int(folder.name) != os.getpid()
+            if is_other and b"resource_tracker" not in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def end_members(group: int, wait_s: float = END_S) -> None:
+    """End the other processes of a group: ask them, and after some seconds end those that are left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in members(group):
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+        end = time.monotonic() + wait_s
+        while members(group) and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def leave(error: SpecDecError | None) -> NoReturn:
+    """End this process with the error's line and exit code, at once: unloading vLLM takes seconds."""
+    if error is not None:
+        print(f"error: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    logging.shutdown()
+    os._exit(0 if error is None else 2 if isinstance(error, ConfigError) else 1)
+
+
+async def in_own_group(lifeline: str | None) -> int:
+    """Run this command again as the leader of a session of its own, and pass signals on; return its exit code.
+
+    Ctrl-C reaches all processes of a terminal's group, and vLLM's would end at once; here it reaches this process only,
+    and the server drains. When the server has ended, however that was, the rest of its group ends too. It also drains
+    when this process has ended, by the end of its stdin.
+
+    Args:
+        lifeline: the server's setting of that name; its stdin is then this process's.
+    """
+    flags = [] if lifeline else ["--lifeline=stdin"]
+    arguments = [*sys.orig_argv[1:]]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *[*arguments[:end], *flags, *arguments[end:]],
+        stdin=None if lifeline else asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, process.send_signal, number)
+    code = await process.wait()
+    await asyncio.to_thread(end_members, process.pid)
+    return code if code >= 0 else 128 - code

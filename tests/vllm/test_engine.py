@@ -1,0 +1,102 @@
+"""Our engine over the real vLLM: the contract of engines, and the tokens of our own engine on the backend onnx."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from inference.engine.target import TargetEngine
+from inference.request import GenerationRequest
+from inference.serving.assembly import running
+from inference.vllm.load import VllmMetrics
+from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
+from tests.vllm.conftest import MAX_LENGTH, Pair
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = tuple((PROMPT * 4)[:100])
+"""Prompt that takes two passes to read."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def onnx(pair: Pair) -> AsyncGenerator[TargetEngine, None]:
+    async with running(onnx_engine(pair.target, MAX_LENGTH)) as engine:
+        yield engine
+
+
+class TestVllmEngine(EngineContract):
+    @pytest.fixture
+    def engine(self, vllm: Any) -> Any:
+        return vllm
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], LONG], ids=["short", "one token", "in parts"])
+async def test_the_tokens_are_those_of_our_own_engine(vllm: Any, onnx: TargetEngine, mode: str, prompt: Any) -> None:
+    request = wanted(mode, prompt=prompt, max_new_tokens=28)
+    tokens, _ = await completed(onnx, request)
+    assert (await completed(vllm, request))[0] == tokens
+    assert (await completed(vllm, request, Drafting(tokens, 0.3, random.Random(1))))[0] == tokens
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        wanted(grammar=REGEX, stop_at_eos=True),
+        wanted(min_new_tokens=12, stop_token_ids=frozenset(range(97, 123))),
+        wanted(stop_token_ids=frozenset({32, 101})),
+        wanted(max_new_tokens=10_000),
+    ],
+    ids=["grammar", "minimum length", "stop tokens", "to the end of the context"],
+)
+async def test_ends_are_those_of_our_own_engine(vllm: Any, onnx: TargetEngine, request_: GenerationRequest) -> None:
+    tokens, commits = await completed(onnx, request_)
+    drafting = Drafting(tokens, 0.3, random.Random(4))
+    for drafted, ours in (await completed(vllm, request_), await completed(vllm, request_, drafting)):
+        assert drafted == tokens
+        assert ours[-1].finish_reason is commits[-1].finish_reason
+
+
+async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: TargetEngine) -> None:
+    request = wanted("penalties", logprobs=3, prompt_logprobs=2)
+    tokens, commits = await completed(onnx, request)
+    _, ours = await completed(vllm, request, Drafting(tokens, 0.3, random.Random(6)))
+    pairs = zip(*([each for commit in part for each in commit.logprobs] for part in (commits, ours)), strict=True)
+    for theirs, scores in pairs:
+        assert scores.token_ids == theirs.token_ids
+        assert scores.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+
+
+async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
+    """Four requests of 100 tokens need more blocks than there are: vLLM takes some out, and computes them again."""
+    requests = [wanted(mode, prompt=PROMPT[number:], max_new_tokens=70) for number, mode in enumerate([*MODES][1:5])]
+    tokens = [(await completed(onnx, request))[0] for request in requests]
+    before = counted("vllm:num_preemptions")
+    drafts = [Drafting(each, 0.3, random.Random(7)) for each in tokens]
+    got = await asyncio.gather(*(completed(vllm, *each) for each in zip(requests, drafts, strict=True)))
+    assert [each for each, _ in got] == tokens
+    assert counted("vllm:num_preemptions") > before
+
+
+def counted(name: str) -> float:
+    """Return the sum of one of vLLM's own counters, as our port for metrics shows them."""
+    metrics = [metric for metric in VllmMetrics(CollectorRegistry()).collect() if metric.name == name]
+    return sum(sample.value for metric in metrics for sample in metric.samples if sample.name == f"{name}_total")
+
+
+async def test_prefixes_are_shared_within_one_salt_alone(vllm: Any) -> None:
+    prompt = tuple(random.Random(8).choices(range(97, 123), k=80))
+    cached = []
+    for salt in ("one", "one", "other", ""):
+        session = vllm.open(wanted(prompt=prompt, max_new_tokens=4, cache_salt=salt))
+        async for _ in vllm.answer(session):
+            pass
+        cached.append(session.num_cached_tokens)
+    assert cached[0] == cached[2] == cached[3] == 0
+    assert cached[1] >= 64

@@ -1,0 +1,164 @@
+"""The mailbox between a front and engine cores: who may speak, what is garbage, and what a lost link means."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import stat
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("msgspec", reason="it comes with vLLM: make test-vllm")
+from inference.vllm.drafts import Drafts, Ready
+from inference.vllm.frames import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    VERSION,
+    Chain,
+    FrameError,
+    FromCore,
+    Grow,
+    Has,
+    Hello,
+    Help,
+    ToCore,
+    from_core,
+    packed,
+    to_core,
+)
+from inference.vllm.group import members
+from inference.vllm.link import Link, Place
+from inference.vllm.mailbox import Mailbox
+from tests.support.scripted import until
+
+HELLO = Hello(VERSION, "model", 0)
+
+
+@pytest.fixture
+async def mailbox() -> AsyncGenerator[Mailbox, None]:
+    mailbox = Mailbox("model")
+    await mailbox.open()
+    yield mailbox
+    await mailbox.close()
+
+
+async def test_the_socket_is_for_its_user_alone(mailbox: Mailbox) -> None:
+    assert stat.S_IMODE(mailbox.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(mailbox.path.parent.stat().st_mode) == 0o700
+    await mailbox.close()
+    assert not mailbox.path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        LENGTH.pack(MAX_FRAME_BYTES + 1),
+        LENGTH.pack(0),
+        packed(Has("a request before the greeting")),
+        packed(Hello(VERSION + 1, "model", 1)),
+        packed(Hello(VERSION, "another model", 1)),
+        packed(Hello(VERSION, "model", 1)) + LENGTH.pack(8) + b"garbage!",
+        packed(Hello(VERSION, "model", 1)) + packed(Help("meant for a core", 1)),
+        b"",
+    ],
+)
+async def test_garbage_closes_its_own_link_alone(mailbox: Mailbox, sent: bytes) -> None:
+    received: list[FromCore | None] = []
+    mailbox.receive = lambda rank, frame: received.append(frame) if rank == 0 else None
+    core = Link(Place(str(mailbox.path), "model"), 0, lambda frame: None, list)
+    try:
+        reader, writer = await asyncio.open_unix_connection(mailbox.path)
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        core.send(Has("a request"))
+        await until(lambda: received == [Has("a request")])
+        assert mailbox.is_linked(0)
+        assert not mailbox.is_linked(1)
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize("read", [from_core, to_core])
+def test_no_bytes_raise_anything_else(read: object) -> None:
+    chance = random.Random(1)
+    whole = [packed(frame)[LENGTH.size :] for frame in (HELLO, Has("a"), Grow("a", [Chain(None, 3, [1, 2])]))]
+    for _ in range(3000):
+        body = bytearray(chance.choice(whole))
+        for _ in range(chance.randrange(4)):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        try:
+            read(bytes(body[: chance.randrange(len(body) + 1)]))  # type: ignore[operator]
+        except FrameError:
+            continue
+
+
+async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
+    """Its front may come late, go and come again; meanwhile draft tokens of the old one are dropped."""
+    first = Mailbox("model", tmp_path)
+    await first.open()
+    received: list[ToCore | None] = []
+    core = Link(Place(str(first.path), "model", owned=False), 0, received.append, lambda: ["a", "b"])
+    try:
+        await first.until_linked(1)
+        first.send(0, Help("a", 1))
+        await until(lambda: received == [Help("a", 1)])
+        await first.close()
+        await until(lambda: received[1:] == [None])
+        second, named = Mailbox("model", tmp_path), []
+        second.receive = lambda rank, frame: named.append(frame)
+        await second.open()
+        await until(lambda: len(named) == 2)
+        assert named == [Has("a"), Has("b")]
+        await second.close()
+    finally:
+        core.close()
+
+
+OWNED = """
+import os, sys, time
+from inference.vllm.group import members
+from inference.vllm.link import Link, Place
+child = os.fork() or time.sleep(600)
+print(child, flush=True)
+Link(Place(sys.argv[1], "model", group=os.getpgrp()), 0, lambda frame: None, list)
+time.sleep(600)
+"""
+
+
+async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
+    """The story: a front that was killed left core and coordinator for ever, with the memory of their devices."""
+    core = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OWNED, mailbox.path), stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert core.stdout is not None
+    child = int(await core.stdout.readline())
+    await mailbox.until_linked(1)
+    await mailbox.close()
+    assert await asyncio.wait_for(core.wait(), 60) == 1
+    assert child not in members(core.pid)
+
+
+def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
+    drafts = Drafts()
+    drafts.enter("a", [1, 2, 3], gamma=4)
+    ready = [Ready("a", room=9)]
+    drafts.receive(Grow("a", [Chain(None, 3, [4, 5])]))  # nobody helps
+    assert drafts.proposals(ready, may_wait=False) == [[]]
+    drafts.receive(Help("a", 1))
+    drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6, 7, 8])]))
+    assert drafts.proposals(ready, may_wait=False) == [[4, 5, 6, 7]]
+    row = drafts.passed("a", [4, 9], [4, 5, 6, 7], 1)
+    assert row is not None
+    assert (row.num_tokens, row.num_drafts, row.num_accepted, row.rejected) == (2, 4, 1, [5, 6, 7])
+    assert (row.help, row.num_received) == (1, 5)
+    drafts.receive(Grow("a", [Chain(77, 0, [1])]))
+    assert drafts.proposals(ready, may_wait=False) == [[]]
+    drafts.receive(Help("unknown", 1))
+    drafts.leave("a")
+    assert drafts.passed("a", [1], [], 0) is None

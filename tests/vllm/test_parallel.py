@@ -1,0 +1,34 @@
+"""vLLM over several workers or several engine cores: one front, one port, and the tokens of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from inference.config import ServerConfig
+from inference.serving.assembly import running
+from inference.vllm.options import VllmModel
+from tests.support.engine_contract import MODES, PROMPT, Drafting, completed, onnx_engine, wanted
+from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+
+pytestmark = pytest.mark.release
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--data-parallel-size"])
+async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag: str) -> None:
+    """With two cores each one has a part of the requests, and the mailbox brings draft tokens to the right one."""
+    from inference.serving.vllm_target import vllm_engine
+
+    requests = [wanted(mode, prompt=PROMPT[number:]) for number, mode in enumerate([*MODES][:4])]
+    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
+        right = [(await completed(onnx, request))[0] for request in requests]
+    model = VllmModel(pair.target, (*FLAGS, flag, "2"), gamma=16)
+    async with vllm_engine(model, ServerConfig(max_waiting=2)) as (held, _):
+        drafts = [Drafting(tokens, 0.3, random.Random(3)) for tokens in right]
+        pairs = zip(requests, drafts, strict=True)
+        got = await asyncio.gather(*(completed(held.engine, *each) for each in pairs))
+        assert [tokens for tokens, _ in got] == right
+        assert sum(commit.num_accepted_tokens for _, commits in got for commit in commits) > 0
+        assert held.engine.num_slots == (8 if flag.startswith("--data") else 4)

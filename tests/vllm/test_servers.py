@@ -1,0 +1,312 @@
+"""Servers on the real vLLM, with TLS and an auth file: whatever is killed under streams, the answers stay the same.
+
+The tests stand in this order, since most of them take a server away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from grpc_comm.specdec.v1 import specdec_pb2 as pb
+from inference.commit import Delta
+from inference.config import ROOT, ConnectionConfig, DialSecurity
+from inference.errors import UnauthenticatedError
+from inference.request import SamplingParams
+from inference.serving.assembly import running
+from inference.serving.processes import free_port
+from inference.vllm.group import members
+from inference.workers.completion import CompletionRequest
+from inference.workers.failover import FailoverCompleter
+from inference.workers.fleet import connected
+from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
+from tests.support.models import save_tiny_model
+from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
+from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+NUM_TOKENS = 90
+START_S = 300.0
+GONE_S = 30.0
+"""Longest that a group may take to end here; on a quiet machine it takes less than ten."""
+
+
+@dataclass(slots=True)
+class Server:
+    """Process that leads a group of its own, and its port."""
+
+    process: asyncio.subprocess.Process
+    port: int
+    front: int
+
+    async def until_gone(self) -> None:
+        """Wait until no process of the group is left."""
+        await asyncio.wait_for(self.process.wait(), GONE_S)
+        await asyncio.to_thread(_until_empty, self.front)
+
+    def core(self) -> int:
+        """Return the process of the engine core."""
+        return next(each for each in members(self.front) if b"EngineCore" in command_of(each))
+
+    def worker(self) -> int:
+        """Return the process of vLLM's worker."""
+        return next(each for each in members(self.front) if b"Worker" in command_of(each))
+
+
+def command_of(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def _until_empty(group: int) -> None:
+    end = time.monotonic() + GONE_S
+    while members(group):
+        assert time.monotonic() < end, members(group)
+        time.sleep(0.05)
+
+
+@dataclass(slots=True)
+class Site:
+    """Servers, the files of their security, and the answers that all of them must give."""
+
+    servers: list[Server]
+    folder: Path
+    prompts: Sequence[tuple[int, ...]]
+    answers: list[list[int]]
+    draft: Path
+
+    def link(self, *servers: Server) -> ConnectionConfig:
+        security = DialSecurity(ca=self.folder / "tls" / "ca.pem", token_file=self.folder / "token")
+        return ConnectionConfig(",".join(f"127.0.0.1:{server.port}" for server in servers), 1, security=security)
+
+    async def start(self, model: Path, *flags: str, role: str = "target") -> Server:
+        """Start a server with a port; a target is on vLLM."""
+        port = free_port()
+        security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
+        arguments = ("--engine", "vllm", "--model", str(model), "--port", str(port), "--ready_json", *security, *flags)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(ROOT / "main.py"),
+            "--role",
+            role,
+            *arguments,
+            "--",
+            *FLAGS,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(START_S):
+            line = await process.stdout.readline()
+        return Server(process, port, json.loads(line)["pid"])
+
+    async def start_draft(self, *servers: Server) -> asyncio.subprocess.Process:
+        """Start a draft worker that attaches to the servers."""
+        where = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+        security = ("--tls_ca", str(self.folder / "tls" / "ca.pem"), "--token_file", str(self.folder / "token"))
+        flags = ("--model", str(self.draft), "--attach", where, "--threads", "1", *security)
+        return await asyncio.create_subprocess_exec(sys.executable, str(ROOT / "main.py"), "--role", "draft", *flags)
+
+    def attached(self, server: Server) -> AbstractAsyncContextManager[RawWorker]:
+        """Attach a worker of the pool that speaks the protocol by itself."""
+        ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
+        return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
+
+    async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
+        """Return the answers of the servers, and how many draft tokens were accepted; disturb them after ten tokens."""
+        link, begun = self.link(*servers), asyncio.Event()
+        async with connected(link) as fleet:
+            completer = FailoverCompleter(fleet, link)
+
+            async def one(prompt: tuple[int, ...], seed: int) -> tuple[list[int], int]:
+                penalty = 0.5 * (seed % 2)
+                sampling = SamplingParams(temperature=0.8, presence_penalty=penalty)
+                request = CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+                tokens: list[int] = []
+                num_accepted = 0
+                async with aclosing(completer.complete(request)) as events:
+                    async for event in events:
+                        if isinstance(event, Delta):
+                            tokens += event.token_ids
+                            num_accepted += event.num_accepted_tokens
+                            if len(tokens) > 10:
+                                begun.set()
+                return tokens, num_accepted
+
+            tasks = [asyncio.create_task(one(prompt, seed)) for seed, prompt in enumerate(self.prompts)]
+            if disturb is not None:
+                await begun.wait()
+                disturb()
+            results = await asyncio.gather(*tasks)
+        return [tokens for tokens, _ in results], sum(number for _, number in results)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site, None]:
+    folder = tmp_path_factory.mktemp("site")
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    (folder / "token").write_text(TOKEN)
+    (folder / "token").chmod(0o600)
+    roles = '["client", "worker", "ops"]'
+    (folder / "auth.toml").write_text(f'[[token]]\nname = "tests"\nsha256 = "{digest}"\nroles = {roles}\n')
+    prompts = [PROMPT[number : number + 20] for number in range(6)]
+    answers = []
+    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
+        for seed, prompt in enumerate(prompts):
+            sampling = SamplingParams(temperature=0.8, presence_penalty=0.5 * (seed % 2), seed=seed)
+            request = wanted(prompt=prompt, max_new_tokens=NUM_TOKENS)
+            answers.append((await completed(onnx, replace(request, sampling=sampling)))[0])
+    site = Site([], folder, prompts, answers, pair.draft)
+    site.servers.append(await site.start(pair.target))
+    site.servers += await asyncio.gather(*(site.start(pair.target) for _ in range(2)))
+    yield site
+    for server in site.servers:
+        if server.process.returncode is None:
+            server.process.terminate()
+            await server.process.wait()
+    for server in site.servers:
+        await server.until_gone()
+
+
+async def test_a_draft_worker_helps_and_changes_nothing(site: Site) -> None:
+    assert (await site.asked(*site.servers)) == (site.answers, 0)
+    draft = await site.start_draft(*site.servers)
+    try:
+        async with asyncio.timeout(120):
+            while True:
+                answers, num_accepted = await site.asked(*site.servers)
+                assert answers == site.answers
+                if num_accepted:
+                    break
+        assert (await site.asked(*site.servers, disturb=draft.kill))[0] == site.answers
+    finally:
+        if draft.returncode is None:
+            draft.kill()
+        await draft.wait()
+    assert (await site.asked(*site.servers))[0] == site.answers
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [after(1, 5), below(99, 5)],  # a node that was never proposed
+        [after(10_000, 5)],  # a prefix that was never committed
+        [after(1, 2**31)],  # no token of the model
+        [after(1, *[5] * 300)],  # more than a tree may have
+    ],
+    ids=["unknown node", "unknown prefix", "unknown token", "too long"],
+)
+async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, branches: list[pb.Branch]) -> None:
+    server = site.servers[0]
+    async with site.attached(server) as worker:
+        asking = asyncio.create_task(site.asked(server))
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while (message := await worker.call.read()) != grpc.aio.EOF:
+                if message.WhichOneof("message") == "open":
+                    await worker.call.write(proposing(message.open.session_id, *branches))
+        assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await asking)[0] == site.answers
+
+
+async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
+    """The worker proposes 256 wrong tokens again and again, for every request and without waiting for anything."""
+    server = site.servers[0]
+    async with site.attached(server) as worker:
+        asking = asyncio.create_task(site.asked(server))
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for _ in range(6):
+                while (opened := await worker.call.read()).WhichOneof("message") != "open":
+                    pass
+                for _ in range(50):
+                    await worker.call.write(proposing(opened.open.session_id, after(1, *range(2, 258))))
+        assert (await asking)[0] == site.answers
+
+
+async def test_without_a_token_nothing_is_served(site: Site) -> None:
+    link = replace(site.link(site.servers[0]), security=replace(site.link(site.servers[0]).security, token_file=None))
+    async with connected(link) as fleet:
+        with pytest.raises(UnauthenticatedError):
+            async for _ in FailoverCompleter(fleet, link).complete(CompletionRequest(PROMPT)):
+                pass
+
+
+async def test_a_lost_core_ends_its_server_and_streams_resume_elsewhere(site: Site) -> None:
+    lost = site.servers[0]
+    core = lost.core()
+    answers, _ = await site.asked(*site.servers, disturb=lambda: os.kill(core, signal.SIGKILL))
+    assert answers == site.answers
+    assert await asyncio.wait_for(lost.process.wait(), GONE_S) == 1
+    await lost.until_gone()
+
+
+async def test_a_lost_front_takes_core_and_workers_along_while_they_are_busy(site: Site) -> None:
+    lost, left = site.servers[1:]
+    answers, _ = await site.asked(lost, left, disturb=lambda: os.kill(lost.front, signal.SIGKILL))
+    assert answers == site.answers
+    await lost.until_gone()
+
+
+async def test_ctrl_c_lets_requests_finish_and_leaves_nothing(site: Site) -> None:
+    """The story: vLLM's core had Ctrl-C too, and ended before the requests that were to be finished."""
+    server = site.servers[2]
+    answers, _ = await site.asked(server, disturb=lambda: server.process.send_signal(signal.SIGINT))
+    assert answers == site.answers
+    assert await asyncio.wait_for(server.process.wait(), GONE_S) == 0
+    await server.until_gone()
+    assert server.process.stdout is not None
+    assert await server.process.stdout.read() == b""  # the line of readiness was all
+
+
+@pytest.mark.release
+async def test_a_lost_worker_ends_its_server(site: Site, pair: Pair) -> None:
+    servers = await asyncio.gather(*(site.start(pair.target) for _ in range(2)))
+    site.servers += servers
+    worker = servers[0].worker()
+    answers, _ = await site.asked(*servers, disturb=lambda: os.kill(worker, signal.SIGKILL))
+    assert answers == site.answers
+    assert await asyncio.wait_for(servers[0].process.wait(), GONE_S) == 1
+    await servers[0].until_gone()
+
+
+async def refused(*arguments: str | Path) -> str:
+    """Return the one line with which a server does not start; its exit code must be that of wrong flags."""
+    program = (sys.executable, str(ROOT / "main.py"), "--role", "target", "--engine", "vllm")
+    process = await asyncio.create_subprocess_exec(*program, *map(str, arguments), stderr=asyncio.subprocess.PIPE)
+    _, told = await asyncio.wait_for(process.communicate(), START_S)
+    assert process.returncode == 2
+    (line,) = (line for line in told.decode().splitlines() if line.startswith("error: "))
+    return line
+
+
+async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path) -> None:
+    model = ("--model", pair.target)
+    for arguments, part in (
+        (("--model", tmp_path / "none"), "no such directory"),
+        ((*model, "--batch", "3"), "--max-num-seqs"),
+        ((*model, "--", "--max-model-length", "64"), "did you mean --max-model-len?"),
+        ((*model, "--", "--speculative-config", "{}"), "draft workers of ours"),
+        ((*model, "--", "--logprobs-mode", "processed_logprobs"), "--logprobs-mode"),
+        ((*model, "--", "--max-model-len", "9999"), "max_model_len"),
+    ):
+        assert part in await refused(*arguments)
+
+
+@pytest.mark.release
+async def test_a_model_that_cannot_run_is_never_ready(tmp_path: Path) -> None:
+    """The story: vLLM makes no pass at its start, so the first request of a client was the first to fail."""
+    model = save_tiny_model(tmp_path / "model", "llama", seed=1)  # its heads have 8 values: none of vLLM's sizes
+    assert "cannot run this model" in await refused("--model", model, "--port", "0", "--", *FLAGS)

@@ -1,0 +1,95 @@
+"""Wrong variants of our part of vLLM, which the checks of `test_engine.py` notice; each start takes a minute."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from inference.config import ServerConfig
+from inference.model.decoder import Turn
+from inference.request import GenerationRequest
+from inference.serving.assembly import running
+from inference.vllm import engine, runner_v1
+from inference.vllm.choice import Choice, Span, Winners
+from inference.vllm.options import VllmModel
+from inference.vllm.runner_v1 import Extension
+from inference.vllm.translation import KEY, extra_args
+from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
+from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+
+pytestmark = pytest.mark.release
+
+PENALTIES = "penalties of the output"
+
+
+class NoiseOneOff(Extension):
+    """Extension whose noise is that of the position before."""
+
+    def install_choice(self) -> None:
+        turn_of = Choice._turn
+
+        def shifted(choice: Choice, span: Span) -> Turn | None:
+            turn = turn_of(choice, span)
+            return None if turn is None else replace(turn, token_ids=turn.token_ids[:-1])
+
+        Choice._turn = shifted  # type: ignore[method-assign, assignment]
+        super().install_choice()
+
+
+class Believing(Extension):
+    """Extension that accepts draft tokens unverified."""
+
+    def install_choice(self) -> None:
+        winners_of = Choice.winners
+
+        def believing(choice: Choice, spans: Sequence[Span], rows_of: Any) -> list[Winners]:
+            won = winners_of(choice, spans, rows_of)
+            return [replace(each, token_ids=[*spans[each.place].proposal, each.token_ids[-1]]) for each in won]
+
+        Choice.winners = believing  # type: ignore[method-assign, assignment]
+        super().install_choice()
+
+
+def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
+    """Return what goes to the workers, as if a resumed output began where it resumes."""
+    ours = extra_args(request, *others)
+    ours[KEY]["output_start"] = len(request.prompt_token_ids)
+    return ours
+
+
+async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
+    """Return in which ways the engine's output differs from our own engine's, which is right."""
+    tokens, request = right[PENALTIES], wanted(PENALTIES)
+    got = {
+        "noise": (await completed(engine, wanted("noise")))[0] == right["noise"],
+        "plain": (await completed(engine, request))[0] == tokens,
+        "drafted": (await completed(engine, request, Drafting(tokens, 0.3, random.Random(1))))[0] == tokens,
+        "resumed": (await completed(engine, request.resumed(tokens[:20])))[0] == tokens[20:],
+    }
+    return {way for way, is_right in got.items() if not is_right}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "variant", "noticed"),
+    [
+        (runner_v1, "Extension", NoiseOneOff, {"noise"}),
+        (runner_v1, "Extension", Believing, {"drafted"}),
+        (engine, "extra_args", restarted, {"resumed"}),
+    ],
+    ids=["noise one position off", "drafts unverified", "penalties from the resumed start"],
+)
+async def test_a_wrong_variant_is_noticed(
+    module: ModuleType, name: str, variant: Any, noticed: set[str], pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inference.serving.vllm_target import vllm_engine
+
+    async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
+        right = {mode: (await completed(onnx, wanted(mode)))[0] for mode in ("noise", PENALTIES)}
+    monkeypatch.setattr(module, name, variant)
+    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (held, _):
+        assert await differing(held.engine, right) >= noticed
