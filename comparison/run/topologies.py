@@ -14,11 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from comparison.plan.backend import SHARED_TARGET, Server, server_flags, vllm_flags
-from inference.cli.models import VLLM
-from specdec.comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags
+from specdec.comparison.plan.backend import SHARED_TARGET, ServerPlan, server_flags, vllm_flags
 from specdec.comparison.plan.config import ComparisonConfig, Contender, NetworkConfig
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
+from specdec.inference.cli.models import VLLM
 from specdec.inference.config import model_name
 from specdec.inference.errors import SpecDecError, UnavailableError
 from specdec.inference.serving.processes import ServerProcess, finished_process, free_port, server_process

@@ -25,11 +25,10 @@ from specdec.inference.config import (
     NeuronOptions,
     ProposerConfig,
 )
-from inference.settings import described, group, same, setting
 from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.request import RequestDefaults
 from specdec.inference.serving.hub import OF_TOKENIZERS, WANTED, is_hub_id, model_directory
-from specdec.inference.settings import group, same, setting
+from specdec.inference.settings import described, group, same, setting
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
+
 from specdec.inference.backends.identity import model_id_of
 from specdec.inference.backends.registry import has_fixed_slots, load_backend, load_decoder
 from specdec.inference.commit import TokenSource

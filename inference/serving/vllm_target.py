@@ -17,28 +17,28 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from inference.backends.identity import model_id_of
-from inference.config import HttpConfig, ObserveConfig, ServerConfig, model_name
-from inference.engine.grammars import Grammars
-from inference.engine.target import EngineLimits
-from inference.errors import ConfigError, SpecDecError
-from inference.request import GenerationRequest, SamplingParams, Schedule
-from inference.serving.assembly import RunningTarget
-from inference.serving.fronts import Ports
-from inference.serving.observers import observed, timeline
-from inference.serving.target import host_of
-from inference.speculation.tree import Branch
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
-from inference.vllm.engine import VllmEngine
-from inference.vllm.group import end_members, leads_group
-from inference.vllm.link import Place
-from inference.vllm.load import CoreLoad, VllmMetrics
-from inference.vllm.mailbox import Mailbox
-from inference.vllm.options import Refusals, VllmModel, engine_config, installed
-from inference.vllm.runner_v1 import Extension
-from inference.vllm.translation import KEY
-from inference.workers.remote import TARGET
+from specdec.inference.backends.identity import model_id_of
+from specdec.inference.config import HttpConfig, ObserveConfig, ServerConfig, model_name
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.target import EngineLimits
+from specdec.inference.errors import ConfigError, SpecDecError
+from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.serving.assembly import RunningTarget
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.observers import observed, timeline
+from specdec.inference.serving.target import host_of
+from specdec.inference.speculation.tree import Branch
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.vllm.engine import VllmEngine
+from specdec.inference.vllm.group import end_members, leads_group
+from specdec.inference.vllm.link import Place
+from specdec.inference.vllm.load import CoreLoad, VllmMetrics
+from specdec.inference.vllm.mailbox import Mailbox
+from specdec.inference.vllm.options import Refusals, VllmModel, engine_config, installed
+from specdec.inference.vllm.runner_v1 import Extension
+from specdec.inference.vllm.translation import KEY
+from specdec.inference.workers.completing.remote import TARGET
 
 logger = logging.getLogger(__name__)
 

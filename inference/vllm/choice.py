@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.model.decoder import Turn
-from inference.model.slots import Array
-from inference.speculation.grammar import Allowed, allowed_by_grammar
-from inference.speculation.slot_decoder import choose
-from inference.text.grammar import GrammarCompiler, GrammarMatcher
-from inference.text.tokenizer import Tokenizer
-from inference.tokens import Tally, TokenView
-from inference.vllm.translation import Asked
+from specdec.inference.model.decoder import Turn
+from specdec.inference.model.slots import Array
+from specdec.inference.speculation.grammar import Allowed, allowed_by_grammar
+from specdec.inference.speculation.slot_decoder import choose
+from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.tokens import Tally, TokenView
+from specdec.inference.vllm.translation import Asked
 
 KEPT = 64
 """Most requests that are kept beyond those that the runner has."""

@@ -12,13 +12,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inference.errors import InvalidRequestError
-from inference.scheduling.acceptance import Acceptance
-from inference.scheduling.pass_times import PassTimes
-from inference.scheduling.waiting import Arrivals, wait_s
-from inference.scheduling.widths import Widths
-from inference.speculation.tree import Branch, DraftTree
-from inference.vllm.frames import End, Grow, Help, Row, ToCore
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.scheduling.acceptance import Acceptance
+from specdec.inference.scheduling.pass_times import PassTimes
+from specdec.inference.scheduling.waiting import Arrivals, wait_s
+from specdec.inference.scheduling.widths import Widths
+from specdec.inference.speculation.tree import Branch, DraftTree
+from specdec.inference.vllm.frames import End, Grow, Help, Row, ToCore
 
 logger = logging.getLogger(__name__)
 

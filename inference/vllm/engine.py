@@ -18,20 +18,20 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from inference.commit import Answer, Commit, FinishReason, Opened
-from inference.engine.grammars import Grammars
-from inference.engine.target import EngineLimits, check_prompt, check_token_ids
-from inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
-from inference.model.decoder import Matcher
-from inference.observe.timeline import Timeline
-from inference.request import GenerationRequest, Schedule
-from inference.scheduling.pass_times import PassTimes
-from inference.speculation.tree import Branch
-from inference.vllm.frames import FromCore, Has, Passed, ToCore
-from inference.vllm.load import CoreLoad
-from inference.vllm.mailbox import Mailbox
-from inference.vllm.session import VllmSession
-from inference.vllm.translation import REASONS, extra_args, scores
+from specdec.inference.commit import Commit, FinishReason, Opened, TokenEvent
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.target import EngineLimits, check_prompt, check_token_ids
+from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.observe.timeline import Timeline
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.scheduling.pass_times import PassTimes
+from specdec.inference.speculation.tree import Branch
+from specdec.inference.vllm.frames import FromCore, Has, Passed, ToCore
+from specdec.inference.vllm.load import CoreLoad
+from specdec.inference.vllm.mailbox import Mailbox
+from specdec.inference.vllm.session import VllmSession
+from specdec.inference.vllm.translation import REASONS, extra_args, scores
 
 CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
@@ -176,13 +176,13 @@ class VllmEngine:
             if (session := self._sessions.get(row.name)) is not None:
                 session.report(row, passed.us)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Answer, None]:
-        """See `Generator`."""
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `TokenSource`."""
         async with aclosing(self.answer(self.open(request, grammar=await self.compiled(request)))) as events:
             async for event in events:
                 yield event
 
-    async def answer(self, session: VllmSession) -> AsyncGenerator[Answer, None]:
+    async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
         """See `VerificationEngine`."""
         request = session.request
         prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)

@@ -13,8 +13,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from inference.errors import SpecDecError
-from inference.speculation.tree import MAX_TREE_TOKENS
+from specdec.inference.errors import SpecDecError
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS
 
 VERSION = 1
 """Version of these frames; the two ends of a link must have the same."""
@@ -85,7 +85,7 @@ class Help(msgspec.Struct, frozen=True, tag="help"):
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True):
-    """Branch of a draft tree; see `inference.speculation.tree.Branch`."""
+    """Branch of a draft tree; see `specdec.inference.speculation.tree.Branch`."""
 
     parent_node: Count | None
     prefix_length: Count

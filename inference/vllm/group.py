@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from inference.errors import ConfigError, SpecDecError
+from specdec.inference.errors import ConfigError, SpecDecError
 
 END_S = 4.0
 """Seconds that processes of the group get to end, once asked."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from inference.vllm.frames import (
+from specdec.inference.vllm.frames import (
     LENGTH,
     VERSION,
     FrameError,
@@ -30,7 +30,7 @@ from inference.vllm.frames import (
     require_own_user,
     to_core,
 )
-from inference.vllm.group import end_members
+from specdec.inference.vllm.group import end_members
 
 logger = logging.getLogger(__name__)
 

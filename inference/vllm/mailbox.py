@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from inference.errors import ConfigError
-from inference.vllm.frames import (
+from specdec.inference.errors import ConfigError
+from specdec.inference.vllm.frames import (
     LENGTH,
     VERSION,
     FrameError,

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from inference.config import DEFAULT_GAMMA
-from inference.errors import ConfigError
+from specdec.inference.config import DEFAULT_GAMMA
+from specdec.inference.errors import ConfigError
 
 RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
 """Versions of vLLM on which this was run, and whose sources were read for it."""
@@ -115,8 +115,8 @@ def engine_config(model: VllmModel) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from inference.vllm.runner_v1 import Extension, NoProposer
-    from inference.vllm.scheduler import DraftScheduler
+    from specdec.inference.vllm.runner_v1 import Extension, NoProposer
+    from specdec.inference.vllm.scheduler import DraftScheduler
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:

@@ -14,8 +14,8 @@ import torch
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
-from inference.errors import ConfigError
-from inference.vllm.choice import Choice, Span, Winners
+from specdec.inference.errors import ConfigError
+from specdec.inference.vllm.choice import Choice, Span, Winners
 
 HOOKS = {
     Sampler: ("apply_logits_processors", "forward"),

@@ -10,10 +10,10 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from inference.vllm.drafts import Drafts, Ready
-from inference.vllm.frames import Has, Passed
-from inference.vllm.link import Link, Place
-from inference.vllm.translation import KEY
+from specdec.inference.vllm.drafts import Drafts, Ready
+from specdec.inference.vllm.frames import Has, Passed
+from specdec.inference.vllm.link import Link, Place
+from specdec.inference.vllm.translation import KEY
 
 
 class DraftScheduler(Scheduler):

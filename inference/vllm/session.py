@@ -7,13 +7,13 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from inference.caller import request_id
-from inference.commit import Commit, FinishReason, Timings, TokenLogprobs
-from inference.errors import InvalidRequestError
-from inference.model.decoder import Matcher
-from inference.request import GenerationRequest
-from inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch, DraftTree
-from inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
+from specdec.inference.caller import request_id
+from specdec.inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from specdec.inference.errors import InvalidRequestError
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.request import GenerationRequest
+from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch, DraftTree
+from specdec.inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
 
 _numbers = itertools.count(1)
 

@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from inference.commit import FinishReason, TokenLogprobs
-from inference.engine.target_session import MAX_ADJUSTED_GAMMA
-from inference.request import GenerationRequest, Grammar, GrammarKind, MinLengthSampling, Preamble, SamplingParams
+from specdec.inference.commit import FinishReason, TokenLogprobs
+from specdec.inference.engine.target_session import MAX_ADJUSTED_GAMMA
+from specdec.inference.request import (
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    MinLengthSampling,
+    Preamble,
+    SamplingParams,
+)
 
 KEY = "specdec"
 """Key of what is ours in vLLM's `extra_args` of a request, and in its `additional_config`."""

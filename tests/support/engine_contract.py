@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from inference.backends.registry import load_backend
-from inference.commit import Commit, FinishReason, Opened
-from inference.config import ModelConfig
-from inference.engine.contract import VerificationSession
-from inference.engine.grammars import Grammars
-from inference.engine.target import EngineLimits, TargetEngine
-from inference.errors import CapacityError, ContextLengthError, InvalidRequestError, UnavailableError
-from inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
-from inference.speculation.slot_decoder import SlotDecoder
-from inference.speculation.tree import MAX_TREE_TOKENS, Branch
-from inference.text.grammar import GrammarCompiler
-from inference.text.tokenizer import Tokenizer
+from specdec.inference.backends.registry import load_backend
+from specdec.inference.commit import Commit, FinishReason, Opened
+from specdec.inference.config import ModelConfig
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.grammars import Grammars
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError, UnavailableError
+from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
+from specdec.inference.speculation.slot_decoder import SlotDecoder
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
+from specdec.inference.text.grammar import GrammarCompiler
+from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.scripted import until
 
 

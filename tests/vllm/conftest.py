@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it")
 import pytest_asyncio
 
-from inference.config import ServerConfig
-from inference.vllm.options import VllmModel, prepare_environment
+from specdec.inference.config import ServerConfig
+from specdec.inference.vllm.options import VllmModel, prepare_environment
 
 prepare_environment("info")
 SETTINGS = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -52,7 +52,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
     """Run vLLM with our engine in front of it, in processes of this one."""
-    from inference.serving.vllm_target import vllm_engine
+    from specdec.inference.serving.vllm_target import vllm_engine
 
     async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (running, _):
         yield running.engine

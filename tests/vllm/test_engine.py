@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from inference.engine.target import TargetEngine
-from inference.request import GenerationRequest
-from inference.serving.assembly import running
-from inference.vllm.load import VllmMetrics
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.request import GenerationRequest
+from specdec.inference.serving.assembly import running
+from specdec.inference.vllm.load import VllmMetrics
 from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
 from tests.vllm.conftest import MAX_LENGTH, Pair
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("msgspec", reason="it comes with vLLM: make test-vllm")
-from inference.vllm.drafts import Drafts, Ready
-from inference.vllm.frames import (
+from specdec.inference.vllm.drafts import Drafts, Ready
+from specdec.inference.vllm.frames import (
     LENGTH,
     MAX_FRAME_BYTES,
     VERSION,
@@ -29,9 +29,9 @@ from inference.vllm.frames import (
     packed,
     to_core,
 )
-from inference.vllm.group import members
-from inference.vllm.link import Link, Place
-from inference.vllm.mailbox import Mailbox
+from specdec.inference.vllm.group import members
+from specdec.inference.vllm.link import Link, Place
+from specdec.inference.vllm.mailbox import Mailbox
 from tests.support.scripted import until
 
 HELLO = Hello(VERSION, "model", 0)
@@ -122,8 +122,8 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
 OWNED = """
 import os, sys, time
-from inference.vllm.group import members
-from inference.vllm.link import Link, Place
+from specdec.inference.vllm.group import members
+from specdec.inference.vllm.link import Link, Place
 child = os.fork() or time.sleep(600)
 print(child, flush=True)
 Link(Place(sys.argv[1], "model", group=os.getpgrp()), 0, lambda frame: None, list)

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from inference.config import ServerConfig
-from inference.serving.assembly import running
-from inference.vllm.options import VllmModel
+from specdec.inference.config import ServerConfig
+from specdec.inference.serving.assembly import running
+from specdec.inference.vllm.options import VllmModel
 from tests.support.engine_contract import MODES, PROMPT, Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.release
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--data-parallel-size"])
 async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag: str) -> None:
     """With two cores each one has a part of the requests, and the mailbox brings draft tokens to the right one."""
-    from inference.serving.vllm_target import vllm_engine
+    from specdec.inference.serving.vllm_target import vllm_engine
 
     requests = [wanted(mode, prompt=PROMPT[number:]) for number, mode in enumerate([*MODES][:4])]
     async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:

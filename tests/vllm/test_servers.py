@@ -22,17 +22,17 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from grpc_comm.specdec.v1 import specdec_pb2 as pb
-from inference.commit import Delta
-from inference.config import ROOT, ConnectionConfig, DialSecurity
-from inference.errors import UnauthenticatedError
-from inference.request import SamplingParams
-from inference.serving.assembly import running
-from inference.serving.processes import free_port
-from inference.vllm.group import members
-from inference.workers.completion import CompletionRequest
-from inference.workers.failover import FailoverCompleter
-from inference.workers.fleet import connected
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.commit import Delta
+from specdec.inference.config import ROOT, ConnectionConfig, DialSecurity
+from specdec.inference.errors import UnauthenticatedError
+from specdec.inference.request import SamplingParams
+from specdec.inference.serving.assembly import running
+from specdec.inference.serving.processes import free_port
+from specdec.inference.vllm.group import members
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.completion import CompletionRequest
 from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
 from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from inference.config import ServerConfig
-from inference.model.decoder import Turn
-from inference.request import GenerationRequest
-from inference.serving.assembly import running
-from inference.vllm import engine, runner_v1
-from inference.vllm.choice import Choice, Span, Winners
-from inference.vllm.options import VllmModel
-from inference.vllm.runner_v1 import Extension
-from inference.vllm.translation import KEY, extra_args
+from specdec.inference.config import ServerConfig
+from specdec.inference.model.decoder import Turn
+from specdec.inference.request import GenerationRequest
+from specdec.inference.serving.assembly import running
+from specdec.inference.vllm import engine, runner_v1
+from specdec.inference.vllm.choice import Choice, Span, Winners
+from specdec.inference.vllm.options import VllmModel
+from specdec.inference.vllm.runner_v1 import Extension
+from specdec.inference.vllm.translation import KEY, extra_args
 from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
 
@@ -86,7 +86,7 @@ async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
 async def test_a_wrong_variant_is_noticed(
     module: ModuleType, name: str, variant: Any, noticed: set[str], pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inference.serving.vllm_target import vllm_engine
+    from specdec.inference.serving.vllm_target import vllm_engine
 
     async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
         right = {mode: (await completed(onnx, wanted(mode)))[0] for mode in ("noise", PENALTIES)}

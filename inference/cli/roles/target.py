@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inference.cli.models import VLLM, DefaultSettings, TargetModel
-from inference.errors import SpecDecError
-from specdec.inference.cli.models import DefaultSettings, OneModel
+from specdec.inference.cli.models import VLLM, DefaultSettings, TargetModel
 from specdec.inference.cli.roles.compile import CompileSettings, compile_ahead
 from specdec.inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
+from specdec.inference.errors import SpecDecError
 from specdec.inference.settings import group, same
 
 
@@ -43,9 +42,9 @@ async def run(settings: TargetSettings) -> int:
 
 async def _run_vllm(settings: TargetSettings) -> int:
     """Serve with vLLM; all that can be refused is refused before a second process starts and vLLM is imported."""
-    from inference.serving.fronts import check_ports
-    from inference.vllm.group import in_own_group, leads_group, leave
-    from inference.vllm.options import VllmModel, check_flags, prepare_environment
+    from specdec.inference.serving.fronts import check_ports
+    from specdec.inference.vllm.group import in_own_group, leads_group, leave
+    from specdec.inference.vllm.options import VllmModel, check_flags, prepare_environment
 
     model, flags = settings.model.path, settings.model.engine_flags
     server = replace(settings.server, defaults=settings.defaults.of(model))
@@ -54,7 +53,7 @@ async def _run_vllm(settings: TargetSettings) -> int:
     if not leads_group():
         return await in_own_group(server.lifeline)
     prepare_environment(settings.observe.log_level)
-    from inference.serving.vllm_target import serve_vllm
+    from specdec.inference.serving.vllm_target import serve_vllm
 
     error = None
     try:

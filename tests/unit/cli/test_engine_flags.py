@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from inference.cli.roles.registry import settings_of
-from inference.cli.roles.target import run
-from inference.errors import ConfigError
+from specdec.inference.cli.roles.registry import settings_of
+from specdec.inference.cli.roles.target import run
+from specdec.inference.errors import ConfigError
 
 
 def test_words_after_the_dashes_are_kept_as_they_are() -> None:

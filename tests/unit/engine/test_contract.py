@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from inference.engine.target import TargetEngine
-from inference.serving.assembly import running
+from specdec.inference.engine.target import TargetEngine
+from specdec.inference.serving.assembly import running
 from tests.conftest import ModelDirectories
 from tests.support.engine_contract import EngineContract, onnx_engine
 
