@@ -161,14 +161,15 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
     versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
     conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
     skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
-    rates = [markdown(*tables.rates_table(rows, dtype)) for dtype in dict.fromkeys(row["dtype"] for row in rows)]
+    sentences = (tables.plain_sentence(rows), tables.changed_sentence(rows), tables.texts_sentence(rows))
     parts = [
         f"## Shape {name}",
-        _filled(f"{conditions}. {tables.plain_sentence(rows)} {tables.changed_sentence(rows)}"),
+        _filled(f"{conditions}. {' '.join(sentences)}"),
         "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
         markdown(*tables.goals_table(rows)),
+        markdown(*tables.rates_table(rows)),
     ]
-    return "\n\n".join([*parts, *rates])
+    return "\n\n".join(parts)
 
 
 def _run(run: Bench) -> str:
