@@ -95,38 +95,26 @@ def _warning(bench: Bench) -> str:
 
 def _comparison(bench: Bench) -> str:
     results = bench["comparison"]
-    header = [
-        "prompts",
-        "topology",
-        "round trip, ms",
-        "tokens/s",
-        "speed-up",
-        "runs",
-        "end to end / target alone, 95 %",
-    ]
-    rows = [
-        [
-            *(cell["kind"], _series(cell), f"{cell['rtt_ms']:g}", f"{cell['tokens_per_s']:.0f}"),
-            *_speedup(cell),
-            _verdict(statistics),
-        ]
-        for cell, statistics in zip(results["cells"], results["statistics"], strict=True)
-    ]
+    rows: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for cell, statistics in zip(results["cells"], results["statistics"], strict=True):
+        rows[cell["kind"], _series(cell)][f"{cell['rtt_ms']:g} ms"] = _over_target(cell, statistics)
+    trips = list(dict.fromkeys(trip for row in rows.values() for trip in row))
+    table = markdown(["prompts", "topology", *trips], [[*names, *row.values()] for names, row in rows.items()])
     conditions = ". ".join(results["conditions"][name] for name in ("Prompts", "Runs", "Load"))
-    return f"`{results['command']}`\n\n{conditions}.\n\n{markdown(header, rows)}"
+    return f"`{results['command']}`\n\n{conditions}.\n\n{table}"
 
 
 def _series(cell: Bench) -> str:
     return f"{cell['topology']} {cell['schedule']}" if cell["schedule"] else str(cell["topology"])
 
 
-def _speedup(cell: Bench) -> tuple[str, str]:
-    return f"{cell['speedup']:.2f}", f"{cell['speedup_min']:.2f}-{cell['speedup_max']:.2f}"
-
-
-def _verdict(statistics: Bench) -> str:
+def _over_target(cell: Bench, statistics: Bench) -> str:
+    """Return the speed-up with the range of the runs; of the target alone, its tokens per second."""
+    if cell["topology"] == "target":
+        return f"{cell['tokens_per_s']:.0f} tokens/s"
     over = statistics["over_target"].get("end_to_end_latency_s")
-    return "-" if over is None else str(over["verdict"])
+    same = ", no difference" if over and "no difference" in str(over["verdict"]) else ""
+    return f"{cell['speedup']:.2f} ({cell['speedup_min']:.2f}-{cell['speedup_max']:.2f}){same}"
 
 
 def _headline(bench: Bench) -> str:

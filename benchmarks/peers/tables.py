@@ -62,14 +62,19 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows: our best speculation against each peer's best; a ratio that misses its goal is marked."""
-    body = []
+    """Return header and rows: our best speculation over each peer's best; a ratio that misses its goal is marked."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
     for ours, best in goals(rows):
-        found = ratio(ours, best)
-        mark = "" if found >= GOALS[ours["dtype"]] else "\\*"
-        place = [NUMBERS[ours["dtype"]], str(ours["num_streams"])]
-        body.append([*place, best["engine"], best["variant"], ours["variant"], f"{found:.2f}{mark}"])
-    return ["numbers", "streams", "peer", "its best", "our best", "ours / peer's"], body
+        over = ratio(ours, best)
+        mark = "" if over >= GOALS[ours["dtype"]] else "\\*"
+        line = found.setdefault(_place(ours), {OURS: ours["variant"]})
+        line[best["engine"]] = f"{over:.2f}{mark} ({best['variant']})"
+    engines = list(dict.fromkeys(engine for line in found.values() for engine in line))
+    body = [
+        [f"{NUMBERS[dtype]}: {count}", *(line.get(engine, "-") for engine in engines)]
+        for (dtype, count), line in found.items()
+    ]
+    return ["ours over", "our best", *engines[1:]], body
 
 
 def rates_table(rows: Sequence[Row]) -> Table:
