@@ -23,7 +23,7 @@ from specdec.inference.config import ROOT
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = (
     *(MEASUREMENTS / name for name in ("passes.md", "architectures.md", "peers.md")),
-    *(ROOT / "docs" / "performance.md", ROOT / "README.md"),
+    ROOT / "README.md",
 )
 WIDTH = 120
 BUSY = 0.5
@@ -60,7 +60,7 @@ def part(name: str, bench: Bench) -> str:
     """Return the text between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
-    if name in MEASURED_APART and name.partition("_")[0] not in bench:
+    if name in MEASURED_APART and name not in bench:
         return "Not measured yet."
     return PARTS[name](bench)
 
@@ -167,22 +167,6 @@ def _run(run: Bench) -> str:
     return f"`{run['command']}`: {size}, commit {run['commit']}. {_warning(run)}"
 
 
-def _peers_in_short(bench: Bench) -> str:
-    """Return a line per shape: our best speculation against the best peer, by arithmetic, at one stream."""
-    lines = []
-    for name, runs in bench["peers"].items():
-        rows = tables.rows_of(runs)
-        commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
-        found = [_against(ours, best) for ours, best in tables.goals(rows) if ours["num_streams"] == 1]
-        lines.append(_filled(f"- {name}, commit {commits}: {'; '.join(found)}. {tables.plain_sentence(rows)}"))
-    return "\n".join(lines)
-
-
-def _against(ours: Bench, best: Bench) -> str:
-    numbers = tables.NUMBERS[ours["dtype"]]
-    return f"{tables.ratio(ours, best):.2f} times {best['engine']} ({best['variant']}) in {numbers}"
-
-
 def _since(bench: Bench) -> str:
     """Return the latencies that differ from an earlier commit's."""
     found = bench["since"]
@@ -200,11 +184,10 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "headline": _headline,
     "comparison": _comparison,
     "peers": _peers,
-    "peers_in_short": _peers_in_short,
     "since": _since,
 }
 """Parts beside the tables of the set, by the name of their mark."""
-MEASURED_APART = ("peers", "peers_in_short", "since")
+MEASURED_APART = ("peers", "since")
 """Parts whose figures are no part of `make bench`; their files may be missing."""
 
 if __name__ == "__main__":
