@@ -140,19 +140,20 @@ def _range(speedups: Sequence[float]) -> str:
 
 
 def _peers(bench: Bench) -> str:
-    """Return the tables of every shape, each with its machine, versions and command."""
-    return "\n\n".join(_shape(name, shape) for name, shape in bench["peers"].items())
+    """Return machines and versions of all runs, and the tables of every shape."""
+    runs = list(itertools.chain(*bench["peers"].values()))
+    versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
+    conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
+    return "\n\n".join([_filled(f"{conditions}."), *(_shape(name, shape) for name, shape in bench["peers"].items())])
 
 
 def _shape(name: str, runs: Sequence[Bench]) -> str:
     rows = tables.rows_of(runs)
-    versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
-    conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
     skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
     sentences = (tables.plain_sentence(rows), tables.changed_sentence(rows), tables.texts_sentence(rows))
     parts = [
         f"## Shape {name}",
-        _filled(f"{conditions}. {' '.join(sentences)}"),
+        _filled(" ".join(sentences)),
         "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
         markdown(*tables.goals_table(rows)),
         markdown(*tables.rates_table(rows)),
@@ -162,9 +163,7 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
 
 def _run(run: Bench) -> str:
     """Return what one run did, and how busy the machine was."""
-    plan = run["plan"]
-    size = f"{plan['num_prompts']} prompts at one stream, {plan['num_tokens']} tokens each, {plan['num_rounds']} rounds"
-    return f"`{run['command']}`: {size}, commit {run['commit']}. {_warning(run)}"
+    return f"`{run['command']}`, {run['plan']['num_prompts']} prompts, commit {run['commit']}. {_warning(run)}"
 
 
 def _since(bench: Bench) -> str:
