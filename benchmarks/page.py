@@ -23,7 +23,7 @@ from specdec.inference.config import ROOT
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = (
     *(MEASUREMENTS / name for name in ("passes.md", "architectures.md", "peers.md")),
-    *(ROOT / "docs" / "performance.md", ROOT / "README.md"),
+    ROOT / "README.md",
 )
 WIDTH = 120
 BUSY = 0.5
@@ -60,7 +60,7 @@ def part(name: str, bench: Bench) -> str:
     """Return the text between the marks of this name."""
     if name in SET:
         return "\n\n".join((f"`{bench[name]['command']}`", *bench[name]["tables"]))
-    if name in MEASURED_APART and name.partition("_")[0] not in bench:
+    if name in MEASURED_APART and name not in bench:
         return "Not measured yet."
     return PARTS[name](bench)
 
@@ -95,38 +95,26 @@ def _warning(bench: Bench) -> str:
 
 def _comparison(bench: Bench) -> str:
     results = bench["comparison"]
-    header = [
-        "prompts",
-        "topology",
-        "round trip, ms",
-        "tokens/s",
-        "speed-up",
-        "runs",
-        "end to end / target alone, 95 %",
-    ]
-    rows = [
-        [
-            *(cell["kind"], _series(cell), f"{cell['rtt_ms']:g}", f"{cell['tokens_per_s']:.0f}"),
-            *_speedup(cell),
-            _verdict(statistics),
-        ]
-        for cell, statistics in zip(results["cells"], results["statistics"], strict=True)
-    ]
+    rows: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for cell, statistics in zip(results["cells"], results["statistics"], strict=True):
+        rows[cell["kind"], _series(cell)][f"{cell['rtt_ms']:g} ms"] = _over_target(cell, statistics)
+    trips = list(dict.fromkeys(trip for row in rows.values() for trip in row))
+    table = markdown(["prompts", "topology", *trips], [[*names, *row.values()] for names, row in rows.items()])
     conditions = ". ".join(results["conditions"][name] for name in ("Prompts", "Runs", "Load"))
-    return f"`{results['command']}`\n\n{conditions}.\n\n{markdown(header, rows)}"
+    return f"`{results['command']}`\n\n{conditions}.\n\n{table}"
 
 
 def _series(cell: Bench) -> str:
     return f"{cell['topology']} {cell['schedule']}" if cell["schedule"] else str(cell["topology"])
 
 
-def _speedup(cell: Bench) -> tuple[str, str]:
-    return f"{cell['speedup']:.2f}", f"{cell['speedup_min']:.2f}-{cell['speedup_max']:.2f}"
-
-
-def _verdict(statistics: Bench) -> str:
+def _over_target(cell: Bench, statistics: Bench) -> str:
+    """Return the speed-up with the range of the runs; of the target alone, its tokens per second."""
+    if cell["topology"] == "target":
+        return f"{cell['tokens_per_s']:.0f} tokens/s"
     over = statistics["over_target"].get("end_to_end_latency_s")
-    return "-" if over is None else str(over["verdict"])
+    same = ", no difference" if over and "no difference" in str(over["verdict"]) else ""
+    return f"{cell['speedup']:.2f} ({cell['speedup_min']:.2f}-{cell['speedup_max']:.2f}){same}"
 
 
 def _headline(bench: Bench) -> str:
@@ -152,46 +140,30 @@ def _range(speedups: Sequence[float]) -> str:
 
 
 def _peers(bench: Bench) -> str:
-    """Return the tables of every shape, each with its machine, versions and command."""
-    return "\n\n".join(_shape(name, shape) for name, shape in bench["peers"].items())
+    """Return machines and versions of all runs, and the tables of every shape."""
+    runs = list(itertools.chain(*bench["peers"].values()))
+    versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
+    conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
+    return "\n\n".join([_filled(f"{conditions}."), *(_shape(name, shape) for name, shape in bench["peers"].items())])
 
 
 def _shape(name: str, runs: Sequence[Bench]) -> str:
     rows = tables.rows_of(runs)
-    versions = (_versions({**run["machine"]["versions"], **run["versions"]}) for run in runs)
-    conditions = ", ".join(dict.fromkeys((*map(_hardware, runs), *itertools.chain(*versions))))
     skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
-    rates = [markdown(*tables.rates_table(rows, dtype)) for dtype in dict.fromkeys(row["dtype"] for row in rows)]
+    sentences = (tables.plain_sentence(rows), tables.changed_sentence(rows), tables.texts_sentence(rows))
     parts = [
         f"## Shape {name}",
-        _filled(f"{conditions}. {tables.plain_sentence(rows)} {tables.changed_sentence(rows)}"),
+        _filled(" ".join(sentences)),
         "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
         markdown(*tables.goals_table(rows)),
+        markdown(*tables.rates_table(rows)),
     ]
-    return "\n\n".join([*parts, *rates])
+    return "\n\n".join(parts)
 
 
 def _run(run: Bench) -> str:
     """Return what one run did, and how busy the machine was."""
-    plan = run["plan"]
-    size = f"{plan['num_prompts']} prompts at one stream, {plan['num_tokens']} tokens each, {plan['num_rounds']} rounds"
-    return f"`{run['command']}`: {size}, commit {run['commit']}. {_warning(run)}"
-
-
-def _peers_in_short(bench: Bench) -> str:
-    """Return a line per shape: our best speculation against the best peer, by arithmetic, at one stream."""
-    lines = []
-    for name, runs in bench["peers"].items():
-        rows = tables.rows_of(runs)
-        commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
-        found = [_against(ours, best) for ours, best in tables.goals(rows) if ours["num_streams"] == 1]
-        lines.append(_filled(f"- {name}, commit {commits}: {'; '.join(found)}. {tables.plain_sentence(rows)}"))
-    return "\n".join(lines)
-
-
-def _against(ours: Bench, best: Bench) -> str:
-    numbers = tables.NUMBERS[ours["dtype"]]
-    return f"{tables.ratio(ours, best):.2f} times {best['engine']} ({best['variant']}) in {numbers}"
+    return f"`{run['command']}`, {run['plan']['num_prompts']} prompts, commit {run['commit']}. {_warning(run)}"
 
 
 def _since(bench: Bench) -> str:
@@ -211,11 +183,10 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
     "headline": _headline,
     "comparison": _comparison,
     "peers": _peers,
-    "peers_in_short": _peers_in_short,
     "since": _since,
 }
 """Parts beside the tables of the set, by the name of their mark."""
-MEASURED_APART = ("peers", "peers_in_short", "since")
+MEASURED_APART = ("peers", "since")
 """Parts whose figures are no part of `make bench`; their files may be missing."""
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
         _race_in(dtype, shape, plan, args, found)
         content[shape] = joined(earlier, found)
         write(content, args.file)
-        print_table(f"{shape}, tokens per second", *rates_table(found["rows"], dtype))
+    print_table(shape, *rates_table(found["rows"]))
     print_table(f"{shape}, our best speculation against each peer's best", *goals_table(found["rows"]))
 
 

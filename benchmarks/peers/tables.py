@@ -62,40 +62,41 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows: our best speculation against each peer's best, and whether the goal is reached."""
-    header = ["numbers", "streams", "peer", "its best", "tokens/s", "our best", "tokens/s", "ours / peer's", "goal"]
-    body = []
+    """Return header and rows: our best speculation over each peer's best; a ratio that misses its goal is marked."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
     for ours, best in goals(rows):
-        found, goal = ratio(ours, best), GOALS[ours["dtype"]]
-        verdict = f"{goal:g}: {'reached' if found >= goal else 'missed'}"
-        peer = [best["engine"], best["variant"], f"{median(best):.0f}"]
-        mine = [ours["variant"], f"{median(ours):.0f}"]
-        body.append([NUMBERS[ours["dtype"]], str(ours["num_streams"]), *peer, *mine, f"{found:.2f}", verdict])
-    return header, body
+        over = ratio(ours, best)
+        mark = "" if over >= GOALS[ours["dtype"]] else "\\*"
+        line = found.setdefault(_place(ours), {OURS: ours["variant"]})
+        line[best["engine"]] = f"{over:.2f}{mark} ({best['variant']})"
+    engines = list(dict.fromkeys(engine for line in found.values() for engine in line))
+    body = [
+        [f"{NUMBERS[dtype]}: {count}", *(line.get(engine, "-") for engine in engines)]
+        for (dtype, count), line in found.items()
+    ]
+    return ["ours over", "our best", *engines[1:]], body
 
 
-def rates_table(rows: Sequence[Row], dtype: str) -> Table:
-    """Return header and rows: tokens per second of all variants in one arithmetic, by streams, and equal texts."""
-    counts = sorted({row["num_streams"] for row in rows})
-    found = {(row["engine"], row["variant"], row["num_streams"]): row for row in rows if row["dtype"] == dtype}
-    streams = [f"{count} streams" if count > 1 else "1 stream" for count in counts]
-    header = [NUMBERS[dtype], *streams, "1 stream / own plain", "text of own plain", "our text"]
-    body = []
-    for engine, variant in dict.fromkeys(key[:2] for key in found):
-        mine = [found.get((engine, variant, count)) for count in counts]
-        single, plain = (found.get((engine, each, counts[0])) for each in (variant, PLAIN))
-        over = f"{ratio(single, plain):.2f}" if single and plain else "-"
-        cells = [f"{median(row):.0f}" if row else "-" for row in mine]
-        body.append(
-            [f"{engine}, {variant}", *cells, over, *(_equal(mine, key) for key in ("same_as_plain", "same_as_ours"))]
-        )
-    return header, body
+def rates_table(rows: Sequence[Row]) -> Table:
+    """Return header and rows: tokens per second of all variants, by arithmetic and number of streams."""
+    places = list(dict.fromkeys(map(_place, rows)))
+    found = {(row["engine"], row["variant"], *_place(row)): row for row in rows}
+    variants = dict.fromkeys((row["engine"], row["variant"]) for row in rows)
+    columns = [[found.get((*variant, *place)) for place in places] for variant in variants]
+    header = ["tokens/s", *(f"{NUMBERS[dtype]}: {count}" for dtype, count in places)]
+    cells = [[f"{median(row):.0f}" if row else "-" for row in column] for column in columns]
+    return header, [[", ".join(variant), *line] for variant, line in zip(variants, cells, strict=True)]
 
 
-def _equal(rows: Sequence[Row | None], key: str) -> str:
-    """Return how many answers are equal, over all numbers of streams."""
-    known = [row for row in rows if row and row[key] is not None]
-    return f"{sum(row[key] for row in known)} of {sum(row['num_answers'] for row in known)}" if known else "-"
+def texts_sentence(rows: Sequence[Row]) -> str:
+    """Return a sentence on answers that are our text: all of a program's variants, by arithmetic."""
+    known = [row for row in rows if row["engine"] != OURS and row["same_as_ours"] is not None]
+    parts = []
+    for engine, dtype in dict.fromkeys((row["engine"], row["dtype"]) for row in known):
+        alike = [row for row in known if (row["engine"], row["dtype"]) == (engine, dtype)]
+        equal, total = (sum(row[key] for row in alike) for key in ("same_as_ours", "num_answers"))
+        parts += [f"{NUMBERS[dtype]} {engine} {equal} of {total}"] if equal < total else []
+    return f"Answers with our text: {', '.join(parts) + '; otherwise all' if parts else 'all'}."
 
 
 def plain_sentence(rows: Sequence[Row]) -> str:

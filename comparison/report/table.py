@@ -91,48 +91,58 @@ def print_tables(console: Console, findings: Findings) -> None:
     console.print(str(findings.agreement), style="green" if findings.agreement.holds else "bold red")
 
 
-LOAD_HEADER = (
-    *("served by", "prompts", "streams", "tokens/s", "over the target alone", "runs", "TTFT p50, ms", "TTFT p99, ms"),
-    *("gaps p99, ms", "client CPU %"),
-)
 WIDTH = 120
 LEAST = 0.97
 """Share of the target's speed that a draft with a core of its own keeps at least."""
 
 
 def load_table(findings: Findings) -> str:
-    """Return conditions, table, and the cells below `LEAST` of the target's speed."""
+    """Return conditions, tables, and how many cells are below `LEAST` of the target's speed."""
     conditions = dict(findings.conditions)
     head = [f"{conditions[name].removesuffix('.')}." for name in ("Prompts", "Machines", "Host", "Host load")]
     label = emulation_of(findings.config)
     text = " ".join([*([f"{label}."] if label else []), *head, *findings.warnings])
-    rows = [_load_row(findings, summary) for summary in findings.summaries]
-    parts = [textwrap.fill(text, WIDTH, break_on_hyphens=False), markdown(LOAD_HEADER, rows), verdict(findings)]
-    return "\n\n".join(parts) + "\n"
+    tables = [
+        _by_load(findings, "over the target alone", _over_target),
+        _by_load(findings, "TTFT, gaps p99, ms", lambda summary: _slowest(findings, summary)),
+    ]
+    return "\n\n".join([textwrap.fill(text, WIDTH, break_on_hyphens=False), *tables, verdict(findings)]) + "\n"
 
 
 def verdict(findings: Findings) -> str:
-    """Return where contenders are slower than the target alone; rounds, which wait for the network, are not counted."""
-    asked = [it for it in findings.summaries if it.speedup and it.cell.contender.topology is not Topology.TARGET]
-    asked = [it for it in asked if it.cell.contender.schedule is not Schedule.SYNC]
-    slow = [it for it in asked if it.speedup and it.speedup.median < LEAST]
-    text = f"Without rounds (sync), {len(asked) - len(slow)} of {len(asked)} medians are at least {LEAST} of the target"
-    where = (
-        f"{it.cell.contender.name}, {it.cell.kind}, {it.cell.load}: {it.speedup.median:.2f}"
-        for it in slow
-        if it.speedup
-    )
-    return textwrap.fill(f"{text}{'; below it: ' + '; '.join(where) if slow else ''}.", WIDTH, break_on_hyphens=False)
+    """Return how many contenders are slower than the target alone, and the slowest one; rounds, which wait for the
+    network, are not counted."""
+    asked = [it for it in findings.summaries if it.cell.contender.topology is not Topology.TARGET]
+    medians = {it.cell: it.speedup.median for it in asked if it.speedup and it.cell.contender.schedule != Schedule.SYNC}
+    enough = sum(median >= LEAST for median in medians.values())
+    text = f"Without rounds (sync), {enough} of {len(medians)} medians are at least {LEAST} of the target"
+    if enough < len(medians):
+        cell = min(medians, key=medians.__getitem__)
+        text += f"; the lowest is {medians[cell]:.2f} ({cell.contender.name}, {cell.kind}, {cell.load})"
+    return textwrap.fill(f"{text}.", WIDTH, break_on_hyphens=False)
 
 
-def _load_row(findings: Findings, summary: CellSummary) -> list[str]:
-    cell, speedup, service = summary.cell, summary.speedup, findings.at(summary.cell)
+def _by_load(findings: Findings, figure: str, text_of: Callable[[CellSummary], str]) -> str:
+    """Return a table with a row for each contender, kind of prompts and round trip, and a column for each load."""
+    rows: dict[tuple[str, str, float], dict[str, str]] = {}
+    for it in findings.summaries:
+        rows.setdefault((it.cell.contender.label, it.cell.kind, it.cell.rtt_ms), {})[it.cell.load] = text_of(it)
+    names = {it.cell.contender.label: it.cell.contender.name for it in findings.summaries}
+    loads = list(dict.fromkeys(it.cell.load for it in findings.summaries))
+    body = [[names[label], kind, *(cells.get(load, "-") for load in loads)] for (label, kind, _), cells in rows.items()]
+    return markdown([figure, "prompts", *loads], body)
+
+
+def _over_target(summary: CellSummary) -> str:
+    """Return the speed-up with the range of the runs; of the target alone, its tokens per second."""
+    if summary.speedup is None or summary.cell.contender.topology is Topology.TARGET:
+        return f"{summary.tokens_per_s.median:.0f} tokens/s"
+    return f"{summary.speedup.median:.2f} ({summary.speedup.low:.2f}-{summary.speedup.high:.2f})"
+
+
+def _slowest(findings: Findings, summary: CellSummary) -> str:
+    """Return the 99th percentiles of the time to first token and of the gaps between messages."""
+    service = findings.at(summary.cell)
     values = service.values if service else {}
-    ttft, gaps = (describe(values.get(name, ())) for name in ("ttft_s", "message_gap_s"))
-    times = (ttft.get("p50"), ttft.get("p99"), gaps.get("p99"))
-    return [
-        *(cell.contender.name, cell.kind, str(cell.concurrency), f"{summary.tokens_per_s.median:.0f}"),
-        *((f"{speedup.median:.2f}", f"{speedup.low:.2f}-{speedup.high:.2f}") if speedup else ("-", "-")),
-        *("-" if seconds is None else f"{seconds * 1e3:.0f}" for seconds in times),
-        f"{summary.client_share:.0%}",
-    ]
+    times = (describe(values.get(name, ())).get("p99") for name in ("ttft_s", "message_gap_s"))
+    return ", ".join("-" if seconds is None else f"{seconds * 1e3:.0f}" for seconds in times)

@@ -500,8 +500,8 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
     ]
     text = load_table(findings(settings, measured))
     assert count in text
-    assert ("pool, structured, concurrency 4: 0." in text.replace("\n", " ")) is (slowdown > 1)
-    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + len(settings.contenders) * 2
+    assert ("(pool, structured, concurrency" in text.replace("\n", " ")) is (slowdown > 1)
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 * (2 + len(settings.contenders))
 
 
 @pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])

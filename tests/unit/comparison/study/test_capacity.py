@@ -91,7 +91,7 @@ def test_table_says_what_was_found(tmp_path: Path) -> None:
     )
     results = write_capacities(capacities(config("--output", str(tmp_path), "--page", f"{page}#here")), tmp_path)
     (fused,) = [line for line in page.read_text().splitlines() if line.startswith("| fused")]
-    assert re.split(r" *\| *", fused)[1:6] == ["fused", "up to 50", "at least 32", "8.0", "30.0"]
+    assert re.split(r" *\| *", fused)[1:6] == ["fused", "up to 50", "at least 32", "8.0", "200"]
     assert "here 1.25" in page.read_text().replace("\n", " ")
     assert results["predicted_over_fused"] == 1.25
     assert "old" not in page.read_text()
