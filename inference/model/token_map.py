@@ -1,5 +1,6 @@
-"""Token ids of a target as its draft model has them. Knows no tokenizer: `specdec.inference.text.vocabulary` makes the
-maps.
+"""Token ids of a target as its draft model has them.
+
+Knows no tokenizer: `specdec.inference.text.vocabulary` makes the maps.
 
 Outside a draft model every id is the target's. Where both have one tokenizer, the ids are equal, and one of the two may
 have more of them. Else the model reads its own tokens for the bytes of each target token, and its logits are carried to

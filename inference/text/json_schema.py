@@ -55,7 +55,7 @@ def closed(schema: Any) -> Any:
     """Return a strict schema: objects have no other properties than those that it names, so no key comes twice.
 
     Raises:
-        ValueError: a part of it asks for other properties, or does not say what it is; the message names the part.
+        ValueError: a part of it asks for other properties, or has no type; the message names the part.
     """
     return _changed(schema, _close)
 
@@ -127,7 +127,7 @@ class _Alternatives:
         self._num_left = MAX_COMPARISONS
 
     def separated(self, part: dict[str, Any]) -> list[Any] | None:
-        """Return the alternatives of a part's `oneOf`; None if it has none, or if they cannot be told apart easily."""
+        """Return the alternatives of a part's `oneOf`; None if it has none, or if they are hard to distinguish."""
         alternatives = part.get("oneOf")
         if not isinstance(alternatives, list):
             return None

@@ -53,7 +53,7 @@ class Done:
 
 
 def cuda_steps(model: str) -> list[Step]:
-    """Return what says whether the torch backend is right on a GPU, and how fast its passes are."""
+    """Return the steps that check the torch backend on a GPU and measure its passes."""
     flips = ("--device=cuda", "--engines=torch/float32,torch/bfloat16", f"--model={model}")
     return [
         Step("Contract suite", ("pytest", "-q", "tests/unit/backends/pytorch/test_cuda.py")),

@@ -39,13 +39,13 @@ def faults(documents: list[Manifest]) -> list[str]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """The specification of its pods."""
+    """Return the specification of a workload's pods."""
     spec: Manifest = workload["spec"]["template"]["spec"]
     return spec
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """The flags of its server as it sees them, variables expanded; {} where the container is no server of ours."""
+    """Return a server's flags as it sees them, variables expanded; {} where the container is no server of ours."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -111,7 +111,7 @@ def _unmatched_selectors(documents: list[Manifest]) -> Iterator[str]:
 
 
 def _is_for_absent_role(document: Manifest, documents: list[Manifest]) -> bool:
-    """A target's policy lets draft workers and gateways in, also where there are none."""
+    """Return whether a policy lets an absent role in: a target's does so for draft workers and gateways."""
     has_others = any("--attach" in arguments_of(each, documents) for each in of_kind(documents, "Deployment"))
     return document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "target" and not has_others
 
@@ -238,7 +238,7 @@ def _replicas(documents: list[Manifest]) -> set[str]:
 
 
 def _impatience(documents: list[Manifest]) -> Iterator[str]:
-    """A gateway waits for a target as long as that may take to load."""
+    """Yield gateways that wait for a target for less time than it may take to load."""
     for target in of_kind(documents, "StatefulSet"):
         probe = pod_of(target)["containers"][0]["startupProbe"]
         loading_s = probe["periodSeconds"] * probe["failureThreshold"]
@@ -299,7 +299,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """The logical cores of the claimed devices are those that the file of flags shards over."""
+    """Yield the faults of containers that claim other logical cores than the file of flags shards over."""
     if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())

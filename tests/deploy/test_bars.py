@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 NUM_CLIENTS = 4
 QUESTIONS = questions(6, [100])
 SLOW = ("--emulate=target:30ms",)
-"""So that an answer is under way for seconds, on any machine."""
+"""Flags with which an answer is under way for seconds, on any machine."""
 PAUSE_S = 5.0
 """Time between two replicas; the manifests leave more, `minReadySeconds`."""
 

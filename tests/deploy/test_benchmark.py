@@ -139,7 +139,7 @@ def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("published", [0, 1])
-def test_what_differs_is_published_and_fails_the_job(published: int, tmp_path: Path) -> None:
+def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Path) -> None:
     """Other tokens than at a near-tie: exit code 1, with everything measured."""
     measured = (
         'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
@@ -164,8 +164,10 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """Its flags stand in token_benchmark_ray.py at that commit; prompts are lines of a text. The sample's one long
-    open-ended load, LLMPerf's own text, was missing."""
+    """Its flags stand in token_benchmark_ray.py at that commit; prompts are lines of a text.
+
+    The sample's one long open-ended load, LLMPerf's own text, was missing.
+    """
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "told").read_text().splitlines()

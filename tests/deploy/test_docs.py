@@ -48,7 +48,7 @@ def lines(tmp_path: Path) -> list[list[str]]:
     return command_lines(copy)
 
 
-def test_what_is_applied_is_there(lines: list[list[str]]) -> None:
+def test_applied_files_exist(lines: list[list[str]]) -> None:
     folders = [words[3] for words in lines if words[:3] == ["kubectl", "apply", "-k"]]
     applied = {folder.removeprefix("deploy/kubernetes/") for folder in folders}
     assert applied <= set(KUSTOMIZATIONS)

@@ -132,7 +132,7 @@ def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
     assert walk.ask("cloudwatch", "list-dashboards")["DashboardEntries"] == []
 
 
-def test_what_is_applied_is_deleted_or_ends_with_the_cluster(walk: Walk) -> None:
+def test_applied_objects_are_deleted_or_end_with_the_cluster(walk: Walk) -> None:
     applied, deleted = (set(re.findall(rf"kubectl {verb} -k (\S+)", WALK)) for verb in ("apply", "delete"))
     folders = {name for name in applied if "/compile/" not in name}
     pools = {f"deploy/kubernetes/nodes/{name}" for name in ("on-demand", "drafts")}  # `kubectl delete nodepools --all`

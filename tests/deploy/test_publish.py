@@ -116,7 +116,7 @@ def test_a_request_has_no_more_metrics_than_it_may(tmp_path: Path, cloudwatch: C
     assert len(cloudwatch.metrics("Qwen/LLMPerf")) == 1002
 
 
-def test_lines_say_the_same(tmp_path: Path) -> None:
+def test_lines_have_the_same_figures(tmp_path: Path) -> None:
     file = write(tmp_path, [cell("Base", "a"), cell("SD", "a")])
     done = publish(file, "--stdout", environment=without_credentials())
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -142,7 +142,7 @@ def test_lines_say_the_same(tmp_path: Path) -> None:
         ([cell("SD", "a")], "target:25ms", "has emulated passes (target:25ms)"),
     ],
 )
-def test_what_cannot_be_published_is_refused(
+def test_unpublishable_results_are_refused(
     cells: list[dict[str, Any]], emulated: str | None, complaint: str, tmp_path: Path
 ) -> None:
     done = publish(write(tmp_path, cells, emulated), environment=without_credentials())
@@ -172,7 +172,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("", "Could not connect to the endpoint URL"),
     ],
 )
-def test_what_aws_needs_is_said(missing: str, complaint: str, tmp_path: Path) -> None:
+def test_missing_needs_of_aws_are_named(missing: str, complaint: str, tmp_path: Path) -> None:
     environment = credentials(f"http://127.0.0.1:{free_port()}")
     environment = {name: value for name, value in environment.items() if name != missing}
     if missing == "AWS_ACCESS_KEY_ID":

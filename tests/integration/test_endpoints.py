@@ -81,7 +81,7 @@ async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
 
 @pytest.mark.release
 @pytest.mark.timeout(600)
-async def test_a_near_tie_of_bfloat16_is_told_from_another_model(tmp_path: Path) -> None:
+async def test_a_near_tie_of_bfloat16_differs_from_another_model(tmp_path: Path) -> None:
     """The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault."""
     exact, rounded, other, door = (free_port() for _ in range(4))
     flags = ["--threads", "1", "--backend", "torch", "--model"]

@@ -67,7 +67,7 @@ async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
 
 
 async def over_http(port: int) -> str:
-    """The answer of the gateway."""
+    """Return the gateway's answer."""
     text = ""
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
@@ -80,7 +80,7 @@ async def over_http(port: int) -> str:
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
-    """At once, not when the longest answer is done: none is when the process has ended."""
+    """Streams move at once, before any answer is done and before the process has ended."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
     connection = ConnectionConfig(cluster.where, 1)

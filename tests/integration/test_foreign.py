@@ -96,7 +96,7 @@ async def servers(models: Models) -> AsyncGenerator[Servers, None]:
 
 
 def requests() -> list[CompletionRequest]:
-    """Requests of every kind."""
+    """Return requests of every kind."""
     laws = [
         SamplingParams(),
         SamplingParams(temperature=0.8),
@@ -135,7 +135,7 @@ async def test_every_topology_gives_the_targets_tokens(servers: Servers) -> None
 
 
 async def test_the_command_line_takes_the_targets_tokenizer(servers: Servers, models: Models) -> None:
-    """Without it the draft is refused, and the message names the flag."""
+    """A draft without --tokenizer is refused, and the message names the flag."""
     asked = ("--prompt", "the wind", "--max_new_tokens", "12", "--format", "json", "--threads", "1")
     draft = ("--role", "draft", "--model", str(models.draft), "--port", str(servers.target.port), *asked)
     result = await run_command(*draft, "--tokenizer", str(models.target))

@@ -167,8 +167,10 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
-    """Its bodies and its parser are written here by its rules: no package registry has it. An event per token and a
-    last one with the reason are needed, or it would take speculation for slow."""
+    """Its bodies and its parser are written here by its rules: no package registry has it.
+
+    An event per token and a last one with the reason are needed, or it would take speculation for slow.
+    """
     body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
         stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
@@ -303,7 +305,7 @@ async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> 
             await client.completions.create(model="gpt-4", prompt="x")
 
 
-async def test_what_the_openai_client_sends_along_changes_nothing(clients: Clients) -> None:
+async def test_extra_fields_of_the_openai_client_change_nothing(clients: Clients) -> None:
     messages: Any = [{"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_tokens": 8}
     bare = await clients["fused"].chat.completions.create(**fields)
@@ -394,7 +396,7 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
         assert f'{label}="' in exposition
 
 
-async def test_vllms_names_count_what_usage_says(ports: dict[str, int]) -> None:
+async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
     """`vllm bench serve` reads them so: acceptance from the difference of two scrapes."""
     before = await metrics_of(ports["fused"])
     client = client_of(ports["fused"])
@@ -452,7 +454,7 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
-async def test_the_page_streams_and_tells_drafts_apart(ports: dict[str, int], tmp_path: Path) -> None:
+async def test_the_page_streams_and_marks_drafts(ports: dict[str, int], tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{ports['fused']}/"
     async with browser_page(tmp_path) as page:
         await page.open(address)

@@ -56,8 +56,11 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with our wheel. The packages that it depends on are those of the tests' environment, by a path
-    file; tests/unit/test_requirements.py checks that the wheel asks for all of them."""
+    """Make an environment with our wheel.
+
+    The packages that it depends on are those of the tests' environment, by a path file; tests/unit/test_requirements.py
+    checks that the wheel asks for all of them.
+    """
     made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
     packages = next(made.glob("lib/python*/site-packages"))
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -65,7 +68,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Without anything of this project on the path."""
+    """Return environment variables without any path of this project."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -182,8 +185,10 @@ def test_no_module_has_the_name_of_its_folder(
 
 
 def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """An installed `specdec compare` or `study` ended at once: it looked for its prompts beside the packages, and a
-    wheel has them elsewhere."""
+    """The story: an installed `specdec compare` or `study` ended at once.
+
+    It looked for its prompts beside the packages, and a wheel has them elsewhere.
+    """
     code = "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
     code += "print([each.is_file() for each in files])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]

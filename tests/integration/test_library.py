@@ -200,7 +200,7 @@ def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
     assert len(llm.generate(PROMPTS, max_new_tokens=2)) == len(PROMPTS)
 
 
-def test_a_fork_of_a_process_with_models_says_so(llm: specdec.LLM, models: ModelDirectories) -> None:
+def test_a_fork_of_a_process_with_models_is_an_error(llm: specdec.LLM, models: ModelDirectories) -> None:
     """Its threads are not in the fork: a use of the models would wait for ever."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
@@ -234,7 +234,7 @@ def test_a_fork_may_open_models_if_its_parent_has_none(models: ModelDirectories)
     subprocess.run([sys.executable, "-c", FORKING, str(models.target)], check=True, cwd=ROOT, timeout=120)
 
 
-def test_a_closed_one_says_so(models: ModelDirectories) -> None:
+def test_a_closed_one_is_an_error(models: ModelDirectories) -> None:
     with specdec.LLM(models.target, threads=1) as llm:
         pass
     llm.close()

@@ -85,7 +85,7 @@ async def pairs(
 
 
 def requests(size: int) -> list[CompletionRequest]:
-    """Requests of every kind; biases and prompts name the last ids of the target, which a smaller draft lacks."""
+    """Return requests of every kind; some name the target's last ids, which a smaller draft lacks."""
     last = tuple((each, 9.0) for each in range(size - 4, size))
     prompt = (5, 17, size - 1, 40, size - 2)
     laws = [
@@ -138,7 +138,7 @@ async def test_the_command_line_learns_the_size(pairs: dict[int, Pair], drafts: 
 
 
 @pytest.mark.parametrize(("size", "share"), [(LARGE, SMALL / LARGE), (SMALL, 1.0)])
-async def test_metrics_say_what_the_draft_can_propose(pairs: dict[int, Pair], size: int, share: float) -> None:
+async def test_metrics_have_the_size_of_the_drafts_vocabulary(pairs: dict[int, Pair], size: int, share: float) -> None:
     for port in pairs[size].metrics_ports:
         assert await vocabulary_share(port) == pytest.approx(share)
 

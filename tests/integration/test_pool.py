@@ -30,7 +30,7 @@ LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3
 
 
 def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
-    """A target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
+    """Start a target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
     return target_server(model, "--backend", "torch")
 
 
@@ -51,7 +51,7 @@ async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProces
 async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A worker that has attached to every address."""
+    """Start a worker and wait until it has attached to every address."""
     words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None

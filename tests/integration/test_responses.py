@@ -26,7 +26,7 @@ FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens":
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def urls() -> AsyncGenerator[dict[str, str], None]:
-    """A fused server's own HTTP, and a gateway in front of a draft worker."""
+    """Start a fused server with its own HTTP, and a gateway in front of a draft worker."""
     port = free_port()
     fused = fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4")
     async with AsyncExitStack() as stack:

@@ -41,7 +41,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """A draft worker with drafts that are partly accepted, at the far end of the link."""
+    """Start a draft worker with drafts that are partly accepted, at the far end of the link."""
     flags = ("--schedule", "async", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server

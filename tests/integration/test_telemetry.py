@@ -38,7 +38,7 @@ BODY = {"prompt": "the wind and the sea", "max_tokens": 12, "temperature": 0.5, 
 
 @dataclass(frozen=True)
 class Span:
-    """A span, and whose it is."""
+    """A span and its process."""
 
     service: str
     name: str

@@ -62,7 +62,7 @@ def greedy_requests() -> list[CompletionRequest]:
 
 
 def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]:
-    """Requests with parameters all over their ranges, some greedy."""
+    """Return requests with parameters all over their ranges, some greedy."""
     rng = random.Random(seed)
     requests = []
     for _ in range(num_requests):
@@ -137,8 +137,10 @@ async def test_greedy_equals_transformers_with_1_session(
 async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
-    """The draft does not wait, and the target goes on without it: what is verified together, if anything, is left to
-    chance: a target as small as its draft is often ahead of it."""
+    """The draft does not wait, and the target goes on without it.
+
+    How much is verified together is left to chance: a target as small as its draft is often ahead of it.
+    """
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
         for number, request in enumerate(greedy_requests())

@@ -117,7 +117,7 @@ def _share_memory(module: Any, first: Any) -> None:
 
 
 def _join_ranks(application: Any) -> None:
-    """The process groups of NxD: of this process alone, or of torchrun's."""
+    """Join the process groups of NxD: of this process alone, or of torchrun's."""
     from neuronx_distributed.parallel_layers import parallel_state
 
     if not torch.distributed.is_initialized():

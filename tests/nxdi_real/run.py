@@ -61,7 +61,7 @@ def _name(line: str) -> str:
 
 
 def environment(lines: list[str]) -> Path:
-    """The Python of the environment that has exactly these packages; makes it unless it is there."""
+    """Return the Python of an environment with exactly these packages, made if it is missing."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256("\n".join([version, *lines]).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

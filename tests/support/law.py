@@ -30,7 +30,7 @@ NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """The right key of the noise; wrong variants drop one of the two."""
+    """Return the right key of the noise; wrong variants drop one of the two parts."""
     return seed, position
 
 
@@ -70,7 +70,7 @@ class Generated:
 
 
 def decode(target: Choices) -> list[list[int]]:
-    """The target alone, one token after the other, from previous token 0."""
+    """Decode with the target alone, one token after the other, from previous token 0."""
     outputs = []
     for by_position in target:
         output = [0]
@@ -81,7 +81,7 @@ def decode(target: Choices) -> list[list[int]]:
 
 
 def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) -> Generated:
-    """The whole loop: the draft proposes up to gamma tokens, the target verifies them, the verdict is committed."""
+    """Run the whole loop: the draft proposes up to gamma tokens, the target verifies them, the verdict is committed."""
     num_positions = len(target[0])
     outputs, num_draft_tokens, num_accepted_tokens = [], 0, 0
     for by_position, draft_by_position in zip(target, draft, strict=True):
@@ -100,7 +100,7 @@ def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) ->
 
 
 def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> FloatArray:
-    """The law of one token, token by token from the definitions in SamplingParams; no two logits may tie."""
+    """Return the distribution of one token by the definitions in SamplingParams; no two logits may tie."""
     if sampling.greedy:
         return np.asarray(np.arange(len(logits)) == np.argmax(logits), dtype=np.float64)
     weights = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
@@ -147,7 +147,7 @@ def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
 
 
 def law_p_value(outputs: Sequence[Sequence[int]], logits: FloatArray, sampling: SamplingParams) -> float:
-    """The smallest p-value over the pairs of adjacent positions, corrected for their number (Bonferroni)."""
+    """Return the smallest p-value over the pairs of adjacent positions, corrected for their number (Bonferroni)."""
     tokens = np.asarray(outputs)
     p_values = [
         g_test(pair_counts(tokens, len(logits), position), exact_pair_law(logits, sampling, position))

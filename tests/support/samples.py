@@ -29,7 +29,7 @@ TOKENS = tuple(range(100, 112))
 
 
 def config(directory: Path, **changes: Any) -> ComparisonConfig:
-    """A comparison of tiny model directories; `changes` are its fields."""
+    """Return a comparison of tiny model directories; `changes` are its fields."""
     fields: dict[str, Any] = {
         "target_model": model_directory(directory, "target"),
         "draft_models": (str(model_directory(directory, "draft")),),

@@ -25,7 +25,7 @@ ATTENTION_NAME = "specdec_slots"
 # Folding heads into queries repeats the mask, so it is for the widths of decoding and verification, not of prompts.
 MAX_FOLDED_TOKENS = 32
 
-# What a layer may ask of its attention function that plain causal attention does not do; None asks for nothing.
+# Requests of a layer to its attention function beyond plain causal attention; None asks for nothing.
 UNSUPPORTED_OPTIONS = {
     "attention_mask": "a mask of its own",
     "position_bias": "position bias",

@@ -51,7 +51,7 @@ class PackedLinear(torch.nn.Module):
         if isinstance(linear, Conv1D):
             weight = weight.T.contiguous()
         self.out_features, self.in_features = weight.shape
-        # No buffer: the layout has no strides that moving or saving a module could handle.
+        # It is no buffer, since the layout has no strides that moving or saving a module could handle.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_WIDTH)
         self._bias = None if linear.bias is None else linear.bias.detach()
 

@@ -50,7 +50,7 @@ class StaticPass:
         self._has_all_slots = shape.batch == cache.num_slots
         self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
-        # Of each token its id, its position, and the place where keys and values are written; then the spans' slots.
+        # Each token's id, position, and place where its keys and values are written; then the spans' slots.
         self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long).to(device)
         self._all_positions = torch.arange(shape.length).to(device)
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs

@@ -244,7 +244,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _name(token: TokenLogprob) -> str:
-    """Return the token's text; a part of a character as bytes:\\xe2, as OpenAI names it."""
+    """Return the token's text; a part of a character is named by its bytes, as in OpenAI's answers."""
     try:
         return token.text.decode()
     except UnicodeDecodeError:

@@ -41,7 +41,7 @@ SHAPES: dict[str, str] = {
 
 
 def request(body: bytes, *, path: str = "/v1/completions") -> bytes:
-    """A whole HTTP request."""
+    """Return a whole HTTP request."""
     lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
     return "\r\n".join((*lines, "", "")).encode() + body
 
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Requests of a byte a second; bodies that stop; connections without a byte."""
+    """Send requests of a byte a second, bodies that stop, and connections without a byte."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

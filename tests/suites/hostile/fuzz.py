@@ -78,7 +78,7 @@ def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """A stream that often begins well, and goes on well for long, or badly, or in any order."""
+    """Return a stream that often begins well, and goes on well for long, or badly, or in any order."""
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))
@@ -138,7 +138,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def body(draw: random.Random) -> bytes:
-    """A request body: nearly right, or nearly JSON, or neither."""
+    """Return a request body: nearly right, or nearly JSON, or neither."""
     chosen = {key: value for key, value in _BODY.items() if draw.random() < 0.4}
     document = {**chosen, **{key: draw.choice(_VALUES) for key in _keys(draw, chosen)}}
     data = json.dumps(document).encode()

@@ -109,7 +109,7 @@ def _insert(draw: random.Random, data: bytes) -> bytes:
 
 
 def _repeat(draw: random.Random, data: bytes) -> bytes:
-    """A message after itself is one message, merged."""
+    """Repeat a message after itself: one message, merged."""
     return data * draw.choice((2, 3, 50))
 
 
@@ -118,7 +118,7 @@ def _noise(draw: random.Random, _: bytes) -> bytes:
 
 
 def _nest(draw: random.Random, data: bytes) -> bytes:
-    """Groups that never end, and messages in messages beyond what a parser follows."""
+    """Nest groups that never end, or messages in messages deeper than a parser follows."""
     return data + b"\x0b" * draw.choice((1, 50, 5000))
 
 

@@ -42,7 +42,7 @@ async def gzip_bombs(scene: Scene, seen: Seen) -> None:
 
 
 async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
-    """A worker that proposes 60 million tokens."""
+    """Attach a worker that proposes 60 million tokens."""
     ids = field(2, field(2, field(1, b"\x08\x03" + field(3, b"\x01" * 60_000_000))))
     async with dialled(scene.target, ANY_SIZE) as channel:
         for is_private in (True, False):
@@ -164,7 +164,7 @@ async def dear_prompts(scene: Scene, seen: Seen) -> None:
 
 
 async def leavers(scene: Scene, seen: Seen) -> None:
-    """Calls that are cancelled as soon as they are made: HTTP/2 resets by the thousand."""
+    """Cancel calls as soon as they are made: HTTP/2 resets by the thousand."""
     async with dialled(scene.fused) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for _ in range(1000):
@@ -219,7 +219,7 @@ async def endless_headers(scene: Scene, seen: Seen) -> None:
 
 
 async def churn(scene: Scene, seen: Seen) -> None:
-    """Connections that are made and left, some in the middle of a word."""
+    """Make connections and leave them, some in the middle of a word."""
     for index in range(600):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -229,7 +229,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """A pool worker that proposes for absent streams, for others', too much, and ids that are no token."""
+    """Attach a pool worker that proposes for absent streams, for others', too much, and ids that are no token."""
     proposals = [
         pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[pb.Branch(prefix_length=1, token_ids=[1])])),
         pb.AssistPropose(),
@@ -319,7 +319,7 @@ async def deaf_watchers(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_worker(scene: Scene, seen: Seen) -> None:
-    """A pool worker that claims 4096 sessions and drafts for none."""
+    """Attach a pool worker that claims 4096 sessions and drafts for none."""
     while True:
         async with dialled(scene.target) as channel:
             call = rpc.VerificationServiceStub(channel).Assist()
@@ -339,7 +339,7 @@ async def deaf_worker(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_calls(scene: Scene, seen: Seen) -> None:
-    """Calls of every method without a first message, over many connections."""
+    """Open calls of every method without a first message, over many connections."""
     while True:
         for server in scene.grpc_servers:
             async with AsyncExitStack() as stack:
@@ -352,7 +352,7 @@ async def silent_calls(scene: Scene, seen: Seen) -> None:
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:
-    """Connections to gRPC ports without a byte, or with half of a preface."""
+    """Open connections to gRPC ports without a byte, or with half of a preface."""
     writers = []
     for index in range(300):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])

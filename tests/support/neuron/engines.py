@@ -87,7 +87,7 @@ async def assert_noticed(
     target: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An engine over a mutant fails as it is made, or at a step, or gives other tokens than Transformers."""
+    """Check that an engine over a mutant fails as it is made or at a step, or gives other tokens than Transformers."""
 
     async def play() -> None:
         answers = await generate_all(make(), wanted)
@@ -111,7 +111,7 @@ def answer_of(commits: Sequence[Commit]) -> Answer:
 async def distribute_all(
     target: TargetEngine, drafts: DraftEngine, wanted: Sequence[GenerationRequest]
 ) -> tuple[list[Answer], float]:
-    """Synchronous rounds between two engines, as over the wire; with the rate of acceptance."""
+    """Run synchronous rounds between two engines, as over the wire; return answers and the rate of acceptance."""
     target.start()
     drafts.start()
     try:

@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """A full batch reads room i for row i, whatever stands in seq_ids."""
+    """Return the room that each row reads: of a full batch, room i for row i, for any seq_ids."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -30,7 +30,7 @@ def scatter(
 
 
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
-    """A prompt is written from 0 to its bucket's end, whatever its positions are."""
+    """Write a prompt from 0 to its bucket's end, whatever its positions are."""
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
     memory.soil(room, num_tokens, bucket)
@@ -56,7 +56,7 @@ def automatic_buckets(longest: int) -> list[int]:
 
 
 def fitting_bucket(buckets: Sequence[int], length: int) -> int:
-    """The first that is longer, or the last if it is as long.
+    """Return the first bucket that is longer, or the last if it is as long.
 
     Raises:
         ValueError: none is.

@@ -21,7 +21,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def same_number_of_threads() -> Iterator[None]:
-    """Loading sets the threads of the whole process."""
+    """Restore the number of threads, which loading sets for the whole process."""
     import torch
 
     before = torch.get_num_threads()

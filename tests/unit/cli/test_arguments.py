@@ -58,7 +58,7 @@ def usage_error(*arguments: str | Path) -> None:
 
 
 def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a program of this name."""
+    """Run a program of this name and return its exit code."""
     monkeypatch.setattr("sys.argv", [program, *arguments])
     try:
         return specdec.main()

@@ -1,4 +1,4 @@
-"""Settings said once: flags, help, ranges and configuration files come from the fields of the configurations."""
+"""Settings are written once: flags, help, ranges and configuration files come from configurations' fields."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """A name that no flag has would leave the flag in, and nothing would say so."""
+    """A misspelt name would leave the flag in without an error."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -102,13 +102,13 @@ class _Room:
 
 
 def room(*arguments: str) -> tuple[Any, str]:
-    """The room that flags describe, and its --help."""
+    """Return the room that flags describe, and its --help."""
     parser = ArgumentParser()
     add_group(parser, _Room)
     return read(_Room, parser.parse_args(arguments)), parser.format_help()
 
 
-def test_a_field_says_flag_aliases_default_and_group() -> None:
+def test_a_field_has_flag_aliases_default_and_group() -> None:
     built, text = room("--light_color", "red")
     assert built == _Room(_Lamp(7.0, "red"), None)
     assert re.search(r"lamp:\n  --watts W +power \(7.0 W\)\n  --colour", text)
@@ -206,5 +206,5 @@ def test_ranges_on_the_page_of_speculation_are_those_of_the_flags() -> None:
                 settings_of(role, [f"{flag}={outside}"])
 
 
-def test_the_page_of_flags_is_what_the_settings_say() -> None:
+def test_the_page_of_flags_follows_from_the_settings() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m scripts.flags_page`"

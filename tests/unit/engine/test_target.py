@@ -260,7 +260,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
 async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No pass is wider than a part; the tokens stay, and another session decodes between the parts."""
+    """Each pass is at most as wide as a part; the tokens stay, and another session decodes between the parts."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)

@@ -41,7 +41,7 @@ async def post(completer: ScriptedCompleter, path: str, body: Any, **settings: A
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The documents of a stream; nothing but data lines, and [DONE] at the end."""
+    """Return a stream's documents: nothing but data lines, and [DONE] at the end."""
     lines = response.text.split("\n\n")
     assert lines.pop() == ""
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
@@ -626,7 +626,7 @@ async def test_llmperf_reads_a_stream() -> None:
 
 
 async def test_vllms_benchmark_reads_a_stream() -> None:
-    """vllm bench serve: usage from the last chunk, which has no choices; text from the others' first choice."""
+    """`vllm bench serve` reads usage from the last chunk, which has no choices, and text from first choices."""
     body = {
         "model": "tiny", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 6,
         "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,

@@ -1,4 +1,4 @@
-"""Counters and histograms say what happened, under vLLM's names, with labels that cannot grow without bound."""
+"""Counters and histograms have vLLM's names, and labels that cannot grow without bound."""
 
 from __future__ import annotations
 

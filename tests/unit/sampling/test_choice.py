@@ -36,7 +36,7 @@ NOISE_DOC = (Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
-# No deadline: the machine may be busy.
+# Without a deadline, since the machine may be busy.
 relaxed = settings(deadline=None, max_examples=60)
 
 any_seed = st.one_of(st.sampled_from([0, 1, 2**63 - 1, 2**63, MAX_SEED]), st.integers(0, MAX_SEED))
@@ -78,7 +78,7 @@ def mix(x: int) -> int:
 
 
 def unmix(x: int) -> int:
-    """The inverse of `mix`."""
+    """Undo `mix`."""
 
     def unshift(y: int, bits: int) -> int:
         z = y
@@ -96,7 +96,7 @@ def signed(x: int) -> int:
 
 
 def gumbel_of_hash(token_hash: int) -> float:
-    """The Gumbel variate of a 64-bit hash, by the C library's logarithm."""
+    """Return the Gumbel variate of a 64-bit hash, by the C library's logarithm."""
     return -math.log(-math.log(((token_hash >> 12) + 0.5) * 2.0**-52))
 
 
@@ -361,7 +361,7 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """No legal parameters let the batch show: rows choose, and rank, together what they do alone.
+    """Rows choose and rank the same tokens together as alone, with any legal parameters.
 
     The story: a repetition_penalty below 1e-307 made logits infinite and their scores NaN. Such a row chose token 0
     beside a row that does not truncate, and another token alone. NaN is a warning of numpy's, and warnings are errors.

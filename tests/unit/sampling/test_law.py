@@ -51,7 +51,7 @@ ALPHA_WRONG = ALPHA * 1e-6
 
 
 def label(sampling: SamplingParams) -> str:
-    """The parameters that are not at their default, for test ids."""
+    """Return the parameters that are not at their default, for test ids."""
     values = asdict(sampling)
     return " ".join(f"{name}={value}" for name, value in values.items() if value != asdict(SamplingParams())[name])
 

@@ -22,7 +22,7 @@ STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
 
 
 def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
-    """Times of a usual pair; sure tokens were always accepted, unsure ones never."""
+    """Return a length that has seen a usual pair's times; sure tokens were always accepted, unsure ones never."""
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
@@ -151,7 +151,7 @@ LOOKED_UP = DraftToken(5)
 
 
 def taught(num_sessions: int, num_accepted: int) -> DraftLength:
-    """Times of passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
+    """Return a length that has seen passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
     length = learned(num_sessions=num_sessions)
     for _ in range(60):
         length.record_verdict(2, [LOOKED_UP] * 8, num_accepted)

@@ -188,8 +188,10 @@ async def check_separate(ask: Ask) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
-    """The story: with two tokens of one auth file, bob read a secret of six digits out of alice's prompt with 60
-    probes: `cached_tokens` was one more for each digit that he had guessed."""
+    """The story: with two tokens of one auth file, bob read six secret digits out of alice's prompt with 60 probes.
+
+    `cached_tokens` was one more for each digit that he had guessed.
+    """
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
         await check_separate(ask)
@@ -202,7 +204,7 @@ async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
         await check_separate(ask)
 
 
-async def test_a_gateway_that_speaks_for_nobody_is_one_account(scene: Scene) -> None:
+async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) -> None:
     target = await scene.target(entry("gateway", "client") + entry("bob", "client"))
     async with over_http(await scene.gateway(target, CLIENTS)) as ask, over_http(target) as directly:
         assert await ask("alice") == 0

@@ -38,7 +38,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 
 
 def toy_pair() -> tuple[law.FloatArray, law.FloatArray]:
-    """A target, and a draft that is near it where both have a token."""
+    """Return the logits of a target, and of a draft that is near it where both have a token."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, NUM_TARGET), law.toy_logits(rng, NUM_OWN)
     shared = np.flatnonzero(COLUMNS)
@@ -103,7 +103,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
-    """The proposal of a proposer that has seen nothing else, for the draft's own ids read at once."""
+    """Return the proposal of a new proposer, for the draft's own ids read at once."""
     own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
     if len(own_ids) > backend.max_length:
         return []

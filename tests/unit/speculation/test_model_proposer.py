@@ -28,7 +28,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingParams) -> int:
-    """The proposal of a proposer that has seen nothing else."""
+    """Return the proposal of a new proposer."""
     return extended(ModelProposer(backend), [Draft(2, token_ids, sampling, limit=1)])[0]
 
 

@@ -333,7 +333,7 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
 
 
 def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """The processes that will have been started; the present one is ended."""
+    """Return a list to which every process is added that will be started; end the present one."""
     grammar_trial._ended()
     started, start = list[subprocess.Popen[str]](), grammar_trial._started
 

@@ -22,8 +22,10 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """Compiled graph and its slots; see `specdec.inference.model.decoder`. The width of its shape is a step's at
-    most."""
+    """Compiled graph and its slots; see `specdec.inference.model.decoder`.
+
+    The width of its shape is a step's at most.
+    """
 
     seed_invariant = True
     keeps_grammars = False

@@ -80,7 +80,7 @@ def test_compile_for_two_slot_models(models: ModelDirectories, artifacts: Path) 
     assert len(list(artifacts.iterdir())) == 2
 
 
-def test_what_compile_made_is_what_the_servers_find(
+def test_servers_find_the_models_that_compile_made(
     models: ModelDirectories, artifacts: Path, compiled_in: list[str], calls: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     assert run("compile", "--model", models.target, *COMMON, "--gamma", "0", "--compiled_model_path", artifacts) == 0

@@ -50,7 +50,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
     assert decoder.seed_invariant != samples
 
 
-def test_what_it_samples_has_the_target_s_law(models: ModelDirectories) -> None:
+def test_sampled_tokens_have_the_targets_law(models: ModelDirectories) -> None:
     torch.manual_seed(1)
     assert p_value(sampled_outputs(load(models.target)), exact_law(models)) > 1e-3
 

@@ -34,7 +34,7 @@ Patch = pytest.MonkeyPatch
 
 
 def torch_target(models: ModelDirectories) -> Any:
-    """The same noise on Transformers' logits."""
+    """Load the target on torch: the same noise on Transformers' logits."""
     config = ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     return target_engine(load_torch_backend(config))
 
@@ -125,8 +125,10 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 6])
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
-    """It was right in 0.6 to 0.7 of all cases with several sequences: each one's draft tokens counted as written in the
-    masks of all. Answers were the same, so nothing but a count of accepted tokens showed it.
+    """The story: with several sequences, each one's draft tokens counted as written in the masks of all.
+
+    Drafts were right in 0.6 to 0.7 of the cases. Answers were the same, so that only a count of accepted tokens showed
+    it.
     """
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
@@ -134,7 +136,7 @@ def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, nu
 
 @pytest.mark.usefixtures("artifacts")
 def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, monkeypatch: Patch) -> None:
-    """The test above would else prove nothing."""
+    """The test above proves something only because drafts fail without the mask."""
     monkeypatch.setattr(fused_graph, "_with_own_mask", lambda draft, args: args)
     decoder = load(models.target, models.target, num_slots=3)
     assert acceptance(decoder, num_slots=3, sampling=SamplingParams()) < 0.9
@@ -142,7 +144,7 @@ def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, m
 
 @pytest.mark.parametrize(("gamma", "num_drafted"), [(0, 0), (1, 1), (2, 2), (K, K - 1), (9, K - 1)])
 def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories, gamma: int, num_drafted: int) -> None:
-    """Without any, the graph commits the target's own token, one per step: the yardstick of speculation."""
+    """A graph without draft tokens commits the target's own token, one per step: the yardstick of speculation."""
     decoder = load(models.target, models.target)
     tokens = [5, 6, 7]
     for _ in range(3):

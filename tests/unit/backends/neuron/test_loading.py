@@ -95,7 +95,7 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
-def test_what_nxdi_itself_refuses_is_one_line() -> None:
+def test_a_refusal_of_nxdi_is_one_line() -> None:
     config = neuron_config(checkpoint("llama"), overrides={"context_encoding_buckets": [99]})
     with pytest.raises(ConfigError, match="neuron_config: Context bucket 99 should be <= 28"):
         load_neuron_backend(config)
@@ -297,7 +297,7 @@ def test_a_model_is_compiled_once_per_configuration_and_checkpoint(
     assert "BASE_COMPILE_WORK_DIR" not in os.environ
 
 
-def test_an_artifact_says_what_it_was_made_from(artifacts: Path) -> None:
+def test_an_artifact_names_its_origin(artifacts: Path) -> None:
     load_and_run(checkpoint("llama"))
     (folder,) = artifacts.glob("*/*")
     manifest = json.loads((folder / "specdec.json").read_text())

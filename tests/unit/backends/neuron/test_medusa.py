@@ -120,7 +120,7 @@ def test_compiling_ahead_of_time(checkpoint: Path, artifacts: Path, compiled_in:
         (SamplingParams(), {"logprobs": 2}, "logprobs 2"),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     checkpoint: Path, sampling: SamplingParams, fields: dict[str, Any], message: str
 ) -> None:
     decoder = load(checkpoint)
@@ -146,7 +146,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), CONTRADICTIONS)
-def test_what_does_not_fit_is_refused_at_start(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+def test_models_that_do_not_fit_are_refused_at_start(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(checkpoint, **changes)
 

@@ -41,7 +41,7 @@ def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
 
 
 def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
-    """A checkpoint of that many files, with an index."""
+    """Save a checkpoint of that many files, with an index."""
     folder.mkdir(exist_ok=True)
     weight_map: dict[str, str] = {}
     for name, tensors in zip(SHARDS, shards, strict=False):
@@ -215,7 +215,7 @@ def test_replicas_that_each_rescaled_hold_one_model(public: Path, tmp_path: Path
     assert model_id_of(tmp_path / "one") == model_id_of(tmp_path / "two")
 
 
-def test_what_was_written_wrongly_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_written_file_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescaling, "HALVED", bytes(range(256)))
     with pytest.raises(ConfigError, match=r"a\.weight of .*: what was written of it does not stand for what it was"):
         rescaled(public, tmp_path / "out")
@@ -247,7 +247,7 @@ def test_what_was_written_wrongly_is_no_result(public: Path, tmp_path: Path, mon
         ({"a.weight": torch.ones(2, 2)}, r"has no weights of dtype F8_E4M3 .*nothing to rescale"),
     ],
 )
-def test_what_cannot_be_rescaled_is_named(tmp_path: Path, tensors: Tensors, message: str) -> None:
+def test_a_tensor_that_cannot_be_rescaled_is_named(tmp_path: Path, tensors: Tensors, message: str) -> None:
     model = save(tmp_path / "model", tensors)
     with pytest.raises(ConfigError, match=message):
         rescaled(model, tmp_path / "out")

@@ -18,7 +18,7 @@ def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[lis
 
 
 @pytest.mark.parametrize("num_pairs", [5, 12])
-def test_intervals_cover_the_truth_as_often_as_they_say(num_pairs: int) -> None:
+def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
     rng = np.random.default_rng(3)
     found = [paired_ratio(*_paired(rng, num_pairs, 1.3)) for _ in range(NUM_TRIALS)]
     covered = sum(ratio.low <= 1.3 <= ratio.high for ratio in found) / NUM_TRIALS

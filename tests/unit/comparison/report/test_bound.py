@@ -28,7 +28,7 @@ def _simulated_round(rng: random.Random, alpha: float, gamma: int) -> Round:
 
 
 def _simulate(alpha: float, gamma: int, round_s: float) -> tuple[list[Round], float]:
-    """Rounds until there are enough tokens, and the tokens per second they give."""
+    """Simulate rounds until there are enough tokens; return them and their tokens per second."""
     rng, rounds, num_tokens = random.Random(1), [], 0
     while num_tokens < NUM_TOKENS:
         rounds.append(_simulated_round(rng, alpha, gamma))
@@ -109,7 +109,7 @@ class Simulation:
         return next((n for n in range(self.gamma) if arrival(done + n) > now), self.gamma)
 
     def _foreseen(self, start: int, known_s: float) -> tuple[int, Callable[[int], float]]:
-        """The first position that the draft gets wrong, and when each of its tokens arrives at the target."""
+        """Return the first position that the draft gets wrong, and the arrival of each of its tokens at the target."""
         end = start
         while self.rng.random() < self.alpha and end < start + 10_000:
             end += 1

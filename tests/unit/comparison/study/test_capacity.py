@@ -83,7 +83,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
     return Capacities(settings, tuple(found), **{"differences": (), "load": QUIET, "duration_s": 60.0, **changes})
 
 
-def test_table_says_what_was_found(tmp_path: Path) -> None:
+def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
     """The report shows fused as a lower limit, with what the paper's theory expects of a remote draft."""
     page = tmp_path / "page.md"
     page.write_text(
@@ -123,7 +123,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
     assert not searcher.found
 
 
-def test_nothing_found_is_said_without_figures() -> None:
+def test_no_capacity_found_has_no_figures() -> None:
     settings = config()
     none = Capacity(ALONE, 50.0, 0, (), False)
     assert "| target    | up to 50       | 0 " in text_of(replace(capacities(settings), found=(none,)))

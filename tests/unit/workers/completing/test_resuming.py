@@ -88,7 +88,7 @@ async def test_a_request_that_breaks_targets_is_not_carried_on(monkeypatch: pyte
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """gRPC calls both UNAVAILABLE; dialling for 30 s would only hide why."""
+    """Errors of gRPC are UNAVAILABLE for both; dialling for 30 s would only hide the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)

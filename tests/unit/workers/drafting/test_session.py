@@ -57,8 +57,10 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """The first measurement held the opening of the connection; nothing was expected of any message, so none was sent,
-    so nothing corrected it: whole answers went without a draft."""
+    """The story: whole answers went without a draft, since the first measurement held the opening of the connection.
+
+    So no message was expected to be worth its time: none was sent, and none corrected the measurement.
+    """
     link = Link()
     link.record_round_trip(FAR_S)
     async with scene(link) as scene_:
