@@ -100,7 +100,7 @@ def test_type_stub_names_every_field(fresh: File) -> None:
 
 
 def undocumented(file: File) -> list[str]:
-    """Services, methods, messages, fields, enums and values without a comment before them."""
+    """Return the names of services, methods, messages, fields, enums and values without a comment before them."""
     comments = {
         tuple(location.path): bool(location.leading_comments.strip()) for location in file.source_code_info.location
     }
@@ -108,7 +108,7 @@ def undocumented(file: File) -> list[str]:
 
 
 def _elements(file: File) -> Iterator[tuple[tuple[int, ...], str]]:
-    """(path in the descriptor, name) of everything that wants a comment; the numbers are those of descriptor.proto."""
+    """Yield (path in the descriptor, name) of all that wants a comment; the numbers are those of descriptor.proto."""
     for i, message in enumerate(file.message_type):
         yield (4, i), message.name
         for j, field in enumerate(message.field):

@@ -80,7 +80,7 @@ PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 
 
 def layer_of(module: str) -> int:
-    """Height of a module of inference; equal heights may import each other.
+    """Return the height of a module of inference; equal heights may import each other.
 
     Raises:
         KeyError: the module is in no room.
@@ -90,7 +90,7 @@ def layer_of(module: str) -> int:
 
 
 def imports_of(module: str, source: str) -> Iterator[str]:
-    """Everything a source imports, wherever the statement stands, with names that may be modules."""
+    """Return everything a source imports, wherever the statement stands, with names that may be modules."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -110,7 +110,7 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def floors_of(module: str, name: str) -> tuple[int, int]:
-    """Floors of a module and of what it imports within one package; two zeros if they have no package in common."""
+    """Return the floors of two modules within one package; two zeros if they have no package in common."""
     for package, rooms in FLOORS.items():
         if is_in(module, package) and is_in(name, package):
             of_module, of_name = (

@@ -215,7 +215,7 @@ def option_strings(parser: ConfigFileParser) -> list[str]:
 
 
 def table_rows(heading: str) -> list[tuple[str, str]]:
-    """(theirs, ours) of the table below a heading of README.md."""
+    """Return (theirs, ours) of the table below a heading of README.md."""
     text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     table = text.partition("\n\n|")[2].partition("\n\n")[0]
     rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]

@@ -29,7 +29,7 @@ BY_HAND = "access"
 
 
 def faults(documents: list[Manifest]) -> list[str]:
-    """All that is wrong, as sentences."""
+    """Return a sentence for each fault of an overlay's manifests."""
     found = [*_unmatched_selectors(documents), *_missing_references(documents)]
     found += _impatience(documents)
     for workload in of_kind(documents, *WORKLOADS):
@@ -275,7 +275,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Files of keys and tokens lie in what is mounted."""
+    """Yield a sentence for each file of keys or tokens that lies in no mounted volume."""
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     files = {
         f"{mounts[volume['name']]}/{name}"
@@ -288,7 +288,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Keys of a certificate's Secret, unless it lists its own."""
+    """Return the files of a Secret's volume: those that it lists, else those of a certificate."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 

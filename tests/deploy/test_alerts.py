@@ -52,7 +52,7 @@ def test_complete_jobs_raise_no_alert() -> None:
 
 
 def exported_names() -> set[str]:
-    """Series of a server with slots and certificates, without the ends that histograms and counters add."""
+    """Return the series of a server with slots and certificates, without the ends that histograms and counters add."""
 
     class Files:
         num_running, num_waiting, num_slots = 0, 0, 8

@@ -73,7 +73,7 @@ class Pod:
         return data
 
     def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
-        """Its command to the end; of a flag that is given again the last one counts."""
+        """Run the Job's command to its end; of a flag that is given again the last one counts."""
         shell, script = self.container["command"]
         own = [word.replace("/access/", f"{self._access}/") for word in self.container["args"]]
         command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]

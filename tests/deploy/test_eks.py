@@ -44,7 +44,7 @@ case "$*" in *--config-file\\ -*) cat > "$LOG/cluster.yaml" ;; *--password-stdin
 
 
 def blocks(text: str) -> list[str]:
-    """Blocks of bash, at any indentation."""
+    """Return the blocks of bash, at any indentation."""
     found = re.findall(r"^( *)```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 

@@ -43,7 +43,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 
 @pytest.fixture(autouse=True)
 def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of flags are relative to the image's work directory, which has this tree's."""
+    """Work in this tree, to which an image's flags have relative paths."""
     need_kubectl()
     monkeypatch.chdir(ROOT)
 
@@ -64,7 +64,7 @@ def custom_faults(kind: str, documents: list[Manifest], folder: Path) -> str:
 
 
 def core(documents: list[Manifest]) -> list[Manifest]:
-    """Those of Kubernetes itself."""
+    """Keep the manifests of Kubernetes' own kinds."""
     return [each for each in documents if not (SCHEMAS / f"{each['kind']}.json").exists()]
 
 

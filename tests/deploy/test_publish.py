@@ -41,13 +41,13 @@ def write(folder: Path, cells: Sequence[dict[str, Any]], emulated: str | None = 
 
 
 def request(sent_s: float, factor: float, error_code: str | None = None) -> dict[str, Any]:
-    """One request as results.json and LLMPerf's individual responses have it."""
+    """Return one request as results.json and LLMPerf's individual responses have it."""
     figures = {figure: factor * value for figure, _, value in FIGURES.values()}
     return {"timestamp_ms": round(sent_s * 1e3), "error_code": error_code, "error_msg": "", **figures}
 
 
 def requests(now_s: float) -> list[dict[str, Any]]:
-    """Two answers, minutes apart, and a failure."""
+    """Return two answers, minutes apart, and a failure."""
     return [request(now_s - 900, 1.0), request(now_s - 600, 5.0), request(now_s - 300, 7.0, "TimeoutError")]
 
 

@@ -48,7 +48,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 def assert_json(result: CommandResult, prompts: list[str]) -> None:
-    """One object per prompt on stdout, in order, and nothing else."""
+    """Check that stdout has one object per prompt, in order, and nothing else."""
     assert result.code == 0, result.stderr
     assert [fields["prompt"] for fields in result.objects] == prompts
     for fields in result.objects:

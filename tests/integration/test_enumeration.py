@@ -78,7 +78,7 @@ async def link(far_target: Server) -> AsyncGenerator[DelayProxy, None]:
 
 
 def some_requests(num_tokens: int = 60) -> list[CompletionRequest]:
-    """Greedy and sampled ones."""
+    """Return greedy and sampled requests."""
     settings = [SamplingParams(), SamplingParams(temperature=0.8), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens, ignore_eos=True)

@@ -89,7 +89,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Tokens, until the server has ended and some more have come."""
+            """Read tokens until the server has ended and some more have come."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:

@@ -36,7 +36,7 @@ IN_ROUNDS = pb.GenerateRequest(text="the wind", max_new_tokens=5, gamma=4, sched
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """One slot, one place in the queue."""
+    """Start a target with one slot and one place in the queue."""
     async with target_server(models.endless, *SMALL, "--max_waiting", "1") as server:
         yield server
 
@@ -200,7 +200,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 
 
 async def drain(server: ServerProcess) -> None:
-    """SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
+    """Drain by SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 4000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))

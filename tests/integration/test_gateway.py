@@ -78,7 +78,7 @@ async def gateway_process(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
-    """HTTP ports: a gateway process each in front of target and draft worker, and the fused server's own."""
+    """Yield HTTP ports: of gateways in front of target and draft worker, and the fused server's own."""
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
@@ -421,7 +421,7 @@ async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """One slot, no queue, and texts that do not end."""
+    """Start a server with one slot, no queue, and texts that do not end."""
     port = free_port()
     flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
     async with fused_server(models.endless, models.endless, *flags) as server:

@@ -31,7 +31,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
-    """main.py against the hub, with a cache of its own."""
+    """Run main.py against the hub, with a cache of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), *arguments,

@@ -33,7 +33,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our wheel."""
+    """Build our wheel."""
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()

@@ -111,7 +111,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """In rounds: in run-ahead a target as small as its draft may well accept nothing."""
+    """Return requests in rounds: in run-ahead a target as small as its draft may well accept nothing."""
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [

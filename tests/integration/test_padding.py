@@ -164,6 +164,6 @@ async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
 
 
 def asked_of(pair: Pair, asked: list[CompletionRequest]) -> list[CompletionRequest]:
-    """Half of the requests of both, those that this target takes."""
+    """Return the half of the requests that goes to this target."""
     half = len(asked) // 2
     return asked[:half] if pair.size == LARGE else asked[half:]

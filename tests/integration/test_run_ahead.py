@@ -54,7 +54,7 @@ async def _healthy(link: DelayProxy) -> None:
 
 
 def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
-    """Greedy and sampled ones, of several lengths."""
+    """Return greedy and sampled requests, of several lengths."""
     settings = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens + i)

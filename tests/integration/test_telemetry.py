@@ -100,7 +100,7 @@ async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
 
 
 def check_trace(spans: list[Span]) -> None:
-    """One request's spans, from the gateway to the target."""
+    """Check one request's spans, from the gateway to the target."""
     chain = [next(span for span in spans if (span.service, span.name) == place) for place in CHAIN]
     assert len(spans) == len(chain)
     assert [span.parent_id for span in chain] == [CLIENT_SPAN, *(span.span_id for span in chain[:-1])]

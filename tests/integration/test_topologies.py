@@ -57,7 +57,7 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """In rounds: with run-ahead, what is verified together is left to chance."""
+    """Return requests in rounds: run-ahead leaves to chance how much is verified together."""
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 

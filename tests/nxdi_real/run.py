@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def pins() -> list[str]:
-    """Lines for pip, each a package and its version."""
+    """Return lines for pip, each a package and its version."""
     runtime = {_name(line): line for line in _lines("requirements.txt")} | REPLACED
     tools = {_name(line): line for file in TEST_FILES for line in _lines(file)}
     return sorted(line for line in [*runtime.values(), *(tools[name] for name in TEST_TOOLS), *ADDED] if line)

@@ -125,7 +125,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int =
 
 
 def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Random numbers are the one operation that NxDI writes in the compiler's language and needs here."""
+    """Give random numbers, the one operation that NxDI writes in the compiler's language and needs here."""
     if function.__name__ == "rand_like":
         return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
     return _configured(function.__name__)

@@ -54,7 +54,7 @@ def moves(slot: int) -> st.SearchStrategy[Move]:
 
 
 def passes() -> st.SearchStrategy[list[Move]]:
-    """One to all slots in any order."""
+    """Draw passes over one to all slots, in any order."""
     some_slots = st.permutations(range(NUM_SLOTS)).flatmap(
         lambda slots: st.integers(1, NUM_SLOTS).map(lambda count: slots[:count])
     )
@@ -151,7 +151,7 @@ class BackendContract:
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """One of its own over `tiny_model("llama")`."""
+        """Return a backend of its own over `tiny_model("llama")`."""
         raise NotImplementedError
 
     def assert_close(self, logits: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:

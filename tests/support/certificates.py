@@ -36,7 +36,7 @@ class Pki:
         return cert, key
 
     def client(self, *names: str) -> ClientTls:
-        """One that trusts this CA, with a certificate if it is to have names."""
+        """Return a client that trusts this CA, with a certificate if it is to have names."""
         return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
 
 

@@ -220,7 +220,7 @@ class Load:
 
 
 def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
-    """Questions of these lengths in turn."""
+    """Return questions of these lengths in turn."""
     seeds = range(num_questions)
     return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
 

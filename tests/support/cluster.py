@@ -141,7 +141,7 @@ class Member:
         }
 
     async def num_requests(self) -> int:
-        """Slots taken and places in the queue."""
+        """Return the number of slots taken and of places taken in the queue."""
         gauges = await self.gauges()
         return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
 

@@ -25,7 +25,7 @@ class ForeignServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, with any number of requests."""
+        """Serve one connection, with any number of requests."""
         self.num_connections += 1
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():

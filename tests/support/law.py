@@ -35,7 +35,7 @@ def both(seed: int, position: int) -> tuple[int, int]:
 
 
 def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -> FloatArray:
-    """Logits of a first-order model: float64 [vocab_size (previous token), vocab_size]."""
+    """Return logits of a first-order model: float64 [vocab_size (previous token), vocab_size]."""
     return rng.normal(scale=spread, size=(vocab_size, vocab_size))
 
 
@@ -47,7 +47,7 @@ def choice_table(
     num_positions: int,
     noise_key: NoiseKey = both,
 ) -> Choices:
-    """Every choice the model could make, for seeds 0 .. num_seeds-1 and positions 0 .. num_positions-1."""
+    """Return every choice that the model could make, for seeds 0 .. num_seeds-1 and positions 0 .. num_positions-1."""
     vocab_size = len(logits)
     seeded = [replace(sampling, seed=seed) for seed in range(num_seeds)]
     rows = [noise_key(seed, position) for seed in range(num_seeds) for position in range(num_positions)]
@@ -116,7 +116,7 @@ def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> Flo
 
 
 def exact_pair_law(logits: FloatArray, sampling: SamplingParams, position: int) -> FloatArray:
-    """Joint law of the tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
+    """Return the joint law of the tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
     transition = np.stack([exact_distribution(row.tolist(), sampling) for row in logits])
     marginal: FloatArray = np.linalg.matrix_power(transition, position + 1)[0]
     return np.asarray(marginal[:, None] * transition, dtype=np.float64)
@@ -129,7 +129,7 @@ def pair_counts(tokens: npt.NDArray[np.int64], vocab_size: int, position: int) -
 
 
 def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
-    """P-value of the G-test that `counts` were drawn from `law`; 0 if something impossible was counted.
+    """Return the p-value of the G-test that `counts` were drawn from `law`; 0 if an impossible one was counted.
 
     The smallest cells are pooled into one that expects at least five counts: below, the chi-squared limit is poor.
     """
@@ -161,7 +161,7 @@ def total_variation(p: FloatArray, q: FloatArray) -> float:
 
 
 def shared_noise_match(p: FloatArray, q: FloatArray) -> float:
-    """P[match] when p and q are sampled with the same Gumbel noise.
+    """Return P[match] when p and q are sampled with the same Gumbel noise.
 
     exp(-G) is a standard exponential E_v, and v wins on both sides if E_v/p_v and E_v/q_v are both the least: if
     E_w > E_v * max(p_w/p_v, q_w/q_v) for every other w. Hence the sum over v of 1 / sum over w of that maximum.

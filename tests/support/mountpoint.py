@@ -103,7 +103,7 @@ class Mountpoint:
         return called
 
     def _descriptor(self, function: Callable[..., int]) -> Callable[..., int]:
-        """`os.open` is for reading here: what writes must come by `open`, which sees every write."""
+        """Return an `os.open` that only reads: writers must use `open`, which sees every write."""
 
         def called(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
             if self.holds(path, keywords.get("dir_fd")) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):

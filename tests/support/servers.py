@@ -105,7 +105,7 @@ class Completion:
 
 
 async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:
-    """One request to any GenerationService."""
+    """Send one request to any GenerationService."""
     (completion,) = await complete_all(server, [request])
     return completion
 
@@ -113,7 +113,7 @@ async def complete(server: ServerProcess | str, request: CompletionRequest) -> C
 async def complete_all(
     server: ServerProcess | str, requests: Sequence[CompletionRequest], *, concurrency: int = 8
 ) -> list[Completion]:
-    """Many requests over one channel, at most `concurrency` in flight; results in the order of the requests."""
+    """Send requests over one channel, at most `concurrency` in flight; return the results in their order."""
     address = server if isinstance(server, str) else server.address
     places = asyncio.Semaphore(concurrency)
     async with open_channel(address) as channel:

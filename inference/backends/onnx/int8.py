@@ -61,7 +61,7 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
-    """int8 [in, out] and float32 [out]; their product is near the matrix."""
+    """Return int8 [in, out] and float32 [out], with a product that is near the matrix."""
     largest = np.abs(matrix).max(axis=0)
     scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
     return np.rint(matrix / scale).astype(np.int8), scale

@@ -68,7 +68,7 @@ def _norms(layer: Any, shape: DecoderShape, offset: float) -> Iterator[tuple[str
 
 
 def _stacked(attention: Any, field: str, shape: DecoderShape) -> torch.Tensor:
-    """Weights or biases of query, key and value: [query_size + 2 * kv_size, ...]."""
+    """Return the weights or biases of query, key and value as one array: [query_size + 2 * kv_size, ...]."""
     query, key, value = _projections(attention, field, shape)
     turned = [_pad_heads(_turned_halves(rows, shape), shape) for rows in (query, key)]
     return torch.cat([*turned, _pad_heads(value, shape)])
@@ -100,7 +100,7 @@ def _turned_halves(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
 
 
 def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """[num_heads * head_dim, ...] -> [num_heads * head_room, ...], zeros after each half of a head."""
+    """Pad [num_heads * head_dim, ...] to [num_heads * head_room, ...] with zeros after each half of a head."""
     half, room = shape.head_dim // 2, shape.head_room // 2
     halves = rows.reshape(-1, half, *rows.shape[1:])
     padded = rows.new_zeros(halves.shape[0], room, *rows.shape[1:])

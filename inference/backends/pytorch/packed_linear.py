@@ -29,7 +29,7 @@ OPERATORS.define("packed_linear(Tensor tokens, Tensor weight, Tensor? bias) -> T
 
 
 def _product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., in_features] -> [..., out_features], over a weight that oneDNN has rearranged."""
+    """Multiply [..., in_features] by a weight that oneDNN has rearranged; return [..., out_features]."""
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "none", [], "")
     return output
 

@@ -112,7 +112,7 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 
 @asynccontextmanager
 async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch], None]:
-    """Clients and the prober, at work until the block is left."""
+    """Run clients and the prober until the block is left."""
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}

@@ -23,7 +23,7 @@ def say(**fields: object) -> None:
 
 
 async def attack(scene: Scene, seconds: float) -> None:
-    """Everything, for so long."""
+    """Run all attacks for `seconds`."""
     began, seen = time.monotonic(), Seen()
     patient = [asyncio.create_task(_patiently(recipe, scene, seen)) for recipe in (*peers.PATIENT, *browsers.PATIENT)]
     quick = (*peers.QUICK, *browsers.QUICK)

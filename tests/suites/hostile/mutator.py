@@ -44,7 +44,7 @@ class Mutator:
         )
 
     def message(self, seed: Message) -> bytes:
-        """Bytes of a message like this one: some are valid, some break a rule, some are no message."""
+        """Return bytes of a message like this one: some are valid, some break a rule, some are no message."""
         message = type(seed)()
         message.CopyFrom(seed)
         for _ in range(self._draw.choice((0, 1, 1, 2, 5))):
@@ -96,7 +96,7 @@ def _cut(draw: random.Random, data: bytes) -> bytes:
 
 
 def _flip(draw: random.Random, data: bytes) -> bytes:
-    """Other values, and now and then another wire type or a length that lies."""
+    """Write other values, and now and then another wire type or a wrong length."""
     changed = bytearray(data)
     for _ in range(min(len(data), draw.choice((1, 1, 4)))):
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)

@@ -33,7 +33,7 @@ def target_engine(backend: Backend) -> TargetEngine:
 
 
 def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationRequest]:
-    """Prompts of 1 to 40 tokens, some up to the end of the context; parameters all over their ranges."""
+    """Return prompts of 1 to 40 tokens, some up to the end of the context; parameters all over their ranges."""
     rng = random.Random(seed)
     made = []
     for _ in range(num_requests):
@@ -73,7 +73,7 @@ def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[
 
 
 async def generate_all(engine: TargetEngine, wanted: Sequence[GenerationRequest]) -> list[Answer]:
-    """All at once: three slots hold some, the others queue."""
+    """Generate all answers at once: three slots hold some requests, the others queue."""
     engine.start()
     try:
         return list(await asyncio.gather(*(_generate(engine, request) for request in wanted)))

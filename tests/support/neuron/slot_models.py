@@ -22,7 +22,7 @@ def checkpoint(family: str, **fields: Any) -> Path:
 
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
-    """float32 and three slots, each with room for `length` tokens."""
+    """Return settings with float32 and three slots, each with room for `length` tokens."""
     num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(
         path,

@@ -39,19 +39,19 @@ def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
 def pad_prompt(
     input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids are padded with 0, the mask with 0, positions with 1: those of one token end at the padding."""
+    """Pad ids with 0, the mask with 0, positions with 1: the logits of a prompt of one token are the padding's."""
     padding = (0, bucket - input_ids.shape[1])
     pad = torch.nn.functional.pad
     return pad(input_ids, padding), pad(mask, padding), pad(position_ids, padding, value=1)
 
 
 def last_index(position_ids: torch.Tensor) -> torch.Tensor:
-    """[num_rows, 1]: where the logits of a prompt are taken, the first of its highest positions."""
+    """Return the column of each prompt's logits, the first of its highest positions: [num_rows, 1]."""
     return position_ids.argmax(1, keepdim=True)
 
 
 def automatic_buckets(longest: int) -> list[int]:
-    """128 and powers of two above; the longest takes the place of the last."""
+    """Return 128 and powers of two above; the longest takes the place of the last."""
     return [*(2**i for i in range(7, round(math.log2(longest)))), longest]
 
 

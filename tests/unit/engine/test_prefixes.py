@@ -422,7 +422,7 @@ class Doubtful(ModelProposer):
     """Proposer with small margins alone, so that branches begin everywhere."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Every token has a small lead over a runner-up that is the next id."""
+        """Extend with tokens that each have a small lead over a runner-up, the next id."""
         return [
             None if each is None else [DraftToken(t.token_id, (t.token_id + 1) % DEFAULT_VOCAB_SIZE, 0.1) for t in each]
             for each in super().extend(drafts, ranked=ranked)

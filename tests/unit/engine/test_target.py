@@ -37,7 +37,7 @@ def decoder() -> ScriptedDecoder:
 
 @pytest.fixture
 async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
-    """Two slots, and two places in the queue."""
+    """Start an engine with two slots and two places in the queue."""
     engine = TargetEngine(decoder, EngineLimits(max_waiting=2))
     engine.start()
     yield engine

@@ -82,7 +82,7 @@ def status_of(error: Exception) -> Status | None:
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Our servers' records: gRPC's poller may still wake the closed loop of an earlier test, which asyncio logs."""
+    """Return our servers' tracebacks; asyncio's come from gRPC's poller, which wakes closed loops of earlier tests."""
     return [record.getMessage() for record in caplog.records if record.exc_info and record.name != "asyncio"]
 
 

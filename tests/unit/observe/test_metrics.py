@@ -49,7 +49,7 @@ class Completer:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """Value by (name, labels but for the model's name, as text)."""
+    """Return values by (name, labels but for the model's name, as text)."""
     return {
         (
             sample.name,

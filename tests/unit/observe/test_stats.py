@@ -13,7 +13,7 @@ from specdec.inference.observe.stats import MAX_PASS_TOKENS, RequestStats
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every look at the clock is a second later, from 1 on."""
+    """Set a clock on which every look is a second later, from 1 on."""
     ticks = itertools.count(1)
     monkeypatch.setattr("specdec.inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
     return iter(())

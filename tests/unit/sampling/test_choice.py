@@ -54,14 +54,14 @@ any_params = st.one_of(sampled_params, st.builds(SamplingParams, seed=any_seed))
 
 
 def random_logits(seed: int, num_rows: int, vocab_size: int) -> npt.NDArray[np.float32]:
-    """Logits as a model gives them: float32, some peaked and some flat rows, no ties for all practical purposes."""
+    """Draw logits as a model gives them: float32, some peaked and some flat rows, practically no ties."""
     rng = np.random.default_rng(seed)
     spread = rng.uniform(0.1, 5.0, size=(num_rows, 1))
     return (spread * rng.normal(size=(num_rows, vocab_size))).astype(np.float32)
 
 
 def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
-    """Noise of (seed, position, token id) triples, by numpy."""
+    """Return the noise of (seed, position, token id) triples, by numpy."""
     values: npt.NDArray[np.float64] = gumbel_noise(np.array(noise_keys(seeds, positions)), np.array(token_ids))
     return values
 
@@ -70,7 +70,7 @@ def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.N
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finalizer, as published."""
+    """Finish SplitMix64, as published."""
     x &= MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -257,7 +257,7 @@ def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
 
 
 def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
-    """P-value that `cells` are uniform over 0 .. num_cells-1."""
+    """Return the p-value that `cells` are uniform over 0 .. num_cells-1."""
     counts, expected = np.bincount(cells, minlength=num_cells), len(cells) / num_cells
     return float(chdtrc(num_cells - 1, np.sum((counts - expected) ** 2) / expected))
 

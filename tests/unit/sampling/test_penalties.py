@@ -52,7 +52,7 @@ def random_logits(seed: int, num_rows: int) -> npt.NDArray[np.float32]:
 def by_the_book(
     logits: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """Token by token, from the definitions in SamplingParams."""
+    """Adjust logits token by token, from the definitions in SamplingParams."""
     bias = dict(params.logit_bias)
     scores = []
     for token_id, logit in enumerate(map(float, logits)):

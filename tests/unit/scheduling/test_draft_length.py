@@ -207,7 +207,7 @@ def backend() -> TorchBackend:
 
 
 def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], int]:
-    """Sequences of 40 new tokens side by side, and how many were drafted."""
+    """Decode sequences of 40 new tokens side by side; return them and the number of draft tokens."""
     sequences, held, num_drafted = [list(prompt) for prompt in prompts], [0] * len(prompts), 0
     while any(len(sequence) < len(prompt) + 40 for sequence, prompt in zip(sequences, prompts, strict=True)):
         turns = [Turn(i, held[i], tuple(sequence), sampling, gamma=6) for i, sequence in enumerate(sequences)]

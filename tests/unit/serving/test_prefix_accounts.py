@@ -175,7 +175,7 @@ async def over_grpc(scene: Scene, at: Served) -> AsyncGenerator[Ask, None]:
 
 
 async def check_separate(ask: Ask) -> None:
-    """Bob learns nothing of what Alice asked; what each asked before, and what Carol's group did, is found again."""
+    """Check that Bob learns nothing of Alice's prompts, and that each account finds its own, or its group's, again."""
     whole = len(tokenizer().encode(SECRET)) - 1
     assert await ask("alice") == 0
     assert [await ask("bob", f"{SYSTEM}{guess}") for guess in ("1", "2")] == [0, len(tokenizer().encode(SYSTEM))]

@@ -53,7 +53,7 @@ def pair_with(token_map: TokenMap) -> SpeculativeDecoder:
 
 
 def promised() -> float:
-    """Probability that shared noise makes both choose one token after token 0."""
+    """Return the probability that shared noise makes both choose one token after token 0."""
     target, draft = toy_pair()
     shared, q = np.flatnonzero(COLUMNS), np.zeros(NUM_TARGET)
     q[shared] = law.exact_distribution(draft[OWN[0][-1], COLUMNS[shared] - 1].tolist(), ASKED)

@@ -61,7 +61,7 @@ class Counting(SlotDecoder):
 
 
 def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
-    """One sequence to its end, with the decoder's own drafts if it has any."""
+    """Generate one sequence to its end, with the decoder's own drafts if it has any."""
     matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
     while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
         turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)

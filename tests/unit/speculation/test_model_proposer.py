@@ -33,7 +33,7 @@ def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingPar
 
 
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """One token per draft."""
+    """Propose one token per draft."""
     return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
 
 

@@ -168,7 +168,7 @@ def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]
 
 
 def promised(target: FloatArray, draft: FloatArray) -> float:
-    """Probability that shared noise makes both choose one token after token 0."""
+    """Return the probability that shared noise makes both choose one token after token 0."""
     p, q = np.zeros((2, max(len(target), len(draft))))
     p[: len(target)] = law.exact_distribution(target[0].tolist(), ASKED)
     common = min(len(target), len(draft))

@@ -59,7 +59,7 @@ def allowed_ids(mask: bytes | None) -> list[int]:
 
 
 def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Tokens drawn from the masks, the end preferred from the middle on; without the end-of-sequence token if cut."""
+    """Draw tokens from the masks, the end preferred from the middle on; without an end-of-sequence token if cut."""
     output: list[int] = []
     while len(output) < limit:
         choices = allowed_ids(matcher.masks(output, ())[0])

@@ -28,7 +28,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Three slots; the gamma of a server's flags is of no use here."""
+    """Return settings with three slots; the gamma of a server's flags is of no use here."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 

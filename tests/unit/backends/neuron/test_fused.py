@@ -200,7 +200,7 @@ NUM_ROUNDS = 100  # of three sequences
 
 
 def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
-    """Probability of every output of NUM_LAW_TOKENS tokens."""
+    """Return the probability of every output of NUM_LAW_TOKENS tokens."""
     model = AutoModelForCausalLM.from_pretrained(models.target)
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(NUM_LAW_TOKENS):

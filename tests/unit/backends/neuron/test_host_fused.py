@@ -40,7 +40,7 @@ def torch_target(models: ModelDirectories) -> Any:
 
 
 def wanted() -> list[GenerationRequest]:
-    """Temperature, seeds, top_k, top_p, min_p and penalties, all over their ranges."""
+    """Return requests with temperature, seeds, top_k, top_p, min_p and penalties all over their ranges."""
     return requests(20, seed=3, sampled=True)
 
 

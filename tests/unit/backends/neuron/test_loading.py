@@ -46,7 +46,7 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(**more: Any) -> dict[str, Any]:
-    """Options of a model with weights quantized per tensor, NxDI's default."""
+    """Return the options of a model with weights quantized per tensor, NxDI's default."""
     return {"overrides": {"quantized": True, "quantized_checkpoints_path": "there", **more}}
 
 
@@ -206,7 +206,7 @@ def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path)
 
 
 def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
-    """tp_degree of target and draft as NxDI was given them."""
+    """Return the tp_degree of target and draft as NxDI got them."""
     for file in artifacts.glob("*/*/neuron_config.json"):
         config = json.loads(file.read_text())
         draft = config["fused_spec_config"]["draft_config"]

@@ -195,7 +195,7 @@ def misplaced_tokens_count_as_placed(patch: Patch) -> None:
 
 
 def accepted_lines_are_moved_as_nxdi_does(patch: Patch) -> None:
-    """Right for one pass, and lost after it."""
+    """Move accepted lines as NxDI does: right for one pass, and lost after it."""
     misplaced_tokens_count_as_placed(patch)
     accepted: list[list[int]] = [[]]
     places = TreePass.accepted

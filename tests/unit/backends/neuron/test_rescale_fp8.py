@@ -34,7 +34,7 @@ def e4m3(data: bytes) -> torch.Tensor:
 
 
 def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
-    """float8_e4m3fn [rows, 256]: every finite value in every row."""
+    """Return float8_e4m3fn [rows, 256] with every finite value in every row."""
     order = np.random.default_rng(seed)
     data = [bytes(order.permutation(np.frombuffer(FINITE + b"\0\0", np.uint8))) for _ in range(rows)]
     return e4m3(b"".join(data)).reshape(rows, 256)
@@ -55,7 +55,7 @@ def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
 
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
-    """Three files; of the second weight the scale lies in the third."""
+    """Save three files; the second weight has its scale in the third."""
     model = save(
         tmp_path / "public",
         {"a.weight": weight(), "a.weight_scale": torch.rand(4, 1), "norm.weight": torch.rand(8).bfloat16()},

@@ -40,7 +40,7 @@ def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package
 
 
 def write_placeholders(folder: Path) -> None:
-    """Placeholders as they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
+    """Write placeholders as on PyPI: one raises at import, the other has a name that cannot be imported."""
     text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
     for package, module in (
         ("torch_neuronx", "torch_neuronx"),
@@ -52,7 +52,7 @@ def write_placeholders(folder: Path) -> None:
 
 
 def write_information(folder: Path, package: str, version: str) -> None:
-    """Metadata folder of an installed package, as pip writes it."""
+    """Write the metadata folder of an installed package, as pip does."""
     information = folder / f"{package}-{version}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")

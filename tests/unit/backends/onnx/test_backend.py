@@ -71,7 +71,7 @@ def load(path: Path, **fields: Any) -> OnnxBackend:
 
 @lru_cache(maxsize=1)
 def backend_of(family: str) -> OnnxBackend:
-    """One backend per family for all examples: what earlier ones left in its slots must not matter."""
+    """Return one backend per family for all examples: the tokens that earlier ones left must not matter."""
     path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
     return load(save_tiny_model(path, family))
 

@@ -11,7 +11,7 @@ NUM_TRIALS = 200
 
 
 def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:
-    """Prompts differ by much, each side's noise is 5 %."""
+    """Draw pairs of times: prompts differ by much, and each side's noise is 5 %."""
     prompts = np.exp(rng.normal(0.0, 1.0, num_pairs))
     before, after = (prompts * np.exp(rng.normal(0.0, 0.05, num_pairs)) for _ in range(2))
     return list(before), list(after * ratio)

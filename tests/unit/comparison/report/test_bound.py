@@ -87,7 +87,7 @@ class Simulation:
     rng: random.Random
 
     def run(self, num_tokens: int) -> float:
-        """Seconds from the request's start at the draft to its last token there."""
+        """Return the seconds from the request's start at the draft to its last token there."""
         now, done = self.rtt_s / 2, 0
         end, arrival = self._foreseen(0, -self.rtt_s / 2)  # drafted while the session is opened
         while done < num_tokens:

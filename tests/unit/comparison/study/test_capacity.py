@@ -47,7 +47,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Eleven tokens at a rate per second; drafting takes a quarter of the target's pass."""
+    """Answer with eleven tokens at a rate per second; drafting takes a quarter of the target's pass."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)

@@ -53,7 +53,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def study(folder: Path, **changes: Any) -> StudyConfig:
-    """Two drafts and three lengths of one graph, at one place."""
+    """Return a study of two drafts and three lengths of one graph, at one place."""
     folder.mkdir(exist_ok=True)
     (folder / "report").mkdir(exist_ok=True)
     drafts = tuple(str(model_directory(folder, name)) for name in ("small", "large"))

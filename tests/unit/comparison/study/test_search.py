@@ -59,7 +59,7 @@ def trial(place: Conditions, contender: Contender, speedup: float) -> Trial:
 
 
 def rounds(place: Conditions, contender: Contender) -> float:
-    """Leviathan's rounds over passes of 25 ms, with acceptance and step by draft; the network where it is crossed."""
+    """Simulate Leviathan's rounds: passes of 25 ms, acceptance and step by draft, the network where it is crossed."""
     alpha, step_s = {"small": (0.7, 0.001), "large": (0.85, 0.012), "ngram": (0.3, 0.0), LOOKUP: (0.1, 0.0)}[
         contender.draft or ""
     ]

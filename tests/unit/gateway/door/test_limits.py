@@ -177,7 +177,7 @@ async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytes
 
 
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
-    """Seconds until the server closes a connection that sends this, and then, for ever, more of the other."""
+    """Send `first`, then `more` for ever; return the seconds until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.monotonic()
 

@@ -106,7 +106,7 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Servers, and what asks them; the first of them is asked first."""
+    """Yield servers and a completer that asks them; the first of them is asked first."""
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:

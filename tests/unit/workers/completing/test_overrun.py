@@ -91,12 +91,12 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Begins with the scores of a prompt that is far longer; see `Target`."""
+    """Yield nothing: the stream ends after the scores of a far longer prompt, which `Target` sends first."""
     yield from ()
 
 
 def boasting(position: int, left: int) -> Iterator[pb.Delta]:
-    """Claims that a pass verified 80 million draft tokens."""
+    """Yield a pass that claims 80 million verified draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
             setattr(commit, name, 80_000_000)

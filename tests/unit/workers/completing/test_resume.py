@@ -63,7 +63,7 @@ def model(models: ModelDirectories) -> ModelConfig:
 
 
 async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[TextEvent]:
-    """All events, over the wire's messages both ways."""
+    """Return all events, sent over the wire's messages both ways."""
     asked = completion_from_message(completion_to_message(request))
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
