@@ -69,7 +69,7 @@ async def _searched(laboratory: Laboratory) -> list[Group]:
 
 
 class Laboratory:
-    """Results of all groups so far.
+    """Laboratory of a study: its configuration, its budget of time, and the results of all groups so far.
 
     Args:
         progress: shows what is measured.

@@ -140,7 +140,7 @@ def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) ->
 
 @pytest.mark.parametrize("published", [0, 1])
 def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Path) -> None:
-    """Other tokens than at a near-tie: exit code 1, with everything measured."""
+    """Tokens that differ, except at a near-tie, give exit code 1 after everything is measured."""
     measured = (
         'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
     )
@@ -205,7 +205,7 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
 
 
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
-    """Its sources cannot stand here; files with the places of all edits do. Another commit of it is refused."""
+    """Files with the places of all edits stand in for LLMPerf's sources; another commit of LLMPerf is refused."""
     from deploy.llmperf.edits import EDITS
 
     for name in {name for name, *_ in EDITS}:
@@ -238,7 +238,7 @@ def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
 
 
 def test_the_jobs_do_not_run_at_once() -> None:
-    """And have the images that they need: ours from the own registry, Python's as it is."""
+    """The Jobs have the images that they need: ours from the own registry, Python's as it is."""
     jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}

@@ -73,7 +73,7 @@ def flags_after_role(words: list[str]) -> dict[str, str]:
 
 
 def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is compiled outside of the cluster has the flags, and the platform, that the server looks for."""
+    """Models compiled outside of the cluster have the flags and the platform that the server looks for."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:

@@ -153,7 +153,7 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
 def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
-    """Also those within sentences. A line with names for you to fill in is refused by the service, not by the CLI."""
+    """Commands within sentences are checked too. A line with names to fill in is refused by the service."""
     text = page.read_text(encoding="utf-8")
     text = text.replace(WALK, "")
     lines = [line for block in blocks(text) for line in block.splitlines() if line.startswith("aws ")]

@@ -156,7 +156,7 @@ async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, t
 
 
 def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each token on a line of its own, then the text; or one object. In this process, which has torch already."""
+    """Each token has a line of its own before the text; or one object has all. The model runs in this process."""
     flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
     assert main(["--role", "verify_draft", *flags, "--format", "json"]) == 0
     as_json = CommandResult(0, capsys.readouterr().out, "")

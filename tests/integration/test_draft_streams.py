@@ -134,7 +134,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_role_draft_is_a_client(auth_file: Path) -> None:
-    """It drafts for its own requests; to help the requests of others is the right of role worker."""
+    """A caller of role draft drafts for its own requests; to help others' requests is the right of role worker."""
     async with serving(auth_file=auth_file) as target:
         async with raw_worker(target.address, bearer("dora")) as dora:
             session = await sent_after(target, dora.request(IN_ROUNDS), after(3, *ANSWER))

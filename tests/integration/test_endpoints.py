@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "con
 
 @pytest.mark.long
 async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
-    """One server of ours by its two doors, and a foreign one: the same prompts, and the pairs that can be compared."""
+    """A server of ours by its two doors and a foreign one get the same prompts; comparable pairs are compared."""
     port, http_port = free_port(), free_port()
     (tmp_path / "auth.toml").write_text(AUTH)
     (tmp_path / "token").write_text(TOKEN)

@@ -115,7 +115,7 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 
 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
-    """One runs, one waits, the third is refused with a time to come again, and leaves no trace."""
+    """A request runs, one waits, and the third is refused with a time to come again and leaves no trace."""
     async with generating(small) as running, queued(small) as waiting:
         await until_one_waits(small)
         refusal = await refused(small)

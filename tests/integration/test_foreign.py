@@ -160,7 +160,7 @@ async def test_metrics_show_what_the_draft_can_propose(servers: Servers) -> None
 
 
 async def test_one_worker_of_the_pool_helps_targets_of_two_tokenizers(servers: Servers, models: Models) -> None:
-    """It gets the tokenizer of one from this target; their sessions meet in its passes."""
+    """A worker gets one target's tokenizer from that target; sessions of both targets meet in its passes."""
     async with target_server(models.other, *SLOW) as other, AsyncExitStack() as stack:
         targets = servers.target, other
         expected = [await alone(target) for target in targets]

@@ -124,7 +124,7 @@ async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerP
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """One row per choice, as the gateway sees them: whole, streamed, and one that is refused, which has none."""
+    """The profile has a row per choice, whole or streamed; a refused request has none."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
@@ -152,7 +152,7 @@ async def test_models(clients: Clients) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology: str) -> None:
-    """One chunk per token, then the usage, if it is asked for."""
+    """A stream has one chunk per token, then the usage, if it is asked for."""
     fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3, "temperature": 0.8}
     whole = await clients[topology].completions.create(**fields)
     stream = await clients[topology].completions.create(**fields, stream=True, stream_options={"include_usage": True})
@@ -435,7 +435,7 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """Streaming or not; and while the slot is taken, others get a time to try again."""
+    """Streams and whole answers free it; while the slot is taken, others get a time to try again."""
     client = client_of(slow[1])
     for stream in (True, False):
         call = asyncio.create_task(

@@ -117,7 +117,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[str(given) for given, _ in WRONG])
 def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: dict[str, Any], message: str) -> None:
-    """Each was a TypeError, a KeyError or an ExceptionGroup of code far below, or pydantic's text with a link."""
+    """The story: each was a TypeError, KeyError or ExceptionGroup of inner code, or pydantic's text with a link."""
     with pytest.raises(specdec.errors.InvalidRequestError, match=message) as caught:
         llm.generate(**{"prompts": "x", "max_new_tokens": 2, **given})
     assert "\n" not in str(caught.value)
@@ -201,7 +201,7 @@ def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
 
 
 def test_a_fork_of_a_process_with_models_is_an_error(llm: specdec.LLM, models: ModelDirectories) -> None:
-    """Its threads are not in the fork: a use of the models would wait for ever."""
+    """A fork lacks the threads of the models, so that their use would wait for ever."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         for use in (lambda: llm.generate("x"), lambda: specdec.LLM(models.target)):

@@ -149,7 +149,7 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """It writes hundreds of lines per model, to the root logger; a draft's own were 8 of 250."""
+    """The story: a draft's own lines were 8 of 250, since NxDI writes hundreds per model to the root logger."""
     for server in started.values():
         lines = server.log.read_text().splitlines()
         foreign = [line for line in lines if " root: " in line or " Neuron: " in line]
@@ -159,7 +159,7 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 
 @pytest.mark.parametrize("name", ["fused", "eagle"])
 async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
-    """Their curl has a temperature of 0.7, LLMPerf with '{}' none, which is 1.0, their client 0.9: all were refused."""
+    """The story: all were refused, with temperature 0.7 (curl), 1.0 (LLMPerf's '{}') or 0.9 (their client)."""
     body = {"prompt": "the wind", "max_tokens": 4}
     async with httpx.AsyncClient(base_url=_http(started[name])) as client:
         for fields in ({}, {"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.0}):

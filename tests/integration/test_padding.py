@@ -146,7 +146,7 @@ async def test_metrics_have_the_size_of_the_drafts_vocabulary(pairs: dict[int, P
 async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
     pairs: dict[int, Pair], drafts: dict[int, Path]
 ) -> None:
-    """It lacks ids of one, and has ids that the other would refuse: they meet in its passes."""
+    """A worker that lacks ids of one target, and has ids that the other refuses, helps both in the same passes."""
     asked = [replace(each, max_new_tokens=60, schedule=None) for size in pairs for each in requests(size)]
     expected = [await alone(pair, asked_of(pair, asked)) for pair in pairs.values()]
     where = ",".join(pair.target.address for pair in pairs.values())

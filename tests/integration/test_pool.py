@@ -76,7 +76,7 @@ async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> lis
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """And has a health and metrics of its own: `--metrics_port` used to be accepted, and ignored."""
+    """A worker has a health and metrics of its own. The story: `--metrics_port` was accepted, and ignored."""
     expected = await alone(pooled_target, some_requests())
     port, metrics_port = free_port(), free_port()
     flags = ("--serve", str(port), "--metrics_port", str(metrics_port))

@@ -88,7 +88,7 @@ async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.long
 async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
-    """One agent must call, whole and streamed; another one goes on from there with a typed answer."""
+    """An agent must call a tool, whole and streamed; another one goes on from there with a typed answer."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
 
     called = []
@@ -136,7 +136,7 @@ async def test_langchain(url: str, method: Any) -> None:
 
 @pytest.mark.long
 async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
-    """Its `openai:` models are of the Responses API; tools, a typed output, and a stream."""
+    """Models named `openai:` use the Responses API: tools, a typed output, and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")

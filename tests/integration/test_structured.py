@@ -279,7 +279,7 @@ async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not know the field; a client must notice that, and not take any text for structured."""
+    """A client notices a peer that does not know the field, and takes none of its text for structured."""
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])

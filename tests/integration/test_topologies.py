@@ -125,7 +125,7 @@ async def test_greedy_equals_transformers_with_8_sessions(
 async def test_greedy_equals_transformers_with_1_session(
     topologies: Topologies, greedy_tokens: list[list[int]], helper: str
 ) -> None:
-    """One prompt after another, gamma going round 1 to 8; all of them with one draft, every third with the others."""
+    """Prompts come one after another, with gamma from 1 to 8: all with one draft, every third with the others."""
     step = 1 if helper == "related" else 3
     requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests()[::step])]
     requests[1::2] = uncached(requests[1::2])  # prefixes of the others are held by now
@@ -226,7 +226,7 @@ async def test_stop_token_inside_an_accepted_run(topologies: Topologies, target:
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """Also where the draft's own context ends at 64 tokens: from there the target goes on alone."""
+    """The target goes on alone after the draft's own context ends, at 64 tokens."""
     prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
     long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
     requests = [
@@ -298,7 +298,7 @@ async def test_refused_generate(
 async def test_rejected_drafts_are_shown_on_request_alone(
     topologies: Topologies, target: ServerProcess, server: str
 ) -> None:
-    """They change no token. The last pass may be cut; and an id of the padded vocabulary has no text."""
+    """Shown drafts change no token. The last pass may be cut, and an id of the padded vocabulary has no text."""
     requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
     plain = await complete_all((topologies | {"target": target})[server], requests)
     shown = [replace(request, include_rejected=True) for request in requests]

@@ -207,7 +207,7 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 
 
 async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There could be as many as one liked, each 20 KB and what a full garbage collection looks at."""
+    """The story: silent calls had no limit, and each took 20 KB and time of every full garbage collection."""
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 60.0)
     num_calls = 700
     async with serving() as target, AsyncExitStack() as stack:

@@ -174,7 +174,7 @@ def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, .
     ],
 )
 def test_errors_of_a_thin_client_name_the_extra(code: str, arguments: str, status: int) -> None:
-    """Each was a traceback."""
+    """The story: each such error was a traceback."""
     code_of, report = run_as_client(code, *arguments.split())
     assert (code_of, len(report.splitlines())) == (status, 1), report
     assert "needs the extra `server` (`pip install 'specdec-serve[server]'`" in report

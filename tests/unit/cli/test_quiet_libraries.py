@@ -26,7 +26,7 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """It writes to the root logger: of 250 lines of a draft's run 8 were the draft's."""
+    """NxDI writes to the root logger: of 250 lines of a draft's run, 8 were the draft's."""
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
 

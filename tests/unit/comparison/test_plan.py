@@ -199,7 +199,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Each number of them has its own worker, and a target of its own in the pool; rounds have none."""
+    """A number of branches has a worker and a target of its own in the pool; contenders in rounds have none."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -373,7 +373,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
-    """Its own defaults came after the file's flags and won, and no file was written that asks for the same again."""
+    """The story: a study's defaults replaced the file's flags, and no file was written that asks for the same again."""
     first, file = studied("--rtt-ms 80,0 --max-new-tokens 32,8 --budget 90s --price_per_hour 3,1"), tmp_path / "it.toml"
     file.write_text(first.comparison.asked)
     assert parse_study(["--config", str(file)]) == first

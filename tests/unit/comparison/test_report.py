@@ -592,7 +592,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """Each picture has its conditions below it too."""
+    """The conditions stand below each picture too."""
     text = (sweep / "report.html").read_text()
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
         assert words in text
@@ -659,7 +659,7 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
-    """There were six colours, and the seventh draft of a sweep was left out without a word."""
+    """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
     topologies = Topology.TARGET, Topology.FUSED
     figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))

@@ -248,7 +248,7 @@ async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: Scrip
 
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
-    """One session has a slot and waits for its draft, for ever; the other waits for a slot."""
+    """A session that waits for its draft for ever, and one that waits for a slot, both fail."""
     sessions = [drafted(engine, request()) for _ in range(3)]
     await until_counts(engine, running=2, waiting=1)
     await engine.stop(grace_s=0.05)

@@ -404,7 +404,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
     ids=str,
 )
 def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: list[int]) -> None:
-    """A library's sort decides nothing: of equal tokens all stay."""
+    """A library's sort would keep only some of several equal tokens; here all of them stay."""
     for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
         assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
 

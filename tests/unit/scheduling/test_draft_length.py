@@ -103,7 +103,7 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
 
 
 def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
-    """Each token is looked at once while a chain grows; another chain in the slot is looked at from its beginning."""
+    """A growing chain's tokens are looked at once each; another chain in the slot is looked at from its beginning."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
         growing: list[DraftToken] = []

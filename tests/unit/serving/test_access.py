@@ -226,7 +226,7 @@ async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trus
 
 
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
-    """Also on connections that are open; a half-written file changes nothing."""
+    """Open connections end as well; a half-written file changes nothing."""
     security = dialling(trust, token=token_of("client"))
     link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=security)
     async with connected(link) as fleet:
@@ -420,7 +420,7 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
 async def test_a_gateway_names_the_account_of_each_request(
     trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And is believed only if it may; the request's id is the same on all the way, and comes back."""
+    """The account counts only if the gateway may name it; a request's id is the same on all the way, and comes back."""
     caplog.set_level(logging.INFO)
     write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)

@@ -62,7 +62,7 @@ async def test_a_rebound_host_name_is_refused() -> None:
 
 
 async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCaptureFixture) -> None:
-    """It had the address alone: that a page is there, and how to ask, stood in the documentation."""
+    """The story: the log had the address alone; the page, and the way to ask, stood in the documentation."""
     caplog.set_level(logging.INFO)
     async with served(PortSecurity()), httpx.AsyncClient() as client:
         lines = [record.getMessage() for record in caplog.records]

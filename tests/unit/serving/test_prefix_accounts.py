@@ -214,7 +214,7 @@ async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """Also where the target knows the draft alone: what the draft asks it for is separate already."""
+    """The target may know the draft alone: the draft's own requests are separate already."""
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
@@ -235,7 +235,7 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """They report no cached tokens, but the time of their first proposal would reveal them."""
+    """Workers report no cached tokens, but the time of their first proposal would reveal them."""
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:

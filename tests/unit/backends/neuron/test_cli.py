@@ -92,7 +92,7 @@ def test_servers_find_the_models_that_compile_made(
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
-    """It took four times the memory, and was another model than the one compiled ahead for `--batch 2`."""
+    """The story: a draft took four times the memory, and was another model than compiled ahead for `--batch 2`."""
     drafts = ("--model", str(models.related), *flags)
     assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0
     on_torch: DraftSettings = settings_of("draft", [*drafts, "--backend", "torch"])

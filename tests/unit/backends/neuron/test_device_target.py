@@ -56,7 +56,7 @@ def test_sampled_tokens_have_the_targets_law(models: ModelDirectories) -> None:
 
 
 async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, compiled_in: list[str]) -> None:
-    """And what was compiled ahead with that flag is what it loads."""
+    """The server loads the model that was compiled ahead with that flag."""
     before = len(compiled_in)
     compile_models(config(models.target), None)
     async with target_engine(config(models.target), max_waiting=4) as running:

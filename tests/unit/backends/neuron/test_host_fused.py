@@ -74,7 +74,7 @@ async def test_logprobs_and_bias_are_the_target_s(models: ModelDirectories) -> N
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 async def test_grammars_are_kept(models: ModelDirectories, temperature: float) -> None:
-    """The graph's draft knows nothing of them: what the grammar refuses of it is no more than a rejected draft."""
+    """The graph's draft does not know the grammar: a token that the grammar refuses is a rejected draft token."""
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     kinds = {GrammarKind.REGEX: "(the|a)+[0-9]{2,4}(in|ing)*", GrammarKind.CHOICE: '["the end", "the ending", "other"]'}
     asked = [
@@ -162,7 +162,7 @@ async def test_an_end_is_held_back_as_on_torch(models: ModelDirectories) -> None
 
 
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
-    """It reads prompts up to a length, and gives what follows their last token alone."""
+    """The prompt graph reads prompts up to a length, and gives the logits of their last token alone."""
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):
         decoder.check(GenerationRequest((3,) * 3, prompt_logprobs=0))

@@ -35,7 +35,7 @@ from tests.unit.backends.neuron.test_fused import pair
 
 
 def test_no_module_imports_a_neuron_package_by_statement() -> None:
-    """They are imported by name, where a model is loaded."""
+    """Neuron's packages are imported by name, at the loading of a model."""
     for file in (ROOT / "inference").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -312,7 +312,7 @@ def test_an_artifact_names_its_origin(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This project's changes of a graph stand in no setting: its next version loaded what the one before compiled."""
+    """The story: a new version loaded models of the one before, since changes of our graphs stand in no setting."""
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))

@@ -80,7 +80,7 @@ def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None
 
 
 def test_two_publishers_leave_one_model(anywhere: Path) -> None:
-    """Both begin, both compile, and neither sees the other's until both have published."""
+    """Two processes begin and compile, and neither sees the other's model until both have published."""
     first, second = store.begin(anywhere, WANTED.key), store.begin(anywhere, WANTED.key)
     for folder in (second, first):
         with workshop.workshop("key") as made:
@@ -234,7 +234,7 @@ def copied(source: Path, folder: Path, change: Callable[[bytes], bytes] = bytes)
 
 
 def test_a_key_depends_on_content_alone(tmp_path: Path) -> None:
-    """It held the times of weight files: every pod that downloaded the checkpoint itself compiled it again."""
+    """The story: keys held the times of weight files, so every pod with a download of its own compiled again."""
     source = checkpoint("llama")
     copy = copied(source, tmp_path / "copy")
     os.utime(copy / "model.safetensors", (1, 1))

@@ -279,7 +279,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a family that changes its arithmetic in a later version of Transformers."""
+    """A later version of Transformers with another arithmetic for a family could cause this."""
     path = save_tiny_model(tmp_path, "llama")
 
     def wrong(model: Any) -> DecoderShape:

@@ -43,7 +43,7 @@ class ListSink:
 
 @pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
 def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It had a seed at temperature 0, and the acceptance of a draft where no draft was: the target looked up."""
+    """The story: the line had a seed at temperature 0, and acceptance of a draft where the target looked tokens up."""
     result = Result("x")
     own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
     result.record(Started(1, 9898))

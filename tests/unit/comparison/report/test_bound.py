@@ -144,7 +144,7 @@ def test_network_costs_targets_the_first_token_alone() -> None:
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """It is not the acceptance rate: draft tokens after a rejection were never decided on."""
+    """The probability is not the acceptance rate: draft tokens after a rejection were never decided on."""
     rounds, _ = _simulate(alpha, 5, 1.0)
     assert bound.acceptance_probability(rounds) == pytest.approx(alpha, abs=0.015)
 

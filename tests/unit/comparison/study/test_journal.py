@@ -92,7 +92,7 @@ async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Ser
 
 
 async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
-    """It is the same study, though a length that cannot be compiled is no longer asked for."""
+    """A study that goes on is the same one, except that lengths that cannot be compiled are not asked for again."""
     servers.broken = 5
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))

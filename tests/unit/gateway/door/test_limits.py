@@ -245,7 +245,7 @@ async def test_another_host_gets_the_way_out(host: str) -> None:
 
 
 async def test_a_compressed_body_gets_the_way_out() -> None:
-    """Its bytes were parsed as they were: the fault named a character of the compressed text."""
+    """The story: compressed bytes were parsed as they were; the error named a character of them."""
     body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
         headers = {**json_type, "Content-Encoding": "gzip"}
@@ -258,7 +258,7 @@ async def test_a_compressed_body_gets_the_way_out() -> None:
 
 @pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
 async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
-    """It got nothing: its end of the connection looks like that of a client that has left, which cancels a request."""
+    """The story: such a client got nothing, since it looks like one that has left, which cancels its request."""
     head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
     lines = (*head, b"Content-Length: 15", b"\r\n")
     front = HttpFront(gateway(completer := ScriptedCompleter([["a"]], gap_s=30.0), port=free_port()), ServerConfig())
@@ -452,7 +452,7 @@ async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.Mo
 
 
 async def test_a_reader_that_stands_still_is_dropped() -> None:
-    """Its request ends with it; another reader, however slow, gets its whole answer."""
+    """The request of such a reader ends with it; another reader, however slow, gets its whole answer."""
     passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
     async with serving(passes, stall_timeout_s=0.5) as (port, front):
         completer = front._gateway.completer

@@ -87,7 +87,7 @@ def test_every_error_of_a_request_has_a_status() -> None:
     ],
 )
 def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    """Also without details: a proxy knows nothing of ours."""
+    """A status may lack details: a proxy knows nothing of ours."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 
@@ -106,7 +106,7 @@ def test_foreign_errors_are_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """It would look for a fault of its own token; the log names the server that holds the wrong one."""
+    """The client would look for a fault of its own token; the log names the server that holds the wrong one."""
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)

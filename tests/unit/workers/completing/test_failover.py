@@ -184,7 +184,7 @@ async def test_a_drain_keeps_requests_without_another_server() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """It would begin anew: its client would read the answer's first half twice, with code OK."""
+    """Such a server would begin anew: its client would read the answer's first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
@@ -239,7 +239,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """It waits for those before it to get a token, which gives back what their way took."""
+    """A refused request waits until an earlier one gets a token, which returns its part of the budget."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)

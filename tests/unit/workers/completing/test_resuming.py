@@ -122,7 +122,7 @@ async def test_commits_without_a_token_are_no_progress(monkeypatch: pytest.Monke
 
 
 async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the 5 s that it waits for a first message; the request's own deadline is another matter."""
+    """A target waits 5 s for a first message, for instance; the request's own deadline is another matter."""
     assert await generated(monkeypatch, Delta(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
 
 

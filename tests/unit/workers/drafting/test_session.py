@@ -142,7 +142,7 @@ async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
-    """Its stream declines the session then; otherwise a target in rounds waits for it."""
+    """The worker's stream declines the session then; otherwise a target in rounds waits for it."""
     async with scene() as scene_:
         session = scene_.begin(schedule)
         await until(lambda: len(scene_.sent) > 0)
