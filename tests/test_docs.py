@@ -47,7 +47,7 @@ def _exists(page: Path, link: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    """docs/reliability.md once linked to a section of docs/gateway.md that had been removed with its feature."""
+    """The story: docs/reliability.md linked to a section that had been removed with its feature."""
     assert broken_links(page) == []
 
 

@@ -126,7 +126,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """Nor what an earlier run has left."""
+    """The files that an earlier run has left are not published either."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()

@@ -273,7 +273,7 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """Instead of claims/xl; the file of flags shards over 32 cores, which a whole instance is not."""
+    """Other components replace claims/xl; the file of flags shards over 32 cores, and a whole instance has 64."""
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"
     copy.mkdir()

@@ -259,7 +259,7 @@ def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
 
 @pytest.mark.ray
 def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
-    """Target, gateway and all else of a node; a third node is free for what takes their place."""
+    """A node dies with its target, gateway and all else; a third node is free for new ones."""
 
     async def lose() -> None:
         dead = min(await place.targets())

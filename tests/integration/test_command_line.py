@@ -62,7 +62,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """Two command lines, a draft of either quality, eight prompts in flight: the target's own text for all of them."""
+    """Drafts of either quality, with eight prompts in flight, give the target's own text for all of them."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
@@ -85,7 +85,7 @@ async def test_draft_completes_a_prompt_file(
 
 
 async def test_thin_client_shows_text(target: ServerProcess) -> None:
-    """Text format: prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
+    """The text format has prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
     result = await run_command(
         *("--role", "fused_client", "--port", str(target.port), "--prompt", "the wind", "--max_new_tokens", "5"),
         *("--deadline_s", "inf"),  # gRPC took it for a time that is over

@@ -43,7 +43,7 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
 
 
 async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
-    """Exit code 0, the same tokens everywhere, every file, JSON on the last line, and the page in a browser."""
+    """A comparison gives exit code 0, equal tokens, every file, JSON on the last line, and a page for a browser."""
     async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()

@@ -61,7 +61,7 @@ async def test_a_request_without_parameters_gets_the_defaults(servers: dict[str,
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -> None:
-    """Greedy on request, whatever the operator likes; what our own clients mean by their defaults."""
+    """Zero asks for greedy decoding, whatever the operator's default; our own clients send it to mean that."""
     wanted = CompletionRequest(PROMPT, SamplingParams(), max_new_tokens=9)
     alone = SamplingParams(temperature=0.0, seed=1)
     greedy = pb.GenerateRequest(

@@ -123,7 +123,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Thin clients, a gateway, and a draft of its own; the command line may come before or after the kill."""
+    """Clients are thin ones, a gateway, and a draft of its own; the command line may start before or after the kill."""
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)
     expected = await complete(targets[0], REQUEST)

@@ -104,7 +104,7 @@ async def test_passed_deadline_frees_the_slot(small: ServerProcess) -> None:
 
 
 async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: ModelDirectories) -> None:
-    """SIGKILL in the middle of the stream: the closed connection is enough, no timeout has to pass."""
+    """A draft worker dies by SIGKILL in mid-stream: the closed connection is enough, no timeout has to pass."""
     arguments = ("--model", models.endless, "--port", str(small.port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *arguments) as process:
         assert process.stdout is not None
@@ -160,7 +160,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """Four prompts at once for one slot and one place: the command line waits as refusals ask, and all are served."""
+    """Four prompts come at once for one slot and one place: the command line waits as refusals ask; all are served."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")

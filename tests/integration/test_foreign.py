@@ -196,7 +196,7 @@ async def test_a_draft_whose_link_is_cut_resumes(servers: Servers, models: Model
 
 
 async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(servers: Servers) -> None:
-    """The last test: it takes the fused server away."""
+    """The fused server ends here, so this test is the last one."""
     (expected,) = await complete_all(servers.target, [replace(LONG, gamma=0)])
     connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1)
     async with connected(connection) as fleet:

@@ -397,7 +397,7 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
 
 
 async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
-    """`vllm bench serve` reads them so: acceptance from the difference of two scrapes."""
+    """`vllm bench serve` computes acceptance from the difference of two scrapes."""
     before = await metrics_of(ports["fused"])
     client = client_of(ports["fused"])
     answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
@@ -497,7 +497,7 @@ async def test_the_page_streams_and_marks_drafts(ports: dict[str, int], tmp_path
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:
-    """Last here: it ends the server."""
+    """The server ends here, so this test is the last one."""
     server, port = slow
     client = client_of(port)
     stream = await client.completions.create(model="endless", prompt=PROMPT, max_tokens=300, stream=True)

@@ -135,7 +135,7 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 
 
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
-    """Four were, and one of them, `inference`, is another project's name too."""
+    """The story: four names were there, and one of them, `inference`, is another project's name too."""
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"specdec"}
     sources = {file.relative_to(ROOT) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
@@ -197,7 +197,7 @@ def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Pa
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
-    """Roboflow's package has that name: where both were installed, one of them did not work."""
+    """Roboflow's package has that name. The story: where both were installed, one of them did not work."""
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")
     run = subprocess.run(

@@ -40,7 +40,7 @@ def llm(models: ModelDirectories) -> Iterator[specdec.LLM]:
 async def test_everything_gives_a_servers_tokens(
     llm: specdec.LLM, models: ModelDirectories, target: ServerProcess
 ) -> None:
-    """Blocking and asynchronous, a pair, a target alone and a client; here within an event loop, as in a notebook."""
+    """Blocking and asynchronous pairs, a target alone and a client work here in an event loop, as in a notebook."""
     requests = [CompletionRequest(each, SamplingParams(temperature=0.9), 7, max_new_tokens=20) for each in PROMPTS]
     served = [completion.token_ids for completion in await complete_all(target, requests)]
     parameters = {"temperature": 0.9, "seed": 7, "max_new_tokens": 20}
@@ -130,7 +130,7 @@ def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
 
 
 def test_names_show_themselves_before_they_are_used() -> None:
-    """Tab found `Path` and `sys`, and no LLM; help showed `**parameters`."""
+    """The story: Tab found `Path` and `sys`, and no LLM; help showed `**parameters`."""
     code = "import sys, specdec; print(dir(specdec), specdec.__version__, 'specdec.inference.cli' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "'LLM'" in run.stdout
@@ -165,7 +165,7 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
 
 
 async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
-    """`async with` cannot go over the cells of a notebook."""
+    """A notebook needs this, since `async with` cannot go over several cells."""
     llm = specdec.AsyncLLM(models.target, "none", threads=1)
     try:
         assert await llm.open() is await llm.open()
@@ -184,7 +184,7 @@ raise KeyboardInterrupt
 
 
 def test_an_interrupted_script_has_one_traceback(models: ModelDirectories) -> None:
-    """Executors ended before the models; a pass after Ctrl-C logged "cannot schedule new futures after shutdown"."""
+    """The story: executors ended before the models; a pass after Ctrl-C logged "cannot schedule new futures"."""
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(models.target)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )

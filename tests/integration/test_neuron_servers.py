@@ -230,7 +230,7 @@ async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
-    """Last of this pair: it ends with exit code 0, after the request."""
+    """The server ends with exit code 0, after the request; so this test is the pair's last one."""
     server = started["fused"]
     request = pb.GenerateRequest(text=PROMPTS[3], max_new_tokens=40, ignore_eos=True)
     async with open_channel(server.address) as channel:

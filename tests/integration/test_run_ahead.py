@@ -90,7 +90,7 @@ async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worke
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """Rounds would cost a round trip a commit: 40 tokens at gamma 1 at least 20 of them, 6 s."""
+    """Rounds would cost a round trip a commit: at gamma 1 at least 20 for 40 tokens, which is 6 s."""
     link.conditions = LinkConditions(rtt_s=0.3)
     async with asyncio.timeout(5):
         completion = await complete(worker, replace(some_requests()[0], gamma=1))
@@ -134,7 +134,7 @@ async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link:
 async def test_a_worker_that_was_cut_off_serves_on(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
 ) -> None:
-    """Runs after the cuts above: nothing is stuck, no slot is lost."""
+    """A test of the state after the cuts above: nothing is stuck, no slot is lost."""
     requests = some_requests()
     alone = await complete_all(far_target, requests)
     assert [h.token_ids for h in await complete_all(worker, requests)] == [a.token_ids for a in alone]

@@ -187,7 +187,7 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """Exactly 1.0, also where the length limit is no multiple of gamma + 1."""
+    """The rate is exactly 1.0, also where the length limit is no multiple of gamma + 1."""
     requests = [
         CompletionRequest(
             PROMPTS[number],
@@ -321,7 +321,7 @@ async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, 
 
 
 async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
-    """128 by default, which the tiny context cuts."""
+    """The default is 128 tokens, which the tiny context cuts."""
     async with open_channel(target.address) as channel:
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2, 8)), ignore_eos=True)
         stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)

@@ -54,7 +54,7 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
-    """Everything was pinned, so the wheel hardly went beside another package; the files stay what was tested."""
+    """The story: everything was pinned, so the wheel hardly went beside another package; files keep tested versions."""
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
     exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]

@@ -118,7 +118,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
 
 
 def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> None:
-    """`./nowhere/model` was looked for at the hub, which could not be reached."""
+    """The story: `./nowhere/model` was looked for at the hub, which could not be reached."""
     usage_error("--role", "verify_target", "--model", "./nowhere/model", "--prompt", "x")
     assert "nowhere/model: no such directory" in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_commands_of_the_textbook_are_taken() -> None:
-    """`--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
+    """The story: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
     args = ["--port", "50051", "--sequence_length", "128", "--batch", "2", "--profile", "--top_p", "1.0"]
     assert defaults(Path("nowhere"), *args) == RequestDefaults(top_p=1.0)
 

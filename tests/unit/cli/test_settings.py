@@ -50,7 +50,7 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("changes", [False, True])
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
-    """`lookup = false` was read as if it were not there, and neuron_config was written as Python writes it."""
+    """The story: `lookup = false` was ignored, and neuron_config was written as Python writes it."""
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
     args = (parser := parser_of(role)).parse_args(arguments)
     positional = [vars(args).pop(action.dest) for action in parser._actions if not action.option_strings]
@@ -152,7 +152,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 
 def test_the_readme_lists_every_role() -> None:
-    """`artifacts` was missing there."""
+    """The story: the role `artifacts` was missing there."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 

@@ -558,7 +558,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
 
 
 def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
-    """Landmarks, headings in order, captions and scopes, and text of pictures that has their figures."""
+    """The page has landmarks, headings in order, captions and scopes, and texts with the figures of its pictures."""
     text = (sweep / "report.html").read_text()
     page = _Page(text)
     assert {"html", "header", "nav", "main", "section", "details"} <= {tag for tag, _ in page.tags}
@@ -577,7 +577,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
-    """WCAG AA: 4.5 to 1 on white and on the stripes."""
+    """WCAG AA asks for a contrast of 4.5 to 1, on white and on the stripes."""
     page = ROOT / "comparison" / "report" / "page.html"
     found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
     for background in ("ffffff", found["soft"]):
@@ -704,7 +704,7 @@ def test_pictures_and_files_name_emulation_and_conditions(
 
 
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
-    """Tokens per second with --concurrency 4 alone stood on an axis "one client"."""
+    """The story: tokens per second with --concurrency 4 alone stood on an axis "one client"."""
     measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
     assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"

@@ -75,7 +75,7 @@ async def until_counts(engine: TargetEngine, *, running: int, waiting: int = 0) 
 
 
 async def test_equals_transformers_while_sessions_come_and_go() -> None:
-    """Seven requests on three slots, some given up on the way; the others get what generate() gives."""
+    """Seven requests share three slots, some given up on the way; the others get generate()'s tokens."""
     model = tiny_model("llama", seed=1)
     prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
     expected = [generate(model, prompt, 9) for prompt in prompts]
@@ -373,7 +373,7 @@ async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None
 
 
 async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Three tokens are left: two drafted and the target's own."""
+    """Three tokens are left for two drafted ones and the target's own."""
     session = drafted(engine, request(3, max_new_tokens=3))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)

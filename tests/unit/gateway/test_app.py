@@ -205,7 +205,7 @@ async def test_echo_and_logprobs_in_both_shapes() -> None:
 
 
 async def test_lm_eval_scores_the_prompt() -> None:
-    """max_tokens 0 with echo and logprobs: the prompt's tokens, their log-probabilities, and nothing generated."""
+    """A body with max_tokens 0, echo and logprobs gets the prompt's tokens and their log-probabilities alone."""
     completer = ScriptedCompleter(PASSES)
     body = {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}
     document = (await post(completer, "/v1/completions", body)).json()
@@ -452,7 +452,7 @@ async def test_paths_beside_generation() -> None:
     ],
 )
 async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> None:
-    """Clients of other APIs, and those with a base_url without /v1, got a bare "Not Found"."""
+    """The story: clients of other APIs, and those with a base_url without /v1, got a bare "Not Found"."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.request(method, path, json={})
         assert response.status_code == 404
@@ -485,7 +485,7 @@ async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, A
     "fields", [{"prediction": {"type": "content", "content": "1, 2"}}, {"keep_alive": "5m"}, {"keep_alive": -1}]
 )
 async def test_fields_that_change_no_answer_are_taken(fields: dict[str, Any]) -> None:
-    """Clients that send a prediction, or Ollama's keep_alive, by one switch got 400."""
+    """The story: clients that send a prediction, or Ollama's keep_alive, by one switch got 400."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         answers = [
             (await client.post("/v1/chat/completions", json={"messages": [HELLO], **each})).json()

@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """In the middle of a stream too; nothing is logged, since nothing is wrong."""
+    """Failures in the middle of a stream carry it too; nothing is logged, since nothing is wrong."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=10)
         assert (await call.read()).WhichOneof("event") == "started"

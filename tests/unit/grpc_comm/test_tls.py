@@ -145,7 +145,7 @@ async def test_a_broken_pair_leaves_the_one_before(
 
 
 async def test_a_client_takes_a_new_certificate_without_a_restart(trust: Pki) -> None:
-    """A channel cannot: it becomes another one, and calls that run end on the old."""
+    """A channel cannot change its certificate: a new one takes its place, and running calls end on the old."""
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         ours = trust.client("spiffe://here/one")

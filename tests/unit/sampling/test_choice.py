@@ -120,7 +120,7 @@ def gumbel_of_hash(token_hash: int) -> float:
     ],
 )
 def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
-    """Tokens of a row are SplitMix64 seeded with the key: guards the constants and shifts by vectors not our own."""
+    """A row's tokens are SplitMix64 seeded with the key; published vectors guard its constants and shifts."""
     values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
     assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
     np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
@@ -135,7 +135,7 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """Signed arithmetic, the mask of the logical shift and the series of the logarithm hide nothing."""
+    """Plain integers show errors of signed arithmetic, of the shift's mask, and of the logarithm's series."""
     seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
     expected = [
         gumbel_of_hash(mix(mix(mix(seed + GOLDEN) + (t + 1) * GOLDEN) + (v + 1) * GOLDEN)) for seed, t, v in triples
@@ -170,7 +170,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """400,000 values see about every exponent and mantissa range of both logarithms."""
+    """The 400,000 values cover about every exponent and mantissa range of both logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
@@ -216,7 +216,7 @@ def test_the_documented_listing_gives_the_same_bits() -> None:
 
 
 def test_the_documented_noise_vectors_hold() -> None:
-    """Hash, uniform and noise of each row; the extremes of all three inputs and of the hash are among them."""
+    """Each row has hash, uniform and noise; extremes of all three inputs and of the hash are among them."""
     rows = doc_rows("seed")
     assert len(rows) >= 12
     for row in rows:
@@ -288,7 +288,7 @@ def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
 
 
 def test_noise_has_a_gumbels_mean_and_variance() -> None:
-    """Euler's constant and pi^2/6: a factor or sign lost in the two logarithms shows here."""
+    """The mean is Euler's constant and the variance pi^2/6: a factor or sign lost in the logarithms shows here."""
     values = noise([5] * 1000, list(range(1000)), [0]).ravel()
     values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
     assert np.mean(values) == pytest.approx(np.euler_gamma, abs=5 * (math.pi**2 / 6 / len(values)) ** 0.5)
@@ -385,7 +385,7 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) ->
 def test_a_rows_scores_do_not_depend_on_its_neighbours(
     logits_seed: int, vocab_size: int, sampling: list[SamplingParams]
 ) -> None:
-    """Stronger than equal tokens: a truncation that leaks to the next row is seen even where it rarely matters."""
+    """Scores find more than tokens: a truncation that leaks to the next row shows even where it rarely matters."""
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)
     for i, params in enumerate(sampling):

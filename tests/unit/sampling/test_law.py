@@ -68,7 +68,7 @@ def target_choices(sampling: SamplingParams = ASKED, noise_key: law.NoiseKey = l
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingParams) -> None:
-    """Exactness and drafter invariance, the two promises of shared-noise verification, over the whole loop."""
+    """Speculation over the whole loop keeps both promises of shared noise: exactness and drafter invariance."""
     target = choices("target", sampling)
     alone = law.decode(target)
     assert law.law_p_value(alone, TARGET, sampling) > ALPHA

@@ -46,7 +46,7 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
-    """Two drafts of 16 tokens that were wrong took a tenth of a short answer's time."""
+    """The story: two wrong drafts of 16 tokens took a tenth of a short answer's time."""
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
 

@@ -349,7 +349,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files of version 1 stay usable; the role never becomes `worker`, which sees the prompts of all."""
+    """Files of version 1 stay usable; their role `draft` never becomes `worker`, which sees the prompts of all."""
     file = tmp_path / "auth.toml"
     file.write_text(entry("edge", "draft"))
     access = Access(file)

@@ -88,7 +88,7 @@ def test_a_step_that_fails_anywhere_costs_no_token() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("gamma", [1, 9])
 def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) -> None:
-    """Target alone, without and with forced tokens; drafts of three qualities, with and without a fixed length."""
+    """The target alone, with and without forced tokens, gives the same as drafts of three qualities and two kinds."""
     plain = generate(SlotDecoder(backend()), sampling, gamma=0)
     assert set(json.loads(TOKENIZER.decode(plain))) == {"name", "on"}
     assert generate(SlotDecoder(backend()), sampling, gamma=gamma) == plain

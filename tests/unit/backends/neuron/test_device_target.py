@@ -69,7 +69,7 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
-    """top_k 0 is every default request: it was refused."""
+    """The story: every default request has top_k 0, and was refused."""
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))
     for _ in range(3):

@@ -76,7 +76,7 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
 def test_settings_that_nxdi_leaves_out_are_refused(
     tmp_path: Path, family: str, fields: dict[str, Any], message: str
 ) -> None:
-    """Read from its sources: it would answer from another model than the checkpoint's."""
+    """NxDI would answer from another model than the checkpoint's, as its sources show."""
     path = save(tmp_path, family, norm_topk_prob=True) if family == "qwen3_moe" else save(tmp_path, family)
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))

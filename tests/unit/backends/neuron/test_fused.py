@@ -299,7 +299,7 @@ def test_settings_beyond_a_method_are_refused_at_start(
 
 
 def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
-    """--device cuda beside --backend neuron was refused of one model, and forgotten of a pair."""
+    """The story: --device cuda beside --backend neuron was refused for one model, and ignored for a pair."""
     target, draft = pair(models.target, models.related)
     with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):
         load_fused_decoder(replace(target, device="cuda"), draft, decide)

@@ -102,7 +102,7 @@ def test_a_refusal_of_nxdi_is_one_line() -> None:
 
 
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
-    """NxDI never quantizes a draft, but takes its layers for quantized: a KeyError after the target was written."""
+    """The story: NxDI took a draft's layers for quantized: a KeyError after the target was written."""
     options = quantized(quantized_checkpoints_path=str(tmp_path / "int8.pt"), quantization_type="per_channel_symmetric")
     with pytest.raises(ConfigError, match="a quantized pair needs draft_model_modules_to_not_convert"):
         load_decoder(*pair(models.target, models.related, **options), decide)

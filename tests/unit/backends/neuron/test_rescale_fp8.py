@@ -76,7 +76,7 @@ def rescaled(model: Path, output: Path) -> list[str]:
 
 
 def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
-    """float8_e4m3fn of half the value: torch rounds to the nearest, or the even one, as the table does."""
+    """Torch rounds half of the value to the nearest float8_e4m3fn, or the even one, as the table does."""
     halved = FINITE.translate(HALVED)
     expected = (e4m3(FINITE).double() / 2).to(torch.float8_e4m3fn)
     assert halved == expected.view(torch.uint8).numpy().tobytes()

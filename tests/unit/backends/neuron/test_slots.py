@@ -163,7 +163,7 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
 
 
 def test_cpu_mode_at_more_than_one_bucket() -> None:
-    """NxDI's CPU mode has one mask for all buckets, and failed at the first request of a slot above 128 positions."""
+    """The story: CPU mode has one mask for all buckets, and failed for slots above 128 positions."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, length=300, gamma=0, overrides={"on_cpu": True}))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

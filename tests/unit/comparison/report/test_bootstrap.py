@@ -26,7 +26,7 @@ def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
 
 
 def test_uninterleaved_runs_are_compared_by_prompt() -> None:
-    """Prompts differ by far more than what is looked for; three runs of each are enough all the same."""
+    """Prompts differ by far more than the ratio looked for; three runs of each are enough all the same."""
     rng = np.random.default_rng(4)
     found = []
     for _ in range(NUM_TRIALS):

@@ -150,7 +150,7 @@ def test_acceptance_probability_is_found_again(alpha: float) -> None:
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Tokens of a round at both ends of the acceptance; without rounds or drafts there is nothing to read."""
+    """Costs come from a round's tokens at both ends of the acceptance; without rounds or drafts there are none."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)

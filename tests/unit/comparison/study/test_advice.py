@@ -48,7 +48,7 @@ def advised(*speedups: tuple[Contender, float]) -> Contender | None:
 
 
 def test_a_picture_of_many_conditions_has_rows() -> None:
-    """Five panels stood side by side, too small to read on a page."""
+    """The story: five panels stood side by side, too small to read on a page."""
     evidence = Evidence(SPACE, [trial(FUSED, 2.0), trial(FUSED, 0.5, concurrency=8), trial(FUSED, 1.5, rtt_ms=80.0)])
     figure = over_conditions(evidence, ["gamma", "max_new_tokens", "rtt_ms", "temperature", "concurrency"])
     assert sum(axes.get_visible() for axes in figure.axes) == 5

@@ -77,7 +77,7 @@ LAST = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
 
 
 async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are a function of what is committed: INTERNAL of one replica is no reason to give up."""
+    """Tokens depend on committed tokens alone, so INTERNAL of one replica is no reason to give up."""
     assert await generated(monkeypatch, Delta(2, (7,)), FAILED, LAST) == [7, 8]
 
 
