@@ -93,7 +93,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return what the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
+        """Return the ids that the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

@@ -63,7 +63,7 @@ def cuda_steps(model: str) -> list[Step]:
 
 
 def neuron_steps(model: str) -> list[Step]:
-    """Return what is to be measured first on a device that TorchNeuron drives (docs/torchneuron.md)."""
+    """Return the first measurements to take on a device that TorchNeuron drives (docs/torchneuron.md)."""
     return [Step("Passes", ("benchmarks.device", "--device=neuron", f"--model={model}"))]
 
 

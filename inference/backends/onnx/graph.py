@@ -230,7 +230,7 @@ class DecoderGraph:
         )
 
     def _parts(self) -> None:
-        """Split what describes the places."""
+        """Split the inputs that describe the places."""
         if len(self._places) == 1:
             return
         num_places = len(self._places)

@@ -83,7 +83,7 @@ def row_nodes(hidden: str) -> list[onnx.NodeProto]:
 
 
 def product_nodes(hidden: str, weight: str, output: str) -> list[onnx.NodeProto]:
-    """Multiply what `row_nodes` made of `hidden` with an int8 matrix: float32 [1, T, out]."""
+    """Multiply the output of `row_nodes` with an int8 matrix: float32 [1, T, out]."""
     inputs = [f"{hidden}_rows", weight, "unit_scale", f"{weight}_scale", "zero_point"]
     return [
         helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}_scaled"], domain="com.microsoft"),

@@ -165,7 +165,7 @@ class SpanAttention:
         return attended.reshape(1, num_heads, self.num_tokens, values.shape[3])
 
     def _mask(self, window: int, times: int = 1) -> Tensor | None:
-        """Return what is added to the scores of the keys that any query sees, [times * num_tokens, num_keys].
+        """Return the mask to add to the scores of the keys that any query sees, [times * num_tokens, num_keys].
 
         None for a single query, which sees all of these keys.
         """

@@ -81,7 +81,7 @@ class StaticPass:
         return ((span.slot if self._has_all_slots else row, span) for row, span in enumerate(spans))
 
     def logits(self, runner: ModelRunner) -> Tensor:
-        """Run the model over the inputs: what a graph is made of.
+        """Run the model over the inputs; graphs are made of this call.
 
         Returns:
             [num_tokens, vocab_size], or [1, vocab_size] for a part of a prompt.
@@ -111,7 +111,7 @@ class StaticPass:
         return attended.transpose(1, 2).flatten(0, 1)[None]  # [1, num_tokens, num_heads, dim]
 
     def _mask(self, window: int) -> Tensor:
-        """Return what is added to the scores, [batch, 1, width, length]; layers of one window share it."""
+        """Return the mask to add to the scores, [batch, 1, width, length]; layers of one window share it."""
         if window not in self._masks:
             positions = self._of_tokens(1)[:, None, :, None]
             seen = (self._all_positions <= positions) & (self._all_positions > positions - window)

@@ -38,7 +38,7 @@ SCORED_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Request with nothing left open, what the generator computes of it, and the answer's beginning."""
+    """Request with all defaults filled in, its form for the generator, and the answer's beginning."""
 
     request: CompletionRequest
     generation: GenerationRequest
@@ -95,7 +95,7 @@ class LocalCompleter:
                     return  # a stop string ends the text here; leaving the block cancels the generator
 
     async def _prepared(self, given: CompletionRequest) -> _Job:
-        """Resolve what a request leaves open, check it, and build what the generator computes.
+        """Fill in a request's defaults, check it, and build its form for the generator.
 
         Raises:
             InvalidRequestError, CapacityError: see `Reader.read`.
@@ -142,7 +142,7 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, job: _Job, opened: Opened) -> Started:
-        """Return Started with what the first pass made known."""
+        """Return Started with the facts of the first pass."""
         scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
         return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
 

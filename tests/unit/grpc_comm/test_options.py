@@ -1,4 +1,4 @@
-"""Promises of the options, with all their times divided by ten."""
+"""Promises of the channel's options, with all their times divided by ten."""
 
 from __future__ import annotations
 
