@@ -18,7 +18,7 @@ from benchmarks.peers.child import Generate, Loaded, Setup, answer
 
 LENGTHS = (4, 8, 16)
 CONFIDENCE = 0.4
-"""Its own default for drafting until the draft's confidence falls below it."""
+"""OpenVINO's own default of the confidence below which a draft ends."""
 NGRAM = 3
 BLOCK = 32
 """Positions of a block of its cache on CPUs."""

@@ -32,7 +32,7 @@ found = client.get_metric_data(
 )["MetricDataResults"]
 print(json.dumps([metrics, [each["Values"] for each in found]]))
 """
-"""All metrics of a namespace, and the values of the first 500 of them that are in that unit."""
+"""Program that prints all metrics of a namespace, and the values of the first 500 in a unit."""
 
 
 def python_with_boto3() -> Path:

@@ -54,7 +54,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 @dataclass
 class Collector(otlp_rpc.TraceServiceServicer):
-    """Takes what exporters send."""
+    """Collector that keeps the spans of all exporters."""
 
     endpoint: str = ""
     spans: list[Span] = field(default_factory=list)

@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Page:
-    """One tab."""
+    """Tab of a browser."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: int) -> None:
         self._reader = reader

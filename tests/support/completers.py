@@ -32,7 +32,7 @@ SCORES = tuple(
 
 
 class ScriptedCompleter:
-    """Gives passes of pieces; all but a pass's last token count as accepted.
+    """Completer that gives passes of pieces; all but a pass's last token count as accepted.
 
     Args:
         passes: the pieces of each pass, one per token.

@@ -30,7 +30,7 @@ from tests.support.completers import CARD, ScriptedCompleter
 
 
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Answers every draft worker with one message."""
+    """Service that answers every draft worker with one message."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000

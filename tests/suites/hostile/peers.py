@@ -367,9 +367,9 @@ QUICK: tuple[Recipe, ...] = (
     gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars,
     dear_sampling, wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
-"""One after another."""
+"""Attacks that run one after another."""
 PATIENT: tuple[Recipe, ...] = (
     deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
     silent_calls, half_open,
 )  # fmt: skip
-"""All the time, beside the others."""
+"""Attacks that run all the time, beside the others."""

@@ -32,7 +32,7 @@ class NeuronModel:
 
 
 class NeuronApplication:
-    """Counts what tests want to know in `calls` and `compiled_in`, over all instances."""
+    """Application that records calls and folders of compilations in `calls` and `compiled_in`, over all instances."""
 
     _model_cls: ClassVar[Any] = NeuronModel
     calls: ClassVar[list[tuple[str, tuple[int, ...]]]] = []

@@ -64,7 +64,7 @@ def sampled(logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor
 
 
 class NeuronFusedSpecModel(torch.nn.Module):
-    """Its outputs are those of NxDI, in NxDI's order: what stands in front of the states, and the states."""
+    """Model of a fused pair with NxDI's outputs in NxDI's order: tokens and logits, then states."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

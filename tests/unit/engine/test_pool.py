@@ -24,7 +24,7 @@ NUM_TOKENS = 300
 
 
 class SilentWorker:
-    """Takes whatever it is given, and proposes nothing."""
+    """Worker that takes all sessions and proposes nothing."""
 
     does_rounds, scope = True, ""
 
@@ -46,7 +46,7 @@ class SilentWorker:
 
 
 class GoodWorker(SilentWorker):
-    """Is right about every token."""
+    """Worker whose draft tokens are all right."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)

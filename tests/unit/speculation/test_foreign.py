@@ -92,7 +92,7 @@ def test_a_wrong_map_keeps_the_law_but_not_the_promise(wrong: Callable[[Columns]
 
 
 SPELLED = {token_id: tuple((token_id * 7 + n) % 287 + 1 for n in range(token_id % 4)) for token_id in range(288)}
-"""Reads every fourth token as nothing, others as up to three."""
+"""Map that reads every fourth token as none of the draft's, others as up to three."""
 SPELLING = TokenMap(288, "spelling", np.roll(np.arange(1, 289), 5), SPELLED, prefix=(9,))
 RENAMING = TokenMap(288, "renaming", np.arange(288, 0, -1), {n: (287 - n,) for n in range(288)})
 

@@ -51,7 +51,7 @@ def backend(seed: int = 1, num_slots: int = 2) -> TorchBackend:
 
 
 class Counting(SlotDecoder):
-    """Counts its passes."""
+    """Decoder that counts its passes."""
 
     num_passes = 0
 

@@ -26,7 +26,7 @@ def job(prompts: list[str], *, concurrency: int) -> PromptJob:
 
 
 class ListSink:
-    """Keeps what it is shown."""
+    """Sink that keeps all results."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -57,7 +57,7 @@ def test_the_line_of_figures_is_explained(temperature: float, source: str, capsy
 
 
 class ScriptedCompleter:
-    """Answers "slow" late, fails on "broken" after a token, and is full at the first attempt of "patient"."""
+    """Completer that is late for "slow", fails on "broken" after a token, and is full at "patient" once."""
 
     def __init__(self) -> None:
         self.num_running = 0

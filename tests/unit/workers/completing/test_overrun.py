@@ -114,11 +114,11 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
     prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
-"""Each recipe with the tokens that are good, and the words of the error."""
+"""Recipes, each with its number of good tokens and the words of the error."""
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Answers each request by the next recipe, and by the last one from then on; draft workers are welcome."""
+    """Target that answers requests by one recipe after another, then by the last; draft workers are welcome."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000

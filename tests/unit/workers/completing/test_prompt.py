@@ -111,7 +111,7 @@ async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: p
 
 
 class NoGenerator:
-    """Is never asked."""
+    """Generator that is never asked."""
 
     max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
     generate: Any = None
