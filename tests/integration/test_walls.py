@@ -242,7 +242,7 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_worker_reports_its_present_room() -> None:
-    """A number that is none ends its stream, as in Attach, and no session."""
+    """A number of 0 slots ends the worker's stream, as in Attach, and no session of a client."""
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)

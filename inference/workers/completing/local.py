@@ -147,7 +147,7 @@ class LocalCompleter:
         return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
-        """Return the prompt's log-probabilities with their texts, and with the first token, which follows nothing.
+        """Return the prompt's log-probabilities with their texts; that of the first token, which follows none, is 0.
 
         Lets the event loop run meanwhile: 2000 tokens, each with the 20 best ones, take 0.1 s.
         """

@@ -113,7 +113,7 @@ async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grp
 
 
 async def until(channel: grpc.aio.Channel, status: int) -> None:
-    """Wait until the draft's health is this."""
+    """Wait until the draft's health has this status."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     async with asyncio.timeout(30):
         async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
