@@ -1,5 +1,8 @@
-"""Refusal of a Python that is too old. Everything else is in pyproject.toml; its requires-python comes too late for pip
-before version 24.1, which asks for it only after it has downloaded half a gigabyte of packages."""
+"""Refusal of a Python that is too old.
+
+Everything else is in pyproject.toml; its requires-python comes too late for pip before version 24.1, which asks for it
+only after it has downloaded half a gigabyte of packages.
+"""
 
 import sys
 

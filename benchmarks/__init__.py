@@ -1,0 +1,1 @@
+"""Measurements of the parts from inside; `comparison` measures servers from outside."""

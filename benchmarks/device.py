@@ -101,7 +101,7 @@ def _host(logits: Any) -> Tensor:
 
 @torch.inference_mode()
 def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str, float]:
-    """Time what a layer does to its keys, as a graph of its own: by scatter as passes do, and by a selection."""
+    """Time a layer's write of keys, as a graph of its own: by scatter as in passes, and by a selection."""
     passes = _static(backend)
     cache = passes.cache
     room, width = cache.keys[0].clone(), args.gamma + 1

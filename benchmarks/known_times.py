@@ -48,7 +48,7 @@ def http_parts() -> list[bytes]:
 
 
 def grpc_parts() -> list[bytes]:
-    """Return the parts of an answer over gRPC, one for each token, for a stream that is not known yet."""
+    """Return the parts of an answer over gRPC, one for each token; the stream's number is filled in later."""
     reasons = [None] * (NUM_TOKENS - 1) + [FinishReason.LENGTH]
     tokens = [Delta(i, (7,), 0, 0, Timings(), reason, text=_text(i)) for i, reason in enumerate(reasons, start=1)]
     first, end = _message(event_to_message(Started(1, 0))), _message(event_to_message(Finished(FinishReason.LENGTH)))

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measured() -> Bench:
-    """Return what `make bench` measured, what `make bench-peers` did, by shape, and what `benchmarks.since` did."""
+    """Return the measurements of `make bench`, of `make bench-peers` by shape, and of `benchmarks.since`."""
     performance: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     others = {"peers": tables.FILE, "since": since.FILE}
     return performance | {
@@ -162,7 +162,7 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
 
 
 def _run(run: Bench) -> str:
-    """Return what one run did, and how busy the machine was."""
+    """Return a sentence on one run and on how busy the machine was."""
     return f"`{run['command']}`, {run['plan']['num_prompts']} prompts, commit {run['commit']}. {_warning(run)}"
 
 

@@ -1,9 +1,9 @@
-"""Draft worker beside its own request, with grpcio and the .proto alone:
+"""Draft worker beside its own request, with grpcio and the .proto alone.
 
     python examples/draft_worker.py 127.0.0.1:50051 PROMPT
 
 In place of a draft model it looks tokens up: what followed the last two tokens the last time may follow them again.
-docs/protocol.md tells the story of a session; docs/noise.md has what a worker with a model needs beside it.
+docs/protocol.md describes a session; docs/noise.md has what a worker with a model needs beside it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         outbox = queue.SimpleQueue[Any]()
         outbox.put(pb.AssistRequest(attach=attach))
         assist = rpc.VerificationServiceStub(channel).Assist(iter(outbox.get, None), timeout=60)
-        next(assist)  # Attached, or the error that says why not
+        next(assist)  # Attached, or an error with the reason
 
         tokens = list(service.Tokenize(pb.TokenizeRequest(text=prompt)).token_ids)
         num_prompt, num_accepted, session = len(tokens), 0, os.urandom(16)

@@ -26,7 +26,7 @@ Vector = npt.NDArray[np.float64]
 
 
 def mix(x: Any) -> Any:
-    """Finalizer of SplitMix64, on uint64 numbers or arrays; products wrap modulo 2^64."""
+    """Finish SplitMix64 on uint64 numbers or arrays; products wrap modulo 2^64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -70,7 +70,7 @@ class Model:
         return [self._choose(row, first + i) for i, row in enumerate(rows)]
 
     def _choose(self, logits: Vector, position: int) -> int:
-        """Gumbel-max: the argmax of logits plus noise is a sample of their softmax; without noise it is greedy."""
+        """Choose by Gumbel-max: the argmax of logits plus noise samples their softmax; without noise it is greedy."""
         if self._temperature > 0:
             logits = logits / self._temperature + gumbel_noise(self._seed, position, len(logits))
         return int(logits.argmax())

@@ -59,7 +59,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-# To a draft worker a target may send its tokenizer, of 16 MiB.
+# A target may send a draft worker its tokenizer, of 16 MiB.
 WORKER_OPTIONS = [*{**dict(CHANNEL_OPTIONS), "grpc.max_receive_message_length": 17 * 1024 * 1024}.items()]
 
 

@@ -124,7 +124,7 @@ def _read_pair(cert: Path, key: Path, client_ca: Path | None) -> _Pair:
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> tuple[bytes, bytes]:
-    """Load a certificate and its key; return what is in the files, which has been checked.
+    """Load and check a certificate and its key; return the contents of their files.
 
     Raises:
         UnusableError: they cannot be used, or have changed meanwhile.

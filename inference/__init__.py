@@ -5,4 +5,4 @@ and text and observe, then the modules of this folder, which import nothing abov
 """
 
 VERSION = "0.2.0"
-"""As in pyproject.toml."""
+"""Version of the package, the same as in pyproject.toml."""

@@ -1,4 +1,4 @@
-"""Files of a model directory: what they show before anything is loaded, and what to take instead of unread formats.
+"""Files of a model directory: facts known before anything is loaded, and advice on formats that are not read.
 
 The one place of these checks. Roles make them at start, backends before they read weights, and `specdec doctor` before
 it reports sizes. Reads JSON and the headers of safetensors; knows no library of tensors.
@@ -150,7 +150,7 @@ class CheckpointFiles:
 
 
 def _absence(path: Path) -> str:
-    """Return what is in the place of a model's directory, and what to do about it."""
+    """Return a sentence on the file or folder in the place of a model's directory, with the way out."""
     if path.suffix == ".gguf" or any(path.glob("*.gguf")):
         return "GGUF is not read here: take llama.cpp, or the checkpoint that it was made of"
     if (path / "adapter_config.json").is_file():
@@ -165,7 +165,7 @@ def _absence(path: Path) -> str:
 
 
 def _other_numbers(method: str) -> str:
-    """Return what to do instead of a quantized checkpoint."""
+    """Return the way out for a quantized checkpoint."""
     ways = ["the checkpoint that it was made of, with --dtype int8 on a CPU", f"vLLM, which reads {method}"]
     if "fp8" in method:
         ways.insert(1, "on Neuron, what `specdec rescale_fp8` makes of it")

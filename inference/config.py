@@ -39,8 +39,9 @@ DEFAULT_GAMMA = 8
 FUSED_GAMMA = 16
 """Most draft tokens per pass where draft and target take turns in one process; only as many are drafted as pay."""
 DEFAULT_WORKER_SLOTS = 256
-MIN_VOCABULARY_SHARE = 0.5
 """Most sessions of one worker of the pool, even if it announces more room."""
+MIN_VOCABULARY_SHARE = 0.5
+"""Share of the target's token ids that a draft of another tokenizer must have."""
 DEFAULT_IDLE_TIMEOUT_S = 60.0
 DEFAULT_PROMPT_SHARE = 2.0
 """Time that reading prompts adds to a pass, in passes: others then see gaps of three, and a prompt takes 1.5 times as

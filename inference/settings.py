@@ -47,7 +47,7 @@ class Range:
         return f"{'(' if self.above else '['}{low}, {high}]"
 
     def fault(self, value: float) -> str:
-        """Return what is wrong with a value that is outside."""
+        """Return the words for a value that is outside, such as "is below 1"."""
         if self.high < FINITE:
             return f"is outside {self}"
         if value == math.inf:

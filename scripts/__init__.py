@@ -1,0 +1,1 @@
+"""Programs for work on the project; none is part of an installation."""

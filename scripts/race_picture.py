@@ -110,12 +110,12 @@ class Layout:
         """Yield the parts of the next piece of the text, one per row, each with its place."""
         start, self.num_placed = self.num_placed, self.num_placed + len(text)
         for row, group in itertools.groupby(range(start, self.num_placed), key=lambda i: self._places[i][0]):
-            indices = [i for i in group if self._places[i][1] < COLUMNS]  # a space may stand behind the last column
+            indices = [i for i in group if self._places[i][1] < COLUMNS]  # a space may follow the last column
             if indices and (part := self._text[indices[0] : indices[-1] + 1].rstrip("\n")):
                 yield (*self._point(row, self._places[indices[0]][1]), part)
 
     def behind(self, text: str) -> tuple[float, float, str]:
-        """Return a text that is no part of the whole, as far as its row has room, behind the last piece."""
+        """Return a text that is no part of the whole, as far as its row has room, after the last piece."""
         row, column = self._places[self.num_placed - 1]
         return (*self._point(row, column + 1), text.replace("\n", " ")[: max(0, COLUMNS + 2 - column)])
 

@@ -90,7 +90,7 @@ def pinned(spec: str, tested: list[str]) -> str:
 
 
 def _runtime_beside_neuron(project: dict[str, Any]) -> str:
-    """Return the runtime as ranges, without what the Neuron packages bring and what only a CPU needs."""
+    """Return the runtime as ranges, without packages that the Neuron ones bring or that only a CPU needs."""
     left_out = ("torch", "transformers", "onnx", "matplotlib")
     rest = [spec for spec in runtime(project) if not spec.startswith(left_out)]
     return "# The runtime; versions of ranges are the SDK's choice.\n" + "\n".join(rest) + "\n"

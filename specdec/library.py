@@ -174,8 +174,11 @@ class AsyncClient(_Async):
 
 
 class _Blocking:
-    """Base of the blocking classes: an asynchronous one in an event loop on a thread of its own, so that it works in a
-    notebook, where an event loop runs already. The end of the object, or of the interpreter, closes it, too."""
+    """Base of the blocking classes: runs an asynchronous one in an event loop on a thread of its own.
+
+    So it works in a notebook, where an event loop runs already. The end of the object, or of the interpreter, closes
+    it, too.
+    """
 
     def __init__(self, inner: _Async) -> None:
         _require_process()
@@ -248,8 +251,10 @@ class LLM(_Blocking):
 
 
 class Client(_Blocking):
-    """Connection to servers of one model; the target is HOST:PORT, or what else `--target_host` takes, and settings are
-    flags of `specdec fused_client`."""
+    """Connection to the servers of one model.
+
+    The target is HOST:PORT, or anything that `--target_host` takes; settings are flags of `specdec fused_client`.
+    """
 
     def __init__(self, target: str = "127.0.0.1", **settings: Any) -> None:
         super().__init__(AsyncClient(target, **settings))

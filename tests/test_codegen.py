@@ -1,4 +1,4 @@
-"""What is generated is fresh, and what is on the wire is documented and not broken; `make check` has lint and types."""
+"""Generated files are fresh, and the wire is documented and not broken; `make check` has lint and types."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ File = descriptor_pb2.FileDescriptorProto
 
 
 def compiled(proto: Path, directory: Path) -> File:
-    """What protoc makes of a file that stands where ours does; with comments."""
+    """Compile a file with its comments as protoc does where ours stands."""
     (directory / "specdec" / "v1").mkdir(parents=True)
     source = directory / "specdec" / "v1" / "specdec.proto"
     source.write_text(proto.read_text())
     output = directory / "set.bin"
-    # As grpc_comm/generate.py maps it.
+    # The same mapping is in grpc_comm/generate.py.
     arguments = [
         f"-Ispecdec/grpc_comm={directory}",
         "--include_source_info",
@@ -52,7 +52,7 @@ def committed() -> File:
 
 
 def bare(file: File) -> File:
-    """Without comments, and without what only one of the two sides spells out."""
+    """Remove comments, and fields that only one of the two sides spells out."""
     file = File.FromString(file.SerializeToString())
     file.ClearField("source_code_info")
     for message in file.message_type:
@@ -100,7 +100,7 @@ def test_type_stub_names_every_field(fresh: File) -> None:
 
 
 def undocumented(file: File) -> list[str]:
-    """Services, methods, messages, fields, enums and values without a comment before them."""
+    """Return the names of services, methods, messages, fields, enums and values without a comment before them."""
     comments = {
         tuple(location.path): bool(location.leading_comments.strip()) for location in file.source_code_info.location
     }
@@ -108,7 +108,7 @@ def undocumented(file: File) -> list[str]:
 
 
 def _elements(file: File) -> Iterator[tuple[tuple[int, ...], str]]:
-    """(path in the descriptor, name) of everything that wants a comment; the numbers are those of descriptor.proto."""
+    """Yield (path in the descriptor, name) of all that wants a comment; the numbers are those of descriptor.proto."""
     for i, message in enumerate(file.message_type):
         yield (4, i), message.name
         for j, field in enumerate(message.field):
@@ -136,7 +136,7 @@ def test_a_missing_comment_is_found(tmp_path: Path) -> None:
 
 
 def run(*command: str | Path, directory: Path = ROOT) -> None:
-    """Run a tool that must be content; what it says is shown if it is not."""
+    """Run a tool that must succeed; its output is shown if it does not."""
     result = subprocess.run(list(map(str, command)), cwd=directory, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -146,5 +146,5 @@ def test_buf_lint() -> None:
 
 
 def test_nothing_on_the_wire_is_broken() -> None:
-    """As `buf breaking` sees it, against the descriptors of an earlier version."""
+    """`buf breaking` compares the file with the descriptors of an earlier version."""
     run(BIN / "buf", "breaking", "--against", WIRE, directory=ROOT / "protos")

@@ -78,11 +78,11 @@ DOORS_OF_BACKENDS = ("specdec.inference.backends.registry", "specdec.inference.b
 CONCRETE_BACKENDS = tuple(f"specdec.inference.backends.{name}" for name in ("onnx", "pytorch", "neuron"))
 ARITHMETIC = ("bisect", "enum", "hashlib", "heapq", "itertools", "math", "operator")
 PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
-"""What scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
+"""Modules that scheduling/ may import beside the foundation: no clock, no loop, no model, no network."""
 
 
 def layer_of(module: str) -> int:
-    """Height of a module of inference; equal heights may import each other.
+    """Return the height of a module of inference; equal heights may import each other.
 
     Raises:
         KeyError: the module is in no room.
@@ -92,7 +92,7 @@ def layer_of(module: str) -> int:
 
 
 def imports_of(module: str, source: str) -> Iterator[str]:
-    """Everything a source imports, wherever the statement stands, with names that may be modules."""
+    """Return everything a source imports, wherever the statement stands, with names that may be modules."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -107,12 +107,12 @@ def is_in(name: str, package: str) -> bool:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """Imports of a module that point upwards, or where its layer must not look."""
+    """Return the imports of a module that point upwards, or to a place that its layer must not know."""
     return [f"{module} imports {name}" for name in imports_of(module, source) if not is_allowed(module, name)]
 
 
 def floors_of(module: str, name: str) -> tuple[int, int]:
-    """Floors of a module and of what it imports within one package; two zeros if they have no package in common."""
+    """Return the floors of two modules within one package; two zeros if they have no package in common."""
     for package, rooms in FLOORS.items():
         if is_in(module, package) and is_in(name, package):
             of_module, of_name = (
@@ -178,7 +178,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 
 def _module_of(imported: str, modules: Container[str]) -> str | None:
-    """The module that an imported name is, or is in."""
+    """Return the module that an imported name is, or is in."""
     parent = imported.rpartition(".")[0]
     return next((name for name in (imported, parent) if name in modules), None)
 
@@ -277,7 +277,7 @@ MAY_SEE_FLAGS = ("specdec.inference.cli.flags", "specdec.inference.cli.config_fi
 
 
 def names_parsed_flags(source: str) -> bool:
-    """Whether a source names `argparse.Namespace`, or imports it under any name."""
+    """Return whether a source names `argparse.Namespace`, or imports it under any name."""
     return any(
         (isinstance(node, ast.Attribute) and node.attr == "Namespace")
         or (isinstance(node, ast.alias) and node.name in ("Namespace", "argparse.Namespace"))
@@ -286,7 +286,7 @@ def names_parsed_flags(source: str) -> bool:
 
 
 def test_parsed_flags_stop_at_the_command_line() -> None:
-    """From there on, configurations say what there is; a flag that is forgotten is a type error, not a default."""
+    """Other rooms take configurations, so that a forgotten flag is a type error, not a default."""
     seeing = {module_name(file) for file in sources() if names_parsed_flags(file.read_text())}
     assert {module for module in seeing if not any(is_in(module, room) for room in MAY_SEE_FLAGS)} == set()
     assert "specdec.inference.cli.flags" in seeing
@@ -296,7 +296,7 @@ MAX_PARAMETERS = 5
 FEW_PARAMETERS = re.compile(r"(Engine|Servicer|Server|Host|Front|Worker|(Draft|Target)Session)$")
 
 
-def test_what_is_built_of_many_parts_takes_configurations() -> None:
+def test_objects_of_many_parts_take_configurations() -> None:
     """Constructors of engines, their sessions, servicers and hosts have five parameters at most."""
     long = [
         f"{node.name} in {file.name}: {len(parameters)}"

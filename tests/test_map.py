@@ -14,7 +14,7 @@ HOPS = sorted(set(re.findall(r"`((?:inference|comparison|grpc_comm|tests|protos|
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """Functions, classes, methods and constants that a source defines."""
+    """Return the functions, classes, methods and constants that a source defines."""
     defined = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

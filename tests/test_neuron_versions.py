@@ -57,7 +57,7 @@ def nodes(folder: str) -> str:
 
 
 def test_the_node_has_the_driver_of_the_image() -> None:
-    """Nodes were pinned to an AMI with the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims."""
+    """The story: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims."""
     cluster = yaml.safe_load((KUBERNETES / "cluster" / "cluster.yaml").read_text())["metadata"]["version"]
     releases = re.findall(r"v\d{8}", TABLE[base()][f"EKS node AMI, Kubernetes {cluster}"])
     assert releases[0] <= nodes("base") <= releases[-1]
@@ -96,7 +96,7 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 
 
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
-    """Claims had the version of the private beta, and the chart was whichever came last."""
+    """The story: claims had the version of the private beta, and the chart was whichever came last."""
     walk = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
     assert re.search(r"neuron-helm-chart --version \d+\.\d+\.\d+ ", walk)
     (said,) = re.findall(r"`(neuron\.aws\.com/v\w+)`", walk)

@@ -1,7 +1,7 @@
 """docs/tutorials: every command line there is one that the program it names would take.
 
-Ours by our own parsers, bodies of requests by the gateway's schema, what curl and LLMPerf are told by a list; a program
-that is none of these needs a line here.
+Our own commands are checked by our parsers, bodies of requests by the gateway's schema, and arguments of curl and
+LLMPerf by a list. Any other program needs a line here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_
 
 
 def command_lines(page: Path) -> list[list[str]]:
-    """Of all blocks of bash, as a shell would split them."""
+    """Return the lines of all blocks of bash, split as by a shell."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
     return [words for line in lines if (words := shlex.split(line, comments=True))]
@@ -95,7 +95,7 @@ def check_llmperf(words: list[str]) -> None:
 
 
 def check_role(arguments: Sequence[str]) -> None:
-    """Flags, and what the backend makes of them before it looks at a model."""
+    """Check a role's flags, and the settings that the backend makes of them before it reads a model."""
     role = arguments[1]
     assert (arguments[0], role in ROLES) == ("--role", True)
     settings = settings_of(role, arguments[2:])
@@ -163,7 +163,7 @@ def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_requests_name_the_model_that_is_served(page: Path) -> None:
-    """Another name is 404."""
+    """A request for another name would be answered with 404."""
     lines, served = command_lines(page), set()
     asked = {json.loads(words[words.index("-d") + 1]).get("model") for words in lines if "-d" in words}
     asked |= {words[words.index("--model") + 1] for words in lines if words[0] == "deploy/llmperf/run.sh"}
@@ -177,15 +177,18 @@ def test_requests_name_the_model_that_is_served(page: Path) -> None:
 
 
 def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
-    """(prefix_caching, temperature of requests that say none) of a server."""
+    """Return a server's prefix_caching, and the temperature of requests that set none."""
     args = parser_of(arguments[1]).parse_args(arguments[2:])
     return args.prefix_caching, args.temperature
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the baseline kept prefixes and a fused graph cannot, so that its TTFT was that of one pass, and
-    "TTFT unchanged" came out false. And LLMPerf's '{}' sampled at the checkpoint's 0.6, where AWS's was greedy."""
+    """The story: "TTFT unchanged" came out false, and LLMPerf compared sampled with greedy answers.
+
+    The baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one pass. LLMPerf's '{}'
+    sampled at the checkpoint's 0.6, while AWS's command was greedy.
+    """
     monkeypatch.chdir(ROOT)
     servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]
     found = {regime(words) for words in servers if words[1] in ("target", "fused_target")}
@@ -212,7 +215,7 @@ def option_strings(parser: ConfigFileParser) -> list[str]:
 
 
 def table_rows(heading: str) -> list[tuple[str, str]]:
-    """(theirs, ours) of the table below a heading of README.md."""
+    """Return (theirs, ours) of the table below a heading of README.md."""
     text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     table = text.partition("\n\n|")[2].partition("\n\n")[0]
     rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]

@@ -59,7 +59,7 @@ class Loaded:
 
 
 def answer(load: Callable[[Setup], Loaded]) -> None:
-    """Load what the first line says, then answer every further line until standard input ends."""
+    """Load the model that the first line names, then answer every further line until standard input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print there
     loaded = load(Setup(**json.loads(sys.stdin.readline())))

@@ -18,7 +18,7 @@ from benchmarks.peers.child import Generate, Loaded, Setup, answer
 
 LENGTHS = (4, 8, 16)
 CONFIDENCE = 0.4
-"""Its own default for drafting until the draft's confidence falls below it."""
+"""OpenVINO's own default of the confidence below which a draft ends."""
 NGRAM = 3
 BLOCK = 32
 """Positions of a block of its cache on CPUs."""
@@ -54,7 +54,7 @@ def _export(dtype: str, checkpoint: str, folder: Path) -> None:
 
 
 def _properties(dtype: str) -> Mapping[str, Any]:
-    """Return what it computes with; in 8 bits its defaults decide on activations and on keys and values."""
+    """Return the arithmetic of OpenVINO; in 8 bits its defaults decide on activations and on keys and values."""
     common = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return common | (exact if dtype == "float32" else {})

@@ -127,5 +127,5 @@ def _rows(entries: Sequence[Entry], count: int, num_tokens: int, dtype: str) -> 
 
 
 def num_equal(texts: Sequence[list[int]], others: Sequence[list[int]] | None) -> int | None:
-    """Return how many answers are equal, token by token; None without others."""
+    """Return how many answers equal the others token by token; None if there are no others to compare with."""
     return None if others is None else sum(one == other for one, other in zip(texts, others, strict=True))

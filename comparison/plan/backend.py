@@ -115,12 +115,12 @@ class BackendConfig:
         return COMPILE_TIMEOUT_S if NEURON in (self.name, self.draft_name) else START_TIMEOUT_S
 
     def one_graph(self, draft: str) -> bool:
-        """Whether a fused pair is one graph, compiled for one gamma."""
+        """Return whether a fused pair is one graph, compiled for one gamma."""
         return self.name == NEURON and draft != NGRAM and self.method != "vanilla"
 
     @property
     def keeps_seeds(self) -> bool:
-        """Whether the host samples the tokens of a one-graph pair, so that seeds hold as in other topologies."""
+        """Return whether the host samples the tokens of a one-graph pair, so that seeds hold as in other topologies."""
         return self.method in (None, "fused") and not self.device_sampling
 
 

@@ -50,12 +50,12 @@ class Topology(enum.Enum):
 
     @property
     def is_split(self) -> bool:
-        """Whether draft and target are on different machines."""
+        """Return whether draft and target are on different machines."""
         return self in (Topology.DISTRIBUTED, Topology.POOL)
 
     @property
     def serves_at_edge(self) -> bool:
-        """Whether requests arrive at the draft."""
+        """Return whether requests arrive at the draft."""
         return self is Topology.DISTRIBUTED
 
 
@@ -121,7 +121,7 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Whether the thin client's link to a server, at the edge or beside the target, has the round trip time."""
+        """Return whether the thin client's link to a server, at the edge or the target, has the round trip time."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
@@ -250,7 +250,7 @@ class Contender:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the draft does not wait for the target."""
+        """Return whether the draft does not wait for the target."""
         return self.topology is Topology.POOL or (self.schedule is not None and self.schedule.runs_ahead)
 
 
@@ -437,7 +437,7 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints.
+        """Return whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints.
 
         A search for capacities sends its own, since Locust takes seconds to start.
         """
@@ -446,7 +446,7 @@ class ComparisonConfig:
 
     @property
     def trusts_weights(self) -> bool:
-        """Whether endpoints must answer alike, by --equal_weights; samples depend on more than weights."""
+        """Return whether endpoints must answer alike, by --equal_weights; samples depend on more than weights."""
         return self.equal_weights and self.workload.temperature == 0
 
     @property
@@ -489,7 +489,7 @@ class ComparisonConfig:
 
     @property
     def sweeps(self) -> bool:
-        """Whether started topologies have several drafts, gammas or numbers of branches."""
+        """Return whether started topologies have several drafts, gammas or numbers of branches."""
         return bool(self.topologies) and len(self.draft_models) * len(self.gammas) * len(self.branches) > 1
 
 

@@ -20,7 +20,7 @@ class Slo:
     limits: tuple[tuple[str, float], ...] = ()
 
     def is_met(self, figures: Mapping[str, float | None]) -> bool:
-        """Whether figures are within all limits. A missing one counts as met: an answer of one token has no gap."""
+        """Return whether figures are within all limits; a missing one is: an answer of one token has no gap."""
         return all((figures[name] or 0.0) <= limit for name, limit in self.limits)
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ class Agreement:
 
     @property
     def is_known(self) -> bool:
-        """Whether any answers were compared."""
+        """Return whether any answers were compared."""
         return self.num_requests > 0
 
     @property

@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes 1."""
+        """Return whether the interval excludes 1."""
         return self.low > 1.0 or self.high < 1.0
 
     @property

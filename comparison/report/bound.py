@@ -107,7 +107,7 @@ def acceptance_probability(rounds: Iterable[Round]) -> float | None:
 
 
 def _has_drafts(item: Round) -> bool:
-    """Whether a round has tokens of a draft model."""
+    """Return whether a round has tokens of a draft model."""
     return item.num_draft_tokens > item.own.num_tokens
 
 

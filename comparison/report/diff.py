@@ -38,7 +38,7 @@ class Change:
     ratio: Ratio
 
     def is_slower(self, threshold: float) -> bool:
-        """Whether the whole interval is beyond the threshold."""
+        """Return whether the whole interval is beyond the threshold."""
         return self.ratio.low > 1.0 + threshold
 
     @property
@@ -118,8 +118,9 @@ def omissions(old: Results, new: Results) -> list[str]:
 
 
 def compare(old: Results, new: Results) -> list[Change]:
-    """Return the change of every latency of every common cell. More latencies make wider intervals (Bonferroni): of
-    two equal results, one pair in twenty shows any difference.
+    """Return the change of every latency of every common cell.
+
+    More latencies make wider intervals (Bonferroni): of two equal results, one pair in twenty shows any difference.
 
     Raises:
         ConfigError: there is no common latency.

@@ -81,7 +81,7 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
 
 
 def _to_run(findings: Findings) -> list[str]:
-    """Return what to run at each round trip time; nothing where there is no target alone to compare with."""
+    """Return sentences on the contender to run at each round trip time; none where no target alone was measured."""
     config = findings.config
     if not config.topologies or ALONE not in config.contenders:
         return []

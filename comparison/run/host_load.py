@@ -40,7 +40,10 @@ class HostLoad:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other processes used too much. If unknown, the load average decides, which earlier runs raise too."""
+        """Return whether other processes used too much.
+
+        If that is unknown, the load average decides, which earlier runs raise too.
+        """
         if self.other_cores is None:
             return self.before > self.num_cores
         return self.other_cores > MAX_OTHERS * self.num_cores

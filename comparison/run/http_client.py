@@ -154,8 +154,11 @@ class _Arrived:
 
 
 def _rounds(chunks: Sequence[_Chunk], num_tokens: int | None) -> tuple[Round, ...]:
-    """Return a round per chunk: its tokens as counted by the server; else the answer's count spread by characters; else
-    one token each. A chunk whose share is no token stays, since TTFT and end to end depend on texts."""
+    """Return a round per chunk, with the number of tokens in it.
+
+    The server's count of a chunk is taken; without it the answer's count is spread by characters; without both, a chunk
+    is one token. A chunk without a token stays a round, since TTFT and end-to-end time depend on texts.
+    """
     counts = [chunk.num_tokens for chunk in chunks]
     if is_spread := None in counts:
         chunks = [chunk for chunk in chunks if chunk.text]

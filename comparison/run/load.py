@@ -55,8 +55,10 @@ async def closed_loop(ask: Ask, count: int, concurrency: int) -> list[RequestRec
 
 
 async def steady(ask: Ask, count: int, streams: int, limit_s: float) -> list[RequestRecord]:
-    """Keep `streams` requests in flight, with `count` prompts in turn; return the first answers, of all prompts and all
-    streams, that come within `limit_s`. Later requests only keep up the load, and are cancelled."""
+    """Keep `streams` requests in flight, with `count` prompts in turn, and return the first answers within `limit_s`.
+
+    The records cover all prompts and all streams. Later requests only keep up the load, and are cancelled.
+    """
     numbers, wanted, records = itertools.count(), max(count, streams), list[RequestRecord]()
     is_done = asyncio.Event()
 

@@ -51,7 +51,9 @@ async def measure(
 
 def _warm_up(config: ComparisonConfig) -> list[Cell]:
     """Return cells in which every contender answers the first prompts of every kind, and the most requests at once.
-    They fill memory pages, caches, thread pools and the graphs of such passes."""
+
+    They fill memory pages, caches, thread pools and the graphs of such passes.
+    """
     kinds = [prompt_set.kind for prompt_set in config.workload.prompt_sets]
     loads, most = [(kind, 1) for kind in kinds], config.workload.max_concurrency
     loads += [(kinds[0], most)] if most > 1 else []

@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether both servers send tokens."""
+        """Return whether both servers send tokens."""
         return bool(self.expected.token_ids and self.record.token_ids)
 
     @property

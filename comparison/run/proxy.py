@@ -78,7 +78,7 @@ class DelayProxy:
             end.abort()
 
     def blackhole(self) -> None:
-        """Silently deliver nothing more, as a pulled cable does; `restore` delivers the pending bytes."""
+        """Deliver nothing more, silently, as a pulled cable does; `restore` delivers the pending bytes."""
         self.is_silent = True
 
     def restore(self) -> None:

@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def pays(self) -> bool:
-        """Whether the contender is faster in every run, and by enough."""
+        """Return whether the contender is faster in every run, and by enough."""
         return self.speedup.median >= MARGIN and self.speedup.low > 1.0
 
     def __str__(self) -> str:

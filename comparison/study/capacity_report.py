@@ -93,8 +93,11 @@ def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
 
 
 def predicted(found: Capacities) -> float | None:
-    """Return 1 + gamma t_d / t_v of the fused service, by which arXiv 2606.25091 predicts the gain of moving the draft
-    off the target's device: gamma draft steps of t_d over a verification of t_v. None without a fused service."""
+    """Return 1 + gamma t_d / t_v of the fused service; None without such a service.
+
+    arXiv 2606.25091 predicts this gain of moving the draft off the target's device: gamma draft steps of t_d each over
+    a verification of t_v.
+    """
     best = next((it.best for it in found.found if it.contender.topology is Topology.FUSED), None)
     return None if best is None else 1 + best.draft_share
 

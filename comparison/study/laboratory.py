@@ -69,7 +69,7 @@ async def _searched(laboratory: Laboratory) -> list[Group]:
 
 
 class Laboratory:
-    """Results of all groups so far.
+    """Laboratory of a study: its configuration, its budget of time, and the results of all groups so far.
 
     Args:
         progress: shows what is measured.
@@ -120,7 +120,7 @@ def _trial(group: Group, summary: CellSummary, alone: CellSummary) -> Trial:
 
 
 async def sweep(laboratory: Laboratory, journal: Journal) -> list[Group]:
-    """Measure all contenders but for trials in the journal; return what the budget did not allow."""
+    """Measure all contenders but for trials in the journal; return the groups that the budget did not allow."""
     space, budget, skipped = laboratory.config.space, laboratory.budget, []
     places, alone = (space.usual, *space.changed(1)), Samples()
     laboratory.trials += journal.trials.values()

@@ -50,7 +50,7 @@ class Study:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether the machine was too busy for advice."""
+        """Return whether the machine was too busy for advice."""
         return bool(self.warning) and not self.anyway
 
     @property

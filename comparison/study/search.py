@@ -1,5 +1,6 @@
-"""Order of trials: one factor at a time from the usual place, then pairs around the best. Pure: the search yields
-groups to measure, and receives their speed-ups.
+"""Order of trials: one factor at a time from the usual place, then pairs around the best.
+
+Pure: the search yields groups to measure, and receives their speed-ups.
 
 A search of this size (three or four topologies, a few drafts and lengths, tens of conditions) ends within a few dozen
 groups. The most valuable groups come first, since the time may end after any of them.

@@ -72,7 +72,7 @@ class Child:
         return await asyncio.to_thread(self._process.wait)
 
     async def is_alive(self) -> bool:
-        """Return whether its probe says that it is alive; False as well if no answer comes in `PROBE_S`."""
+        """Return whether its probe answers that it is alive; False as well if no answer comes in `PROBE_S`."""
         return await asyncio.to_thread(self._probe)
 
     def _probe(self) -> bool:

@@ -26,7 +26,7 @@ def load_config(path: Path) -> PretrainedConfig:
         ConfigError: it cannot be read, or names an architecture that Transformers does not know.
     """
     with _blaming(path):
-        # Without trust_remote_code=False Transformers asks on the terminal whether to run the checkpoint's own code.
+        # Unless trust_remote_code is False, Transformers asks on the terminal whether to run the checkpoint's own code.
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 

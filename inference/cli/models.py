@@ -108,7 +108,7 @@ class LoadingSettings(Loading):
 
     @property
     def only_compiles(self) -> bool:
-        """Whether the role ends when its models are compiled."""
+        """Return whether the role ends when its models are compiled."""
         return self.compile_policy == "only"
 
 

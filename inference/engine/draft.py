@@ -46,7 +46,7 @@ _Extension = list[DraftToken] | None
 
 @dataclass(frozen=True, slots=True)
 class _Extending:
-    """The next step of one path."""
+    """Path of a draft that a step extends."""
 
     path: DraftPath
     draft: Draft

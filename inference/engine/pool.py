@@ -37,7 +37,7 @@ MAX_VAIN_COMMITS = 256
 MAX_EARLY_SESSIONS = 64
 """Most requests of one private worker whose draft tokens are kept until they arrive."""
 EARLY_S = 5.0
-"""Seconds for which such draft tokens are kept: a request is a part of a round trip behind them."""
+"""Seconds for which such draft tokens are kept: a request arrives a part of a round trip after them."""
 
 
 class Worker(Protocol):

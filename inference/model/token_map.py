@@ -1,5 +1,6 @@
-"""Token ids of a target as its draft model has them. Knows no tokenizer: `specdec.inference.text.vocabulary` makes the
-maps.
+"""Token ids of a target as its draft model has them.
+
+Knows no tokenizer: `specdec.inference.text.vocabulary` makes the maps.
 
 Outside a draft model every id is the target's. Where both have one tokenizer, the ids are equal, and one of the two may
 have more of them. Else the model reads its own tokens for the bytes of each target token, and its logits are carried to
@@ -92,7 +93,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return what the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
+        """Return the ids that the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

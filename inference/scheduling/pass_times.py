@@ -141,7 +141,7 @@ def _joined(one: tuple[float, float, int], other: tuple[float, float, int]) -> t
 
 
 class PassTimes:
-    """Pass times by number of sessions, since a session costs other time than a draft token, in attention say."""
+    """Pass times by number of sessions, since a session costs other time than a draft token, as in attention."""
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}

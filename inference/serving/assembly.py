@@ -215,7 +215,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
-    """Return what the logits depend on beside the weights: the model's `arithmetic`, or else its settings."""
+    """Return the arithmetic on which logits depend beside the weights: the model's own, or else its settings."""
     return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
 
 
@@ -277,7 +277,7 @@ async def private_worker(
 
 
 def reader_of(draft: LoadedDraft, card: ModelCard | None, tokenizer: Tokenizer) -> Reader:
-    """Return what reads requests as the target of a card does; None stands for a target with the draft's sizes."""
+    """Return a reader of requests with a card's limits; None stands for a target with the draft's sizes."""
     length, size = draft.proposer.max_length, draft.vocabulary.size
     if card is None:
         return Reader(tokenizer, max_length=length, vocab_size=size)

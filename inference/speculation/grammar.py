@@ -16,7 +16,7 @@ from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.tokens import joined
 
 MAX_FORCED_TOKENS = 32
-"""Most per pass or step: forced text may be as long as a schema's names, but other sequences share the pass."""
+"""Most forced tokens per pass or step: they may be as many as in a schema's names, but others share the pass."""
 
 
 @dataclass(frozen=True, slots=True)

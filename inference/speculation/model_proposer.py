@@ -97,7 +97,7 @@ class ModelProposer:
         return spans, logits
 
     def _fork(self, draft: Draft, own_ids: Sequence[int]) -> None:
-        """Copy what the source slot holds of a draft's tokens beyond what its own does: cheaper than any pass."""
+        """Copy a draft's tokens from the source slot, as far as its own slot lacks them: cheaper than any pass."""
         if self._forking is None or draft.source_slot is None:
             return
         start = common_length(self._held[draft.slot], own_ids)

@@ -89,7 +89,7 @@ def _plain_source(grammar: Grammar) -> str:
 
 
 def source_of_schema(schema: Any) -> str:
-    """Return a JSON schema in the library's own form; what it cannot keep, it reports later.
+    """Return a JSON schema in the library's own form; its use will fail for keywords that the library lacks.
 
     Raises:
         ValueError: it is none, in a way that is seen at once.

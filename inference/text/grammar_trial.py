@@ -27,7 +27,7 @@ _process: subprocess.Popen[str] | None = None
 
 
 def try_out(source: str) -> None:
-    """Compile a grammar, in llguidance's own form, in the other process, where it can do no harm.
+    """Compile a grammar, in llguidance's own form, in a process of its own, where it can do no harm.
 
     Raises:
         ValueError: the grammar takes too much time or memory.

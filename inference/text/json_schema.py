@@ -55,7 +55,7 @@ def closed(schema: Any) -> Any:
     """Return a strict schema: objects have no other properties than those that it names, so no key comes twice.
 
     Raises:
-        ValueError: a part of it asks for other properties, or does not say what it is; the message names the part.
+        ValueError: a part of it asks for other properties, or has no type; the message names the part.
     """
     return _changed(schema, _close)
 
@@ -127,7 +127,7 @@ class _Alternatives:
         self._num_left = MAX_COMPARISONS
 
     def separated(self, part: dict[str, Any]) -> list[Any] | None:
-        """Return the alternatives of a part's `oneOf`; None if it has none, or if they cannot be told apart easily."""
+        """Return the alternatives of a part's `oneOf`; None if it has none, or if they are hard to distinguish."""
         alternatives = part.get("oneOf")
         if not isinstance(alternatives, list):
             return None
@@ -173,7 +173,7 @@ class _Alternatives:
         return False in (part, others) or (None not in (part, others) and self._differ({}, part, others, depth))
 
     def _resolved(self, schema: Any) -> Any:
-        """Return what a reference within the document points at; the schema itself if it is none."""
+        """Return the schema that a reference within the document points at; a schema without one as it is."""
         for _ in range(8):
             if not isinstance(schema, dict) or not str(schema.get("$ref", "")).startswith("#/"):
                 break

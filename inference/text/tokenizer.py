@@ -192,7 +192,7 @@ class Tokenizer:
 
     @cache  # noqa: B019 - a process has one tokenizer or two
     def packed(self) -> bytes:
-        """Return what `unpacked` reads: a tokenizer.json, compressed. The first call may take a second."""
+        """Return a compressed tokenizer.json, as `unpacked` reads it. The first call may take a second."""
         return zlib.compress(self.to_json().encode())
 
     @classmethod
@@ -257,7 +257,7 @@ class TextStream:
         return text + self._step(last)
 
     def rest(self) -> str:
-        """Return what an unfinished character leaves after the last token."""
+        """Return the text of an unfinished character after the last token."""
         text = self._tokenizer.decode(self._token_ids)
         streamed = "".join(self._pieces)
         return text.removeprefix(streamed) if text.startswith(streamed) else ""

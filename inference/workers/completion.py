@@ -128,7 +128,7 @@ class Completer(Protocol):
 
         Raises:
             InvalidRequestError: a value is out of range; `field` names it.
-            CapacityError: there is no room now; `retry_after_s` says when to ask again.
+            CapacityError: there is no room now; ask again after `retry_after_s`.
             DeadlineError: the request is not finished at its deadline.
             UnavailableError: the server is lost or stopping, and no other one can go on.
             SpecDecError: another failure, with the status that `inference/workers/calls/status.py` gives it.

@@ -53,7 +53,7 @@ class Done:
 
 
 def cuda_steps(model: str) -> list[Step]:
-    """Return what says whether the torch backend is right on a GPU, and how fast its passes are."""
+    """Return the steps that check the torch backend on a GPU and measure its passes."""
     flips = ("--device=cuda", "--engines=torch/float32,torch/bfloat16", f"--model={model}")
     return [
         Step("Contract suite", ("pytest", "-q", "tests/unit/backends/pytorch/test_cuda.py")),
@@ -63,7 +63,7 @@ def cuda_steps(model: str) -> list[Step]:
 
 
 def neuron_steps(model: str) -> list[Step]:
-    """Return what is to be measured first on a device that TorchNeuron drives (docs/torchneuron.md)."""
+    """Return the first measurements to take on a device that TorchNeuron drives (docs/torchneuron.md)."""
     return [Step("Passes", ("benchmarks.device", "--device=neuron", f"--model={model}"))]
 
 

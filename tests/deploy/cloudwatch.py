@@ -32,11 +32,11 @@ found = client.get_metric_data(
 )["MetricDataResults"]
 print(json.dumps([metrics, [each["Values"] for each in found]]))
 """
-"""All metrics of a namespace, and the values of the first 500 of them that are in that unit."""
+"""Program that prints all metrics of a namespace, and the values of the first 500 in a unit."""
 
 
 def python_with_boto3() -> Path:
-    """The Python of the deploy extra, which is on PATH with its programs."""
+    """Return the Python of the deploy extra, which is on PATH with its programs."""
     server = shutil.which("moto_server")
     assert server is not None, "moto_server is missing: make manifests installs it"
     return Path(server).with_name("python")
@@ -70,13 +70,13 @@ def _place(metric: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """An environment in which boto3 finds a region, keys and that service."""
+    """Return an environment in which boto3 finds a region, keys and that service."""
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
     return without_credentials() | keys | {"AWS_ENDPOINT_URL": url}
 
 
 def without_credentials() -> dict[str, str]:
-    """An environment in which it finds nothing."""
+    """Return an environment in which boto3 finds nothing."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return {**ours, **nowhere, "AWS_EC2_METADATA_DISABLED": "true"}
@@ -84,7 +84,7 @@ def without_credentials() -> dict[str, str]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[CloudWatch]:
-    """A service without metrics; its log is in `folder`."""
+    """Run a CloudWatch without metrics; its log is in `folder`."""
     port, log = free_port(), folder / "moto.log"
     command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:

@@ -29,7 +29,7 @@ BY_HAND = "access"
 
 
 def faults(documents: list[Manifest]) -> list[str]:
-    """All that is wrong, as sentences."""
+    """Return a sentence for each fault of an overlay's manifests."""
     found = [*_unmatched_selectors(documents), *_missing_references(documents)]
     found += _impatience(documents)
     for workload in of_kind(documents, *WORKLOADS):
@@ -39,13 +39,13 @@ def faults(documents: list[Manifest]) -> list[str]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """The specification of its pods."""
+    """Return the specification of a workload's pods."""
     spec: Manifest = workload["spec"]["template"]["spec"]
     return spec
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """The flags of its server as it sees them, variables expanded; {} where the container is no server of ours."""
+    """Return a server's flags as it sees them, variables expanded; {} where the container is no server of ours."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -111,7 +111,7 @@ def _unmatched_selectors(documents: list[Manifest]) -> Iterator[str]:
 
 
 def _is_for_absent_role(document: Manifest, documents: list[Manifest]) -> bool:
-    """A target's policy lets draft workers and gateways in, also where there are none."""
+    """Return whether a policy lets an absent role in: a target's does so for draft workers and gateways."""
     has_others = any("--attach" in arguments_of(each, documents) for each in of_kind(documents, "Deployment"))
     return document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "target" and not has_others
 
@@ -238,7 +238,7 @@ def _replicas(documents: list[Manifest]) -> set[str]:
 
 
 def _impatience(documents: list[Manifest]) -> Iterator[str]:
-    """A gateway waits for a target as long as that may take to load."""
+    """Yield gateways that wait for a target for less time than it may take to load."""
     for target in of_kind(documents, "StatefulSet"):
         probe = pod_of(target)["containers"][0]["startupProbe"]
         loading_s = probe["periodSeconds"] * probe["failureThreshold"]
@@ -275,7 +275,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Files of keys and tokens lie in what is mounted."""
+    """Yield a sentence for each file of keys or tokens that lies in no mounted volume."""
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     files = {
         f"{mounts[volume['name']]}/{name}"
@@ -288,7 +288,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Keys of a certificate's Secret, unless it lists its own."""
+    """Return the files of a Secret's volume: those that it lists, else those of a certificate."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 
@@ -299,7 +299,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """The logical cores of the claimed devices are those that the file of flags shards over."""
+    """Yield the faults of containers that claim other logical cores than the file of flags shards over."""
     if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())

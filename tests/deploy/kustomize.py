@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 @cache
 def _why_not() -> str | None:
-    """Why this machine's kubectl cannot build what is here; None where it can."""
+    """Return the reason for which this machine's kubectl cannot build our folders; None where it can."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         return "there is no kubectl"
@@ -48,7 +48,7 @@ def need_kubectl() -> None:
 
 @cache
 def text_of(folder: Path) -> str:
-    """The YAML that a folder builds."""
+    """Return the YAML that a folder builds."""
     need_kubectl()
     built = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

@@ -42,7 +42,7 @@ def test_every_alert_is_tried() -> None:
     assert set(tried) == {rule["alert"] for rule in RULES if "alert" in rule}
 
 
-def test_jobs_that_are_complete_call_nobody() -> None:
+def test_complete_jobs_raise_no_alert() -> None:
     """A pod that has ended is not ready any more. Those of the benchmark called for it after five minutes, for ever."""
     [rule] = [each for each in RULES if each.get("record") == "specdec:pod_ready"]
     [excluded] = re.findall(r'pod!~"([^"]+)"', rule["expr"])
@@ -52,7 +52,7 @@ def test_jobs_that_are_complete_call_nobody() -> None:
 
 
 def exported_names() -> set[str]:
-    """Series of a server with slots and certificates, without the ends that histograms and counters add."""
+    """Return the series of a server with slots and certificates, without the ends that histograms and counters add."""
 
     class Files:
         num_running, num_waiting, num_slots = 0, 0, 8

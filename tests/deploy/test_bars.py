@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 NUM_CLIENTS = 4
 QUESTIONS = questions(6, [100])
 SLOW = ("--emulate=target:30ms",)
-"""So that an answer is under way for seconds, on any machine."""
+"""Flags with which an answer is under way for seconds, on any machine."""
 PAUSE_S = 5.0
 """Time between two replicas; the manifests leave more, `minReadySeconds`."""
 
@@ -166,7 +166,7 @@ def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
 
 @pytest.mark.parametrize("role", ["targets", "gateways", "drafts"])
 async def test_a_role_is_restarted_pod_by_pod(role: str, site: Site, bar: Bar) -> None:
-    """Targets, gateways, and draft workers of the pool."""
+    """Roles that are restarted so: targets, gateways, and draft workers of the pool."""
     async with cpu_demo(site) as demo:
         await bar(f"rolling restart of {role}", site, demo.gateways, demo.load, roll(getattr(demo, role)))
         assert demo.load.num_cut == 0
@@ -179,7 +179,7 @@ def serving_draft(site: Site, targets: str) -> Member:
 
 
 async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """Draft workers that gateways dial, as docs/failover.md has them; they are in no manifest."""
+    """Draft workers that gateways dial, as in docs/failover.md, are in no manifest."""
     grant = ("--auth_file", site.access / "auth.toml", "--name", "edge", "--grant", "client", "--speaks_for_others")
     (site.access / "edge").write_text((await run_command("--role", "token", *grant)).stdout)
     targets = [site.pod("target", {}, *SLOW) for _ in range(2)]
@@ -193,7 +193,7 @@ async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> 
 
 
 async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """Clients call these themselves: what runs when a server drains ends there, within its grace."""
+    """Clients call fused servers themselves: requests end at a server that drains, within its grace."""
     small = {"--target_model": "models/target", "--draft_model": "models/draft", "--sequence_length": "2048"}
     gpu = Site(site.folder, site.access, documents=manifests(KUBERNETES / "overlays" / "gpu"))
     fused = [gpu.pod("target", {**small, "--device": "cpu"}, "--threads=1", *SLOW) for _ in range(2)]
@@ -226,7 +226,7 @@ async def test_a_node_is_lost_with_all_that_runs_on_it(site: Site, bar: Bar) -> 
 
 
 async def test_pool_workers_come_and_go(site: Site, bar: Bar) -> None:
-    """Scaled from two to none, and back to two."""
+    """The pool is scaled from two workers to none, and back to two."""
     async with cpu_demo(site) as demo:
 
         async def scale() -> None:
@@ -247,7 +247,7 @@ async def shown(port: int) -> str:
 
 
 async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) -> None:
-    """cert-manager writes new ones into the Secrets of targets and gateways; connections that stand go on."""
+    """cert-manager writes new ones into the Secrets of targets and gateways; open connections go on."""
     (tmp_path / "tls").mkdir()
     documents = with_components(tmp_path / "tls", "overlays/cpu-demo", "components/tls")
     secure = Site(site.folder, site.access, pki(tmp_path / "ca"), documents)

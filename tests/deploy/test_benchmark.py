@@ -73,7 +73,7 @@ class Pod:
         return data
 
     def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
-        """Its command to the end; of a flag that is given again the last one counts."""
+        """Run the Job's command to its end; of a flag that is given again the last one counts."""
         shell, script = self.container["command"]
         own = [word.replace("/access/", f"{self._access}/") for word in self.container["args"]]
         command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]
@@ -126,7 +126,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """Nor what an earlier run has left."""
+    """The files that an earlier run has left are not published either."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()
@@ -139,8 +139,8 @@ def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("published", [0, 1])
-def test_what_differs_is_published_and_fails_the_job(published: int, tmp_path: Path) -> None:
-    """Other tokens than at a near-tie: exit code 1, with everything measured."""
+def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Path) -> None:
+    """Tokens that differ, except at a near-tie, give exit code 1 after everything is measured."""
     measured = (
         'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
     )
@@ -164,8 +164,10 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """Its flags stand in token_benchmark_ray.py at that commit; prompts are lines of a text. The sample's one long
-    open-ended load, LLMPerf's own text, was missing."""
+    """Its flags stand in token_benchmark_ray.py at that commit; prompts are lines of a text.
+
+    The sample's one long open-ended load, LLMPerf's own text, was missing.
+    """
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "told").read_text().splitlines()
@@ -203,7 +205,7 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
 
 
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
-    """Its sources cannot stand here; files with the places of all edits do. Another commit of it is refused."""
+    """Files with the places of all edits stand in for LLMPerf's sources; another commit of LLMPerf is refused."""
     from deploy.llmperf.edits import EDITS
 
     for name in {name for name, *_ in EDITS}:
@@ -236,7 +238,7 @@ def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
 
 
 def test_the_jobs_do_not_run_at_once() -> None:
-    """And have the images that they need: ours from the own registry, Python's as it is."""
+    """The Jobs have the images that they need: ours from the own registry, Python's as it is."""
     jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}

@@ -43,7 +43,7 @@ def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifes
 
 @pytest.fixture
 def access(tmp_path: Path) -> str:
-    """The Secret, as access.sh makes it."""
+    """Make the Secret as access.sh does; return its folder."""
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
     subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
@@ -175,7 +175,7 @@ async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: p
 
 
 STREAMS = [body(f"{number}, ", 150, temperature=0.8, seed=number, ignore_eos=True) for number in range(4)]
-"""At one token a pass of 30 ms, each is under way for longer than a target that drains keeps what can move."""
+"""Requests that take longer, at one token a pass of 30 ms, than a draining target keeps those that can move."""
 
 
 class Stream:
@@ -216,9 +216,11 @@ async def undisturbed(target: Member, token: str) -> list[str]:
 
 
 async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: gateways dialled a Service's one address. Each had one connection, to one target, which it could not
-    leave while that target drained: 47 of 61 requests of a rolling restart were refused, while the other target was
-    idle."""
+    """The story: gateways dialled a Service's one address.
+
+    Each had one connection, to one target, which it could not leave while that target drained: 47 of 61 requests of a
+    rolling restart were refused, while the other target was idle.
+    """
     monkeypatch.chdir(ROOT)
     token = (Path(access) / "gateway").read_text().strip()
     async with AsyncExitStack() as stack:

@@ -48,7 +48,7 @@ def lines(tmp_path: Path) -> list[list[str]]:
     return command_lines(copy)
 
 
-def test_what_is_applied_is_there(lines: list[list[str]]) -> None:
+def test_applied_files_exist(lines: list[list[str]]) -> None:
     folders = [words[3] for words in lines if words[:3] == ["kubectl", "apply", "-k"]]
     applied = {folder.removeprefix("deploy/kubernetes/") for folder in folders}
     assert applied <= set(KUSTOMIZATIONS)
@@ -73,7 +73,7 @@ def flags_after_role(words: list[str]) -> dict[str, str]:
 
 
 def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is compiled outside of the cluster has the flags, and the platform, that the server looks for."""
+    """Models compiled outside of the cluster have the flags and the platform that the server looks for."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:

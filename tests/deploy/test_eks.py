@@ -44,7 +44,7 @@ case "$*" in *--config-file\\ -*) cat > "$LOG/cluster.yaml" ;; *--password-stdin
 
 
 def blocks(text: str) -> list[str]:
-    """Blocks of bash, at any indentation."""
+    """Return the blocks of bash, at any indentation."""
     found = re.findall(r"^( *)```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 
@@ -132,7 +132,7 @@ def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
     assert walk.ask("cloudwatch", "list-dashboards")["DashboardEntries"] == []
 
 
-def test_what_is_applied_is_deleted_or_ends_with_the_cluster(walk: Walk) -> None:
+def test_applied_objects_are_deleted_or_end_with_the_cluster(walk: Walk) -> None:
     applied, deleted = (set(re.findall(rf"kubectl {verb} -k (\S+)", WALK)) for verb in ("apply", "delete"))
     folders = {name for name in applied if "/compile/" not in name}
     pools = {f"deploy/kubernetes/nodes/{name}" for name in ("on-demand", "drafts")}  # `kubectl delete nodepools --all`
@@ -153,7 +153,7 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
 def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
-    """Also those within sentences. A line with names for you to fill in is refused by the service, not by the CLI."""
+    """Commands within sentences are checked too. A line with names to fill in is refused by the service."""
     text = page.read_text(encoding="utf-8")
     text = text.replace(WALK, "")
     lines = [line for block in blocks(text) for line in block.splitlines() if line.startswith("aws ")]

@@ -75,7 +75,7 @@ def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
-    """`make lock` was run after the last change of pyproject.toml."""
+    """A lock is current if `make lock` was run after the last change of pyproject.toml."""
     files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()

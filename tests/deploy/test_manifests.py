@@ -43,7 +43,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 
 @pytest.fixture(autouse=True)
 def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of flags are relative to the image's work directory, which has this tree's."""
+    """Work in this tree, to which an image's flags have relative paths."""
     need_kubectl()
     monkeypatch.chdir(ROOT)
 
@@ -64,7 +64,7 @@ def custom_faults(kind: str, documents: list[Manifest], folder: Path) -> str:
 
 
 def core(documents: list[Manifest]) -> list[Manifest]:
-    """Those of Kubernetes itself."""
+    """Keep the manifests of Kubernetes' own kinds."""
     return [each for each in documents if not (SCHEMAS / f"{each['kind']}.json").exists()]
 
 
@@ -152,8 +152,10 @@ def devices(workload: Manifest) -> bool:
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The story: it wanted 190 CPUs and 8 devices of a node with 192 and 16, all held by two servers. It stayed pending
-    until both were scaled to 0, so every upgrade of the SDK was hours without service."""
+    """The story: it wanted 190 CPUs and 8 devices of a node with 192 and 16, all held by two servers.
+
+    It stayed pending until both were scaled to 0, so every upgrade of the SDK was hours without service.
+    """
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
     near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")
@@ -178,8 +180,10 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """The story: three overlays listened on all addresses in plain text without tokens, and relied on network policies,
-    which a default EKS cluster does not enforce."""
+    """The story: three overlays listened on all addresses in plain text without tokens.
+
+    They relied on network policies, which a default EKS cluster does not enforce.
+    """
     documents = manifests(KUBERNETES / "overlays" / name)
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
         arguments = arguments_of(workload, documents)
@@ -216,8 +220,11 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 
 
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
-    """The story: tags were the variants (specdec:cpu, specdec:neuron), so `newTag` of an overlay made target, gateways
-    and drafts one image, and a push under the same tag was not seen by nodes that had it."""
+    """The story: tags named the variants (specdec:cpu, specdec:neuron), so that versions had no tag of their own.
+
+    An overlay's `newTag` made target, gateways and drafts one image, and nodes did not pull a push under a tag that
+    they had.
+    """
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
     (copy / "kubernetes" / "components" / "version" / "version.env").write_text("VERSION=2.3.4-rc1\n")
@@ -239,8 +246,10 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """The story: the baseline went on from a kept prefix, the fused graph read each prompt whole: "TTFT unchanged" came
-    out false on CloudWatch."""
+    """The story: "TTFT unchanged" came out false on CloudWatch.
+
+    The baseline went on from a kept prefix, and the fused graph read each prompt whole.
+    """
     found = set()
     for name in COMPILED:
         server = of_kind(serving := manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0]
@@ -264,7 +273,7 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """Instead of claims/xl; the file of flags shards over 32 cores, which a whole instance is not."""
+    """Other components replace claims/xl; the file of flags shards over 32 cores, and a whole instance has 64."""
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"
     copy.mkdir()

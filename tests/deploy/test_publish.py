@@ -41,13 +41,13 @@ def write(folder: Path, cells: Sequence[dict[str, Any]], emulated: str | None = 
 
 
 def request(sent_s: float, factor: float, error_code: str | None = None) -> dict[str, Any]:
-    """One request as results.json and LLMPerf's individual responses have it."""
+    """Return one request as results.json and LLMPerf's individual responses have it."""
     figures = {figure: factor * value for figure, _, value in FIGURES.values()}
     return {"timestamp_ms": round(sent_s * 1e3), "error_code": error_code, "error_msg": "", **figures}
 
 
 def requests(now_s: float) -> list[dict[str, Any]]:
-    """Two answers, minutes apart, and a failure."""
+    """Return two answers, minutes apart, and a failure."""
     return [request(now_s - 900, 1.0), request(now_s - 600, 5.0), request(now_s - 300, 7.0, "TimeoutError")]
 
 
@@ -116,7 +116,7 @@ def test_a_request_has_no_more_metrics_than_it_may(tmp_path: Path, cloudwatch: C
     assert len(cloudwatch.metrics("Qwen/LLMPerf")) == 1002
 
 
-def test_lines_say_the_same(tmp_path: Path) -> None:
+def test_lines_have_the_same_figures(tmp_path: Path) -> None:
     file = write(tmp_path, [cell("Base", "a"), cell("SD", "a")])
     done = publish(file, "--stdout", environment=without_credentials())
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -142,7 +142,7 @@ def test_lines_say_the_same(tmp_path: Path) -> None:
         ([cell("SD", "a")], "target:25ms", "has emulated passes (target:25ms)"),
     ],
 )
-def test_what_cannot_be_published_is_refused(
+def test_unpublishable_results_are_refused(
     cells: list[dict[str, Any]], emulated: str | None, complaint: str, tmp_path: Path
 ) -> None:
     done = publish(write(tmp_path, cells, emulated), environment=without_credentials())
@@ -172,7 +172,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("", "Could not connect to the endpoint URL"),
     ],
 )
-def test_what_aws_needs_is_said(missing: str, complaint: str, tmp_path: Path) -> None:
+def test_missing_needs_of_aws_are_named(missing: str, complaint: str, tmp_path: Path) -> None:
     environment = credentials(f"http://127.0.0.1:{free_port()}")
     environment = {name: value for name, value in environment.items() if name != missing}
     if missing == "AWS_ACCESS_KEY_ID":

@@ -86,8 +86,10 @@ async def test_a_restarted_registry_waits_for_all_leases() -> None:
 
 
 async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> None:
-    """The story: a registry that had been stopped for longer than a lease found all leases expired. The list that it
-    gave next had one target, the first to renew, so gateways left the others."""
+    """The story: a registry that had been stopped for longer than a lease found all leases expired.
+
+    The list that it gave next had one target, the first to renew, so gateways left the others.
+    """
     clock = Clock()
     leases = Leases(clock)
     await leases.put("a", "h:1", "n")
@@ -104,7 +106,7 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
     assert set((await asyncio.wait_for(waiting, timeout=20))[1]) == {"h:1", "h:2"}
 
 
-async def test_nobody_waits_for_ever() -> None:
+async def test_every_wait_ends() -> None:
     """A follower that has died would keep one of the actor's places."""
     clock = Clock()
     leases = Leases(clock)
@@ -134,7 +136,7 @@ def test_as_many_targets_as_their_sessions_fill(busy: list[float], wanted: int) 
 
 
 @pytest.mark.parametrize("metrics", [None, {}, {"busy": {"a": 0.0}, "slots": {"a": 0.0}}])
-def test_nobody_is_sent_away_before_anybody_has_reported(metrics: dict[str, dict[str, float]] | None) -> None:
+def test_requests_wait_until_a_target_has_reported(metrics: dict[str, dict[str, float]] | None) -> None:
     assert by_slots(Context(metrics))[0] == 2
 
 
@@ -170,7 +172,7 @@ async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Town]:
-    """A cluster of three nodes with two targets and two gateways, of which no process is left afterwards."""
+    """Run a cluster of three nodes with two targets and two gateways; leave no process of it."""
     with town() as place:
         place.serve(num_replicas=2)
         yield place
@@ -220,9 +222,10 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """The story: a target counted as hung while the registry did not take the renewal of its lease, so Serve ended all
-    healthy targets 22 s after the registry had been stopped, and 3,246 requests were refused."""
+    """The story: a target counted as hung while the registry did not take the renewal of its lease.
 
+    So Serve ended all healthy targets 22 s after the registry had been stopped, and 3,246 requests were refused.
+    """
     import ray
 
     from deploy.ray.replicas import HUNG_S
@@ -256,7 +259,7 @@ def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
 
 @pytest.mark.ray
 def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
-    """Target, gateway and all else of a node; a third node is free for what takes their place."""
+    """A node dies with its target, gateway and all else; a third node is free for new ones."""
 
     async def lose() -> None:
         dead = min(await place.targets())

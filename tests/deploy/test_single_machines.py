@@ -26,7 +26,7 @@ UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
 def with_defaults(text: str) -> str:
-    """A word of compose.yaml as it is without an .env."""
+    """Expand a word of compose.yaml as it is without an .env."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 

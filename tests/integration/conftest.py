@@ -21,7 +21,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def topologies(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """Every way to help the target, by name; the stranger has a shorter context than the target."""
+    """Start every topology that helps the target, by name; the stranger has a shorter context than the target."""
     servers = {
         "related": draft_server(models.related, target),
         "stranger": draft_server(models.stranger, target, "--sequence_length", "64"),

@@ -47,7 +47,7 @@ def transformers_tokens(prompts: list[str]) -> list[list[int]]:
 
 
 async def test_two_terminals() -> None:
-    """`--role target`, then `--role draft`: exactly Transformers' tokens, and most of them drafted."""
+    """A target and a draft by their commands give exactly Transformers' tokens, most of them drafted."""
     port = free_port()
     async with server_process("target", "target", "--port", str(port), "--threads", "1", port=port):
         result = await run_command(
@@ -83,7 +83,7 @@ async def test_every_topology_samples_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_the_minimal_example_gives_a_servers_tokens(temperature: float) -> None:
-    """examples/minimal.py is where a reader begins: it must be the same algorithm, to the token."""
+    """A reader begins at examples/minimal.py, so it must be the same algorithm, to the token."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     prompts = ["1, 2, 3, 4,", "Once upon a time"]
     sampling = SamplingParams(temperature=temperature)

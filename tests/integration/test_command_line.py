@@ -48,7 +48,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 def assert_json(result: CommandResult, prompts: list[str]) -> None:
-    """One object per prompt on stdout, in order, and nothing else."""
+    """Check that stdout has one object per prompt, in order, and nothing else."""
     assert result.code == 0, result.stderr
     assert [fields["prompt"] for fields in result.objects] == prompts
     for fields in result.objects:
@@ -62,7 +62,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """Two command lines, a draft of either quality, eight prompts in flight: the target's own text for all of them."""
+    """Drafts of either quality, with eight prompts in flight, give the target's own text for all of them."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
@@ -85,7 +85,7 @@ async def test_draft_completes_a_prompt_file(
 
 
 async def test_thin_client_shows_text(target: ServerProcess) -> None:
-    """Text format: prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
+    """The text format has prompt and continuation as it streams, then a line of figures; logs stay on stderr."""
     result = await run_command(
         *("--role", "fused_client", "--port", str(target.port), "--prompt", "the wind", "--max_new_tokens", "5"),
         *("--deadline_s", "inf"),  # gRPC took it for a time that is over
@@ -96,8 +96,8 @@ async def test_thin_client_shows_text(target: ServerProcess) -> None:
     assert result.stdout.splitlines()[-1].startswith("--- 1: 5 tokens in ")
 
 
-async def test_a_failure_is_told_on_stderr(target: ServerProcess) -> None:
-    """Text on stdout is what a model said; that a prompt failed is no part of it."""
+async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
+    """Standard output has the model's text alone; the error of a failed prompt goes to stderr."""
     long = "long " * 100
     result = await run_command("--role", "fused_client", "--port", str(target.port), "--prompt", long)
     assert result.code == 1
@@ -119,7 +119,7 @@ async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> 
         assert "slots of" not in result.stderr, "no model was loaded for it"
 
 
-async def test_a_taken_port_is_told_before_a_model_loads(target: ServerProcess, models: ModelDirectories) -> None:
+async def test_a_taken_port_is_an_error_before_a_model_loads(target: ServerProcess, models: ModelDirectories) -> None:
     result = await run_command("--role", "target", "--model", str(models.target), "--port", str(target.port))
     assert result.code == 2
     assert f"cannot listen on 127.0.0.1:{target.port}" in result.last_line
@@ -127,7 +127,7 @@ async def test_a_taken_port_is_told_before_a_model_loads(target: ServerProcess, 
 
 
 async def test_every_server_speaks_http_if_asked(models: ModelDirectories) -> None:
-    """Not the fused one alone: `--http_port` on a target and on a draft worker that serves, and the same answer."""
+    """A target and a draft worker that serves give the same answer at their `--http_port`, as a fused server does."""
     ports = [free_port(), free_port()]
     body = {"prompt": "the wind", "max_tokens": 6, "temperature": 0}
     async with (
@@ -142,7 +142,7 @@ async def test_every_server_speaks_http_if_asked(models: ModelDirectories) -> No
 
 
 async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, tmp_path: Path) -> None:
-    """A prompt longer than the context is an error object in its place; the exit code says that one failed."""
+    """A prompt longer than the context is an error object in its place; the exit code is that of a failure."""
     file = tmp_path / "prompts.txt"
     file.write_text(f"short\n{'long ' * 100}\nalso short\n")
     flags = ("--port", str(target.port), "--prompt_text", file, "--max_new_tokens", "3", "--format", "json")
@@ -156,7 +156,7 @@ async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, t
 
 
 def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each token on a line of its own, then the text; or one object. In this process, which has torch already."""
+    """Each token has a line of its own before the text; or one object has all. The model runs in this process."""
     flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
     assert main(["--role", "verify_draft", *flags, "--format", "json"]) == 0
     as_json = CommandResult(0, capsys.readouterr().out, "")
@@ -169,7 +169,7 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
     assert f"in the{fields['text']}" in text
 
 
-def test_a_pair_alone_says_what_its_target_says(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     """The story: to see a fused pair on one prompt took a server and a client in two terminals."""
     flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
     pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]

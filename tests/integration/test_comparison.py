@@ -32,7 +32,7 @@ FILES = {
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
-    """A comparison of seconds, if nothing goes wrong."""
+    """Return the flags of a comparison that takes seconds, if nothing goes wrong."""
     prompts = output / "structured.txt"
     prompts.parent.mkdir(exist_ok=True)
     prompts.write_text("1 2 3 and\nin the wing\n")
@@ -43,7 +43,7 @@ def _flags(models: ModelDirectories, output: Path) -> list[str]:
 
 
 async def test_comparison_end_to_end(models: ModelDirectories, tmp_path: Path) -> None:
-    """Exit code 0, the same tokens everywhere, every file, JSON on the last line, and the page in a browser."""
+    """A comparison gives exit code 0, equal tokens, every file, JSON on the last line, and a page for a browser."""
     async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
         stdout, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
@@ -78,8 +78,11 @@ document.title = JSON.stringify({
 
 
 def _check_in_browser(page: Path) -> None:
-    """Every picture is decoded, nothing is fetched, everything is reached without a mouse, nothing hangs out of a
-    narrow window: headless Chromium runs a script over the page and prints what it sees."""
+    """Check in headless Chromium that a report's page is whole.
+
+    A script runs over the page and prints its findings: every picture is decoded, nothing is fetched, everything is
+    reached without a mouse, and nothing hangs out of a narrow window.
+    """
     if CHROMIUM is None:
         pytest.skip("the report was not opened: no Chromium here (apt-get install chromium)")
     script = f"<script>{LOOK}</script></body>"
@@ -154,7 +157,7 @@ async def _until_measuring(process: asyncio.subprocess.Process) -> None:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Server processes by name."""
+    """Return the server processes by name."""
     roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -26,7 +26,7 @@ SEED = 11
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerProcess], None]:
-    """A target with defaults, a draft worker before it without any flag, and a fused server with the same ones."""
+    """Start a target with defaults, a draft worker for it without any flag, and a fused server with the same."""
     async with AsyncExitStack() as stack:
         http = {name: free_port() for name in ("target", "draft", "fused")}
         ports = {name: ("--http_port", str(port)) for name, port in http.items()}
@@ -53,7 +53,7 @@ async def generated(server: ServerProcess, request: pb.GenerateRequest) -> list[
 
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
-async def test_a_request_that_says_nothing(servers: dict[str, ServerProcess], name: str) -> None:
+async def test_a_request_without_parameters_gets_the_defaults(servers: dict[str, ServerProcess], name: str) -> None:
     prompt = pb.TokenIds(ids=PROMPT)
     silent = pb.GenerateRequest(token_ids=prompt, sampling=pb.SamplingParams(seed=SEED))
     assert await generated(servers[name], silent) == await explicit(servers["target"])
@@ -61,7 +61,7 @@ async def test_a_request_that_says_nothing(servers: dict[str, ServerProcess], na
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -> None:
-    """Greedy on request, whatever the operator likes; what our own clients mean by their defaults."""
+    """Zero asks for greedy decoding, whatever the operator's default; our own clients send it to mean that."""
     wanted = CompletionRequest(PROMPT, SamplingParams(), max_new_tokens=9)
     alone = SamplingParams(temperature=0.0, seed=1)
     greedy = pb.GenerateRequest(
@@ -75,7 +75,7 @@ async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -
 
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
-async def test_a_body_that_says_nothing(servers: dict[str, ServerProcess], name: str) -> None:
+async def test_a_body_without_parameters_gets_the_defaults(servers: dict[str, ServerProcess], name: str) -> None:
     """The target's defaults, not OpenAI's temperature of 1 and 16 tokens; a value in the body counts before them."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{HTTP[name]}", timeout=60) as client:
         silent = (await client.post("/v1/completions", json={"prompt": list(PROMPT), "seed": SEED})).json()
@@ -86,7 +86,7 @@ async def test_a_body_that_says_nothing(servers: dict[str, ServerProcess], name:
     assert short["usage"]["completion_tokens"] == 3
 
 
-async def test_the_card_says_them(servers: dict[str, ServerProcess]) -> None:
+async def test_the_card_has_the_defaults(servers: dict[str, ServerProcess]) -> None:
     for server in servers.values():
         async with open_channel(server.address) as channel:
             card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)

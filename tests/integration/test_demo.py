@@ -18,7 +18,7 @@ from specdec.inference.config import BUNDLED_PROMPTS, ROOT
 
 
 def most_often(text: str, length: int) -> int:
-    """How often the commonest run of so many words occurs."""
+    """Return how often the commonest run of `length` words occurs."""
     words = text.split()
     runs = Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
     return max(runs.values(), default=0)

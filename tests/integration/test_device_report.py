@@ -34,7 +34,7 @@ def make(nxdi: Nxdi, folder: Path, arguments: str) -> subprocess.CompletedProces
 
 
 def packed(bundle: Path) -> dict[str, str]:
-    """Text of every file by its name within the report."""
+    """Return the text of every file by its name within the report."""
     texts = {}
     with tarfile.open(bundle) as archive:
         for member in archive:

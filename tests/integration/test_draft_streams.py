@@ -111,8 +111,10 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
-    """A name counts for one account on one connection: the same account on another connection, or another account
-    at the same proxy, cannot draft for the request."""
+    """A name counts for one account on one connection.
+
+    The same account on another connection, or another account at the same proxy, cannot draft for the request.
+    """
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -132,7 +134,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_role_draft_is_a_client(auth_file: Path) -> None:
-    """It drafts for its own requests; to help the requests of others is the right of role worker."""
+    """A caller of role draft drafts for its own requests; to help others' requests is the right of role worker."""
     async with serving(auth_file=auth_file) as target:
         async with raw_worker(target.address, bearer("dora")) as dora:
             session = await sent_after(target, dora.request(IN_ROUNDS), after(3, *ANSWER))
@@ -145,8 +147,10 @@ async def test_role_draft_is_a_client(auth_file: Path) -> None:
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """The story: names counted within the account of the user, but a worker attaches for no user, so that a draft
-    worker's server with `speaks_for_others` never got a draft token accepted."""
+    """The story: a draft worker's server with `speaks_for_others` never got a draft token accepted.
+
+    Names counted within the account of the user, but a worker attaches for no user.
+    """
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
         session = for_user.request(IN_ROUNDS).send()
@@ -344,8 +348,11 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a target died, which wakes the stream to dial, and its process wanted to end in the same turn of the
-    event loop; `asyncio.wait_for` of Python 3.11 lost the cancellation, and the process never ended."""
+    """The story: a target died, and the process of its draft worker never ended.
+
+    The death wakes the stream, to dial again; the process was asked to end in the same turn of the event loop, and
+    `asyncio.wait_for` of Python 3.11 lost the cancellation.
+    """
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
     lost = AssistStream(DraftEngine(ScriptedProposer()), "127.0.0.1:1", Offer(WORDS, gamma=4, num_slots=1))
     async with grpc.aio.insecure_channel(lost.address) as channel:
@@ -360,8 +367,10 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
-    """The story: a client left and its deadline passed in the same moment; the second cancellation came while the
-    first cleaned up, and a slot of the draft was lost for ever."""
+    """The story: a client left and its deadline passed in the same moment.
+
+    The second cancellation came while the first cleaned up, and a slot of the draft was lost for ever.
+    """
     async with serving() as target, edge(target.server.port) as client:
 
         async def ask() -> None:

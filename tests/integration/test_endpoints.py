@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "con
 
 @pytest.mark.long
 async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
-    """One server of ours by its two doors, and a foreign one: the same prompts, and the pairs that can be compared."""
+    """A server of ours by its two doors and a foreign one get the same prompts; comparable pairs are compared."""
     port, http_port = free_port(), free_port()
     (tmp_path / "auth.toml").write_text(AUTH)
     (tmp_path / "token").write_text(TOKEN)
@@ -81,7 +81,7 @@ async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
 
 @pytest.mark.release
 @pytest.mark.timeout(600)
-async def test_a_near_tie_of_bfloat16_is_told_from_another_model(tmp_path: Path) -> None:
+async def test_a_near_tie_of_bfloat16_differs_from_another_model(tmp_path: Path) -> None:
     """The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault."""
     exact, rounded, other, door = (free_port() for _ in range(4))
     flags = ["--threads", "1", "--backend", "torch", "--model"]

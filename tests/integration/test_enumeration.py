@@ -50,7 +50,7 @@ FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
-    """A target in this process."""
+    """Serve a target in this process."""
     fast = TorchBackend(AutoModelForCausalLM.from_pretrained(models.endless), num_slots=8, max_length=512)
     backend = asleep(fast, lambda spans: PASS_S)  # as long as those of a model that is worth a draft's branches
     tokenizer = Tokenizer.load(models.endless)
@@ -78,7 +78,7 @@ async def link(far_target: Server) -> AsyncGenerator[DelayProxy, None]:
 
 
 def some_requests(num_tokens: int = 60) -> list[CompletionRequest]:
-    """Greedy and sampled ones."""
+    """Return greedy and sampled requests."""
     settings = [SamplingParams(), SamplingParams(temperature=0.8), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens, ignore_eos=True)
@@ -87,7 +87,7 @@ def some_requests(num_tokens: int = 60) -> list[CompletionRequest]:
 
 
 def watched(engine: DraftEngine) -> list[DraftSession]:
-    """The sessions that will be opened."""
+    """Return a list to which every session is added that will be opened."""
     sessions: list[DraftSession] = []
     opened = engine.open
 
@@ -105,7 +105,7 @@ def proposer_config(model: Path) -> ProposerConfig:
 
 @asynccontextmanager
 async def worker(model: Path, link: DelayProxy) -> AsyncGenerator[tuple[Completer, list[DraftSession]], None]:
-    """A client with a draft worker in this process, which has attached, and the sessions that the worker opens."""
+    """Yield a client with an attached draft worker in this process, and the sessions that the worker opens."""
     loaded = await load_proposer(proposer_config(model))
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
     config = DraftConfig(connection, schedule=Schedule.ASYNC)

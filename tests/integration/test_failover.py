@@ -67,7 +67,7 @@ async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
 
 
 async def over_http(port: int) -> str:
-    """The answer of the gateway."""
+    """Return the gateway's answer."""
     text = ""
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
@@ -80,7 +80,7 @@ async def over_http(port: int) -> str:
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
-    """At once, not when the longest answer is done: none is when the process has ended."""
+    """Streams move at once, before any answer is done and before the process has ended."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
     connection = ConnectionConfig(cluster.where, 1)
@@ -89,7 +89,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Tokens, until the server has ended and some more have come."""
+            """Read tokens until the server has ended and some more have come."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:
@@ -123,7 +123,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Thin clients, a gateway, and a draft of its own; the command line may come before or after the kill."""
+    """Clients are thin ones, a gateway, and a draft of its own; the command line may start before or after the kill."""
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)
     expected = await complete(targets[0], REQUEST)

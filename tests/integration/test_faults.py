@@ -36,7 +36,7 @@ IN_ROUNDS = pb.GenerateRequest(text="the wind", max_new_tokens=5, gamma=4, sched
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """One slot, one place in the queue."""
+    """Start a target with one slot and one place in the queue."""
     async with target_server(models.endless, *SMALL, "--max_waiting", "1") as server:
         yield server
 
@@ -45,7 +45,7 @@ async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]
 async def generating(
     server: ServerProcess, num_tokens: int = LONG, *, timeout_s: float = 60.0
 ) -> AsyncGenerator[Any, None]:
-    """A call that has its slot and is in the middle of its stream."""
+    """Yield a call that has its slot and is in the middle of its stream."""
     async with queued(server, num_tokens, timeout_s=timeout_s) as call:
         for _ in range(3):
             await call.read()
@@ -54,7 +54,7 @@ async def generating(
 
 @asynccontextmanager
 async def queued(server: ServerProcess, num_tokens: int = 3, *, timeout_s: float = 60.0) -> AsyncGenerator[Any, None]:
-    """A call that was sent."""
+    """Yield a call that was sent."""
     request = pb.GenerateRequest(text="the wind", max_new_tokens=num_tokens)
     async with open_channel(server.address) as channel:
         call = rpc.GenerationServiceStub(channel).Generate(request, timeout=timeout_s)
@@ -72,7 +72,7 @@ async def assert_serves_promptly(server: ServerProcess) -> None:
 
 
 async def read_all(call: Any) -> list[pb.GenerateResponse]:
-    """The messages that are left."""
+    """Return the messages that are left."""
     messages = []
     while (message := await call.read()) != grpc.aio.EOF:
         messages.append(message)
@@ -104,7 +104,7 @@ async def test_passed_deadline_frees_the_slot(small: ServerProcess) -> None:
 
 
 async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: ModelDirectories) -> None:
-    """SIGKILL in the middle of the stream: the closed connection is enough, no timeout has to pass."""
+    """A draft worker dies by SIGKILL in mid-stream: the closed connection is enough, no timeout has to pass."""
     arguments = ("--model", models.endless, "--port", str(small.port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *arguments) as process:
         assert process.stdout is not None
@@ -115,7 +115,7 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 
 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
-    """One runs, one waits, the third is refused with a time to come again, and leaves no trace."""
+    """A request runs, one waits, and the third is refused with a time to come again and leaves no trace."""
     async with generating(small) as running, queued(small) as waiting:
         await until_one_waits(small)
         refusal = await refused(small)
@@ -152,7 +152,7 @@ async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> Non
 
 
 async def refused(server: ServerProcess) -> Any:
-    """The error of one more request, which comes at once."""
+    """Send one more request and return its error, which comes at once."""
     async with queued(server) as call, asyncio.timeout(PROMPT_S):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_all(call)
@@ -160,7 +160,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """Four prompts at once for one slot and one place: the command line waits as refusals ask, and all are served."""
+    """Four prompts come at once for one slot and one place: the command line waits as refusals ask; all are served."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")
@@ -200,7 +200,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 
 
 async def drain(server: ServerProcess) -> None:
-    """SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
+    """Drain by SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 4000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))
@@ -265,8 +265,10 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
 
 
 async def test_another_model_does_not_continue_a_text(models: ModelDirectories) -> None:
-    """The story: the target was restarted with other weights of the same tokenizer, and text that one model had begun
-    was ended by the other, without a word."""
+    """The story: one model began a text and another ended it, without a word.
+
+    The target had been restarted with other weights of the same tokenizer.
+    """
     async with (
         dying_target(models) as (target, port),
         draft_server(models.endless, target, "--sequence_length", "8192", "--reconnect_timeout_s", "60") as draft,
@@ -283,7 +285,7 @@ async def test_another_model_does_not_continue_a_text(models: ModelDirectories) 
 
 @asynccontextmanager
 async def dying_target(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """A target that the test is going to kill: one slot, no queue."""
+    """Start a target that the test is going to kill, with one slot and no queue."""
     async with target_server(models.endless, *SMALL, "--max_waiting", "0") as server:
         yield server, server.port
 
@@ -299,7 +301,7 @@ async def revived_target(models: ModelDirectories, port: int) -> AsyncGenerator[
 async def drafting(
     models: ModelDirectories, port: int, *flags: str
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """The command line in the middle of a long request."""
+    """Run the command line up to the middle of a long request."""
     common = ("--model", str(models.endless), "--port", str(port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *common, "--format", "json", *flags) as process:
         yield process

@@ -96,7 +96,7 @@ async def servers(models: Models) -> AsyncGenerator[Servers, None]:
 
 
 def requests() -> list[CompletionRequest]:
-    """Requests of every kind."""
+    """Return requests of every kind."""
     laws = [
         SamplingParams(),
         SamplingParams(temperature=0.8),
@@ -135,7 +135,7 @@ async def test_every_topology_gives_the_targets_tokens(servers: Servers) -> None
 
 
 async def test_the_command_line_takes_the_targets_tokenizer(servers: Servers, models: Models) -> None:
-    """Without it the draft is refused, and the message names the flag."""
+    """A draft without --tokenizer is refused, and the message names the flag."""
     asked = ("--prompt", "the wind", "--max_new_tokens", "12", "--format", "json", "--threads", "1")
     draft = ("--role", "draft", "--model", str(models.draft), "--port", str(servers.target.port), *asked)
     result = await run_command(*draft, "--tokenizer", str(models.target))
@@ -160,7 +160,7 @@ async def test_metrics_show_what_the_draft_can_propose(servers: Servers) -> None
 
 
 async def test_one_worker_of_the_pool_helps_targets_of_two_tokenizers(servers: Servers, models: Models) -> None:
-    """It gets the tokenizer of one from this target; their sessions meet in its passes."""
+    """A worker gets one target's tokenizer from that target; sessions of both targets meet in its passes."""
     async with target_server(models.other, *SLOW) as other, AsyncExitStack() as stack:
         targets = servers.target, other
         expected = [await alone(target) for target in targets]
@@ -196,7 +196,7 @@ async def test_a_draft_whose_link_is_cut_resumes(servers: Servers, models: Model
 
 
 async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(servers: Servers) -> None:
-    """The last test: it takes the fused server away."""
+    """The fused server ends here, so this test is the last one."""
     (expected,) = await complete_all(servers.target, [replace(LONG, gamma=0)])
     connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1)
     async with connected(connection) as fleet:

@@ -78,7 +78,7 @@ async def gateway_process(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ports(models: ModelDirectories, target: ServerProcess) -> AsyncGenerator[dict[str, int], None]:
-    """HTTP ports: a gateway process each in front of target and draft worker, and the fused server's own."""
+    """Yield HTTP ports: of gateways in front of target and draft worker, and the fused server's own."""
     http_port = free_port()
     async with AsyncExitStack() as stack:
         draft = draft_server(models.related, target)
@@ -124,7 +124,7 @@ async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerP
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """One row per choice, as the gateway sees them: whole, streamed, and one that is refused, which has none."""
+    """The profile has a row per choice, whole or streamed; a refused request has none."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
@@ -152,7 +152,7 @@ async def test_models(clients: Clients) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology: str) -> None:
-    """One chunk per token, then the usage, if it is asked for."""
+    """A stream has one chunk per token, then the usage, if it is asked for."""
     fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3, "temperature": 0.8}
     whole = await clients[topology].completions.create(**fields)
     stream = await clients[topology].completions.create(**fields, stream=True, stream_options={"include_usage": True})
@@ -167,8 +167,10 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
-    """Its bodies and its parser are written here by its rules: no package registry has it. An event per token and a
-    last one with the reason are needed, or it would take speculation for slow."""
+    """Its bodies and its parser are written here by its rules: no package registry has it.
+
+    An event per token and a last one with the reason are needed, or it would take speculation for slow.
+    """
     body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
         stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
@@ -303,7 +305,7 @@ async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> 
             await client.completions.create(model="gpt-4", prompt="x")
 
 
-async def test_what_the_openai_client_sends_along_changes_nothing(clients: Clients) -> None:
+async def test_extra_fields_of_the_openai_client_change_nothing(clients: Clients) -> None:
     messages: Any = [{"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_tokens": 8}
     bare = await clients["fused"].chat.completions.create(**fields)
@@ -394,8 +396,8 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
         assert f'{label}="' in exposition
 
 
-async def test_vllms_names_count_what_usage_says(ports: dict[str, int]) -> None:
-    """`vllm bench serve` reads them so: acceptance from the difference of two scrapes."""
+async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
+    """`vllm bench serve` computes acceptance from the difference of two scrapes."""
     before = await metrics_of(ports["fused"])
     client = client_of(ports["fused"])
     answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
@@ -419,7 +421,7 @@ async def test_vllms_names_count_what_usage_says(ports: dict[str, int]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """One slot, no queue, and texts that do not end."""
+    """Start a server with one slot, no queue, and texts that do not end."""
     port = free_port()
     flags = ("--http_port", str(port), "--batch", "1", "--max_waiting", "0", "--grace_s", "20")
     async with fused_server(models.endless, models.endless, *flags) as server:
@@ -433,7 +435,7 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """Streaming or not; and while the slot is taken, others get a time to try again."""
+    """Streams and whole answers free it; while the slot is taken, others get a time to try again."""
     client = client_of(slow[1])
     for stream in (True, False):
         call = asyncio.create_task(
@@ -452,7 +454,7 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
-async def test_the_page_streams_and_tells_drafts_apart(ports: dict[str, int], tmp_path: Path) -> None:
+async def test_the_page_streams_and_marks_drafts(ports: dict[str, int], tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{ports['fused']}/"
     async with browser_page(tmp_path) as page:
         await page.open(address)
@@ -495,7 +497,7 @@ async def test_the_page_streams_and_tells_drafts_apart(ports: dict[str, int], tm
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:
-    """Last here: it ends the server."""
+    """The server ends here, so this test is the last one."""
     server, port = slow
     client = client_of(port)
     stream = await client.completions.create(model="endless", prompt=PROMPT, max_tokens=300, stream=True)

@@ -34,7 +34,7 @@ async def outcome(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def left(client: httpx.AsyncClient, number: int) -> str:
-    """A client that goes away after its first event, or before."""
+    """Send a request and go away after its first event, or before."""
     body = {"prompt": f"story {number}", "max_tokens": 100, "ignore_eos": True, "stream": True}
     try:
         async with (
@@ -47,8 +47,8 @@ async def left(client: httpx.AsyncClient, number: int) -> str:
     return "left"
 
 
-async def test_every_stream_ends_or_is_told_to_come_back(models: ModelDirectories) -> None:
-    """No stream hangs and no slot leaks, also beside clients that leave."""
+async def test_every_stream_ends_or_is_refused_with_a_time_to_retry(models: ModelDirectories) -> None:
+    """Streams never hang and slots never leak, also beside clients that leave."""
     flags = ("--batch", str(NUM_SLOTS), "--max_waiting", str(MAX_WAITING))
     limits = httpx.Limits(max_connections=NUM_STREAMS + 50)
     async with AsyncExitStack() as stack:

@@ -31,7 +31,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
-    """main.py against the hub, with a cache of its own."""
+    """Run main.py against the hub, with a cache of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), *arguments,
@@ -78,7 +78,7 @@ async def test_offline_mode_takes_what_the_cache_has(hub: FakeHub, tmp_path: Pat
         (("--model", "no/such/directory"), ("no/such/directory", "no such directory")),
     ],
 )
-async def test_what_cannot_be_had_is_said_in_one_line(
+async def test_an_unavailable_model_is_an_error_of_one_line(
     hub: FakeHub, tmp_path: Path, flags: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
     result = await run(hub, tmp_path, "--role", "verify_target", *flags, *FLAGS)
@@ -101,7 +101,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 
 @pytest.mark.long
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
-    """Not by the name of its directory in the cache, which is a commit."""
+    """The id is not the name of the target's directory in the cache, which is a commit."""
     port = free_port()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(

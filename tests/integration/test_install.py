@@ -33,7 +33,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our wheel."""
+    """Build our wheel."""
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()
@@ -56,8 +56,11 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with our wheel. The packages that it depends on are those of the tests' environment, by a path
-    file; tests/unit/test_requirements.py checks that the wheel asks for all of them."""
+    """Make an environment with our wheel.
+
+    The packages that it depends on are those of the tests' environment, by a path file; tests/unit/test_requirements.py
+    checks that the wheel asks for all of them.
+    """
     made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
     packages = next(made.glob("lib/python*/site-packages"))
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -65,7 +68,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Without anything of this project on the path."""
+    """Return environment variables without any path of this project."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
@@ -132,7 +135,7 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 
 
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
-    """Four were, and one of them, `inference`, is another project's name too."""
+    """The story: four names were there, and one of them, `inference`, is another project's name too."""
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"specdec"}
     sources = {file.relative_to(ROOT) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
@@ -182,8 +185,10 @@ def test_no_module_has_the_name_of_its_folder(
 
 
 def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """An installed `specdec compare` or `study` ended at once: it looked for its prompts beside the packages, and a
-    wheel has them elsewhere."""
+    """The story: an installed `specdec compare` or `study` ended at once.
+
+    It looked for its prompts beside the packages, and a wheel has them elsewhere.
+    """
     code = "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
     code += "print([each.is_file() for each in files])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]
@@ -192,7 +197,7 @@ def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Pa
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
-    """Roboflow's package has that name: where both were installed, one of them did not work."""
+    """Roboflow's package has that name. The story: where both were installed, one of them did not work."""
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")
     run = subprocess.run(

@@ -22,7 +22,7 @@ INT8 = ("--dtype", "int8")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers() -> AsyncGenerator[list[ServerProcess], None]:
-    """A target, a worker that takes turns with it (run-ahead may come too late to help), and a fused server."""
+    """Start a target, a worker that takes turns with it (run-ahead may be too late to help), and a fused server."""
     for model in (BUNDLED_TARGET, BUNDLED_DRAFT):
         packed_decoder(model, "int8", None)
     async with (

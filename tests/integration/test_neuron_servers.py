@@ -52,7 +52,7 @@ Servers = dict[str, ServerProcess]
 
 @pytest.fixture(scope="module")
 def environment(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What every process of this module inherits; the folder of compiled models."""
+    """Set the environment that every process of this module inherits; yield the folder of compiled models."""
     folder = tmp_path_factory.mktemp("neuron")
     artifacts = folder / "artifacts"
     variables = {
@@ -70,7 +70,7 @@ def environment(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def eagle(models: ModelDirectories, environment: Path, nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft whose pair was compiled ahead of time, in this process; so was the draft worker's model."""
+    """Save a draft and compile its pair ahead of time in this process, as well as the draft worker's model."""
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def eagle(models: ModelDirectories, environment: Path, nxdi: Nxdi, tmp_path_fact
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """A target, a draft for it, a pair in one graph, and one of EAGLE, which samples on the device; all on Neuron."""
+    """Start on Neuron a target, a draft for it, a pair in one graph, and one of EAGLE, which samples on the device."""
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
         pairs = {
@@ -96,7 +96,7 @@ async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Serve
 
 
 async def reference(models: ModelDirectories, requests: Sequence[CompletionRequest]) -> list[list[int]]:
-    """The torch target alone."""
+    """Return the answers of the torch target alone."""
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
     async with target_engine(config, max_waiting=64) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
@@ -111,7 +111,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """In rounds: in run-ahead a target as small as its draft may well accept nothing."""
+    """Return requests in rounds: in run-ahead a target as small as its draft may well accept nothing."""
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [
@@ -134,9 +134,10 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
     assert [completion.token_ids for completion in await complete_all(started["draft"], ahead)] == expected
 
 
-def test_what_was_compiled_ahead_is_found(started: Servers, environment: Path) -> None:
-    """A draft worker took four times the slots that were compiled for, for branches which it cannot have, and so
-    compiled its model again at its start.
+def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
+    """The story: a draft worker took four times the slots that its model was compiled for.
+
+    They were for branches, which it cannot have; so it compiled its model again at its start.
     """
     assert "hit in" in started["eagle"].log.read_text()
     draft = started["draft"].log.read_text()
@@ -148,7 +149,7 @@ def test_what_was_compiled_ahead_is_found(started: Servers, environment: Path) -
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """It writes hundreds of lines per model, to the root logger; a draft's own were 8 of 250."""
+    """The story: a draft's own lines were 8 of 250, since NxDI writes hundreds per model to the root logger."""
     for server in started.values():
         lines = server.log.read_text().splitlines()
         foreign = [line for line in lines if " root: " in line or " Neuron: " in line]
@@ -157,8 +158,8 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 
 
 @pytest.mark.parametrize("name", ["fused", "eagle"])
-async def test_what_the_tutorials_send_is_served(started: Servers, name: str) -> None:
-    """Their curl has a temperature of 0.7, LLMPerf with '{}' none, which is 1.0, their client 0.9: all were refused."""
+async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
+    """The story: all were refused, with temperature 0.7 (curl), 1.0 (LLMPerf's '{}') or 0.9 (their client)."""
     body = {"prompt": "the wind", "max_tokens": 4}
     async with httpx.AsyncClient(base_url=_http(started[name])) as client:
         for fields in ({}, {"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.0}):
@@ -169,7 +170,7 @@ async def test_what_the_tutorials_send_is_served(started: Servers, name: str) ->
 
 
 async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
-    """Over gRPC and HTTP, naming the field; without one it samples, and greedy requests may have one."""
+    """The error names the field over gRPC and HTTP; requests without a seed, and greedy ones with one, are answered."""
     sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
     async with open_channel(started["eagle"].address) as channel:
         stub = rpc.GenerationServiceStub(channel)
@@ -199,7 +200,7 @@ def _http(server: ServerProcess) -> str:
 async def test_a_draft_may_have_a_shorter_context(
     models: ModelDirectories, started: Servers, schedule: Schedule
 ) -> None:
-    """Beyond it the target goes on alone, also behind a prompt that is longer: a tutorial has 2048 beside 6400."""
+    """Beyond the draft's length, or after a longer prompt, the target goes on alone: a tutorial has 2048 and 6400."""
     prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
     wanted = [
         CompletionRequest(prompt, max_new_tokens=number, ignore_eos=True, schedule=schedule)
@@ -229,7 +230,7 @@ async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
-    """Last of this pair: it ends with exit code 0, after the request."""
+    """The server ends with exit code 0, after the request; so this test is the pair's last one."""
     server = started["fused"]
     request = pb.GenerateRequest(text=PROMPTS[3], max_new_tokens=40, ignore_eos=True)
     async with open_channel(server.address) as channel:
@@ -247,7 +248,7 @@ def num_compiled(store: Path) -> int:
 
 
 async def compare(*flags: str) -> str:
-    """What compare_architectures.py prints."""
+    """Run compare_architectures.py and return its output."""
     result = await servers.run_command(*flags, program="compare_architectures.py", timeout_s=180.0)
     assert result.code == 0, result.stderr
     return result.stdout
@@ -282,8 +283,10 @@ async def test_the_comparison(models: ModelDirectories, environment: Path, start
 async def test_two_drafts_and_several_lengths_are_tuned_by_one_command(
     models: ModelDirectories, environment: Path, tmp_path: Path
 ) -> None:
-    """A fused graph is compiled for one length: each is compiled, served, measured and stopped in turn. Interrupted
-    after the first, the same command goes on, and the target alone is all that it measures again."""
+    """A fused graph is compiled for one length: each is compiled, served, measured and stopped in turn.
+
+    Interrupted after the first, the same command goes on, and the target alone is all that it measures again.
+    """
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")
     report = tmp_path / "report"
     flags = [

@@ -85,7 +85,7 @@ async def pairs(
 
 
 def requests(size: int) -> list[CompletionRequest]:
-    """Requests of every kind; biases and prompts name the last ids of the target, which a smaller draft lacks."""
+    """Return requests of every kind; some name the target's last ids, which a smaller draft lacks."""
     last = tuple((each, 9.0) for each in range(size - 4, size))
     prompt = (5, 17, size - 1, 40, size - 2)
     laws = [
@@ -138,7 +138,7 @@ async def test_the_command_line_learns_the_size(pairs: dict[int, Pair], drafts: 
 
 
 @pytest.mark.parametrize(("size", "share"), [(LARGE, SMALL / LARGE), (SMALL, 1.0)])
-async def test_metrics_say_what_the_draft_can_propose(pairs: dict[int, Pair], size: int, share: float) -> None:
+async def test_metrics_have_the_size_of_the_drafts_vocabulary(pairs: dict[int, Pair], size: int, share: float) -> None:
     for port in pairs[size].metrics_ports:
         assert await vocabulary_share(port) == pytest.approx(share)
 
@@ -146,7 +146,7 @@ async def test_metrics_say_what_the_draft_can_propose(pairs: dict[int, Pair], si
 async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
     pairs: dict[int, Pair], drafts: dict[int, Path]
 ) -> None:
-    """It lacks ids of one, and has ids that the other would refuse: they meet in its passes."""
+    """A worker that lacks ids of one target, and has ids that the other refuses, helps both in the same passes."""
     asked = [replace(each, max_new_tokens=60, schedule=None) for size in pairs for each in requests(size)]
     expected = [await alone(pair, asked_of(pair, asked)) for pair in pairs.values()]
     where = ",".join(pair.target.address for pair in pairs.values())
@@ -164,6 +164,6 @@ async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
 
 
 def asked_of(pair: Pair, asked: list[CompletionRequest]) -> list[CompletionRequest]:
-    """Half of the requests of both, those that this target takes."""
+    """Return the half of the requests that goes to this target."""
     half = len(asked) // 2
     return asked[:half] if pair.size == LARGE else asked[half:]

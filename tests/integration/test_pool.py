@@ -30,7 +30,7 @@ LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3
 
 
 def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
-    """A target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
+    """Start a target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
     return target_server(model, "--backend", "torch")
 
 
@@ -51,7 +51,7 @@ async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProces
 async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A worker that has attached to every address."""
+    """Start a worker and wait until it has attached to every address."""
     words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None
@@ -76,7 +76,7 @@ async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> lis
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """And has a health and metrics of its own: `--metrics_port` used to be accepted, and ignored."""
+    """A worker has a health and metrics of its own. The story: `--metrics_port` was accepted, and ignored."""
     expected = await alone(pooled_target, some_requests())
     port, metrics_port = free_port(), free_port()
     flags = ("--serve", str(port), "--metrics_port", str(metrics_port))

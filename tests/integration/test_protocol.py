@@ -262,7 +262,7 @@ async def test_messages_that_are_none_end_the_stream(peer: Peer, messages: list[
 
 
 async def test_sixteen_sessions_share_eight_slots(peer: Peer) -> None:
-    """More sessions than slots: the later ones wait for their turn, none mixes with another."""
+    """The later ones of more sessions than slots wait for their turn, and none mixes with another."""
     answer = peer.answer
 
     async def run(worker: RawWorker, lead: int) -> list[int]:

@@ -26,7 +26,7 @@ FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens":
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def urls() -> AsyncGenerator[dict[str, str], None]:
-    """A fused server's own HTTP, and a gateway in front of a draft worker."""
+    """Start a fused server with its own HTTP, and a gateway in front of a draft worker."""
     port = free_port()
     fused = fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4")
     async with AsyncExitStack() as stack:
@@ -88,7 +88,7 @@ async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.long
 async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
-    """One agent must call, whole and streamed; another one goes on from there with a typed answer."""
+    """An agent must call a tool, whole and streamed; another one goes on from there with a typed answer."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
 
     called = []
@@ -136,7 +136,7 @@ async def test_langchain(url: str, method: Any) -> None:
 
 @pytest.mark.long
 async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
-    """Its `openai:` models are of the Responses API; tools, a typed output, and a stream."""
+    """Models named `openai:` use the Responses API: tools, a typed output, and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")

@@ -41,7 +41,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """A draft worker with drafts that are partly accepted, at the far end of the link."""
+    """Start a draft worker with drafts that are partly accepted, at the far end of the link."""
     flags = ("--schedule", "async", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -54,7 +54,7 @@ async def _healthy(link: DelayProxy) -> None:
 
 
 def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
-    """Greedy and sampled ones, of several lengths."""
+    """Return greedy and sampled requests, of several lengths."""
     settings = [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.9)]
     return [
         CompletionRequest(f"and the {i} wind", sampling, seed=i, max_new_tokens=num_tokens + i)
@@ -90,7 +90,7 @@ async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worke
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """Rounds would cost a round trip a commit: 40 tokens at gamma 1 at least 20 of them, 6 s."""
+    """Rounds would cost a round trip a commit: at gamma 1 at least 20 for 40 tokens, which is 6 s."""
     link.conditions = LinkConditions(rtt_s=0.3)
     async with asyncio.timeout(5):
         completion = await complete(worker, replace(some_requests()[0], gamma=1))
@@ -134,7 +134,7 @@ async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link:
 async def test_a_worker_that_was_cut_off_serves_on(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
 ) -> None:
-    """Runs after the cuts above: nothing is stuck, no slot is lost."""
+    """A test of the state after the cuts above: nothing is stuck, no slot is lost."""
     requests = some_requests()
     alone = await complete_all(far_target, requests)
     assert [h.token_ids for h in await complete_all(worker, requests)] == [a.token_ids for a in alone]

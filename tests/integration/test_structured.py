@@ -109,7 +109,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """The target alone, one token a pass: no draft, and nothing forced either."""
+    """Return the answers of the target alone, one token a pass: no draft, and nothing forced either."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 
@@ -137,7 +137,7 @@ async def complete_with(completer: Completer, requests: Sequence[CompletionReque
 async def worker(
     draft: Path | None, models: ModelDirectories, link: DelayProxy
 ) -> AsyncGenerator[FailoverCompleter, None]:
-    """A client with a draft worker in this process, which has attached; None looks drafts up."""
+    """Yield a client with an attached draft worker in this process; without a draft model it looks drafts up."""
     config = ProposerConfig(draft or models.target, model(draft) if draft else None, num_slots=4, branches=2)
     loaded = await load_proposer(config)
     connection = ConnectionConfig("127.0.0.1", link.port, reconnect_timeout_s=10.0)
@@ -162,8 +162,10 @@ async def test_outputs_keep_to_their_grammars(plain: list[Completion]) -> None:
 
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
-    """No draft anywhere: a target with a grammar is speculative for free, and every forced token is accepted, unless it
-    follows one that was looked up."""
+    """A target with a grammar speculates without any draft model.
+
+    Every forced token is accepted, unless it follows one that was looked up.
+    """
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30
@@ -277,7 +279,7 @@ async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not know the field; a client must notice that, and not take any text for structured."""
+    """A client notices a peer that does not know the field, and takes none of its text for structured."""
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])

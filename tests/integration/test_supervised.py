@@ -58,7 +58,7 @@ class Child:
 
 @asynccontextmanager
 async def child(log: Path, *arguments: str | Path) -> AsyncGenerator[Child, None]:
-    """A server with a lifeline, once it has reported that it is ready."""
+    """Start a server with a lifeline and wait until it has reported that it is ready."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "main.py"), *map(str, arguments), "--lifeline", "stdin", "--ready_json"),

@@ -38,7 +38,7 @@ BODY = {"prompt": "the wind and the sea", "max_tokens": 12, "temperature": 0.5, 
 
 @dataclass(frozen=True)
 class Span:
-    """A span, and whose it is."""
+    """A span and its process."""
 
     service: str
     name: str
@@ -54,7 +54,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 @dataclass
 class Collector(otlp_rpc.TraceServiceServicer):
-    """Takes what exporters send."""
+    """Collector that keeps the spans of all exporters."""
 
     endpoint: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -100,7 +100,7 @@ async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
 
 
 def check_trace(spans: list[Span]) -> None:
-    """One request's spans, from the gateway to the target."""
+    """Check one request's spans, from the gateway to the target."""
     chain = [next(span for span in spans if (span.service, span.name) == place) for place in CHAIN]
     assert len(spans) == len(chain)
     assert [span.parent_id for span in chain] == [CLIENT_SPAN, *(span.span_id for span in chain[:-1])]

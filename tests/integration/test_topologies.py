@@ -57,12 +57,12 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """In rounds: with run-ahead, what is verified together is left to chance."""
+    """Return requests in rounds: run-ahead leaves to chance how much is verified together."""
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 
 def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]:
-    """Requests with parameters all over their ranges, some greedy."""
+    """Return requests with parameters all over their ranges, some greedy."""
     rng = random.Random(seed)
     requests = []
     for _ in range(num_requests):
@@ -125,7 +125,7 @@ async def test_greedy_equals_transformers_with_8_sessions(
 async def test_greedy_equals_transformers_with_1_session(
     topologies: Topologies, greedy_tokens: list[list[int]], helper: str
 ) -> None:
-    """One prompt after another, gamma going round 1 to 8; all of them with one draft, every third with the others."""
+    """Prompts come one after another, with gamma from 1 to 8: all with one draft, every third with the others."""
     step = 1 if helper == "related" else 3
     requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests()[::step])]
     requests[1::2] = uncached(requests[1::2])  # prefixes of the others are held by now
@@ -137,8 +137,10 @@ async def test_greedy_equals_transformers_with_1_session(
 async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
-    """The draft does not wait, and the target goes on without it: what is verified together, if anything, is left to
-    chance: a target as small as its draft is often ahead of it."""
+    """The draft does not wait, and the target goes on without it.
+
+    How much is verified together is left to chance: a target as small as its draft is often ahead of it.
+    """
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
         for number, request in enumerate(greedy_requests())
@@ -185,7 +187,7 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """Exactly 1.0, also where the length limit is no multiple of gamma + 1."""
+    """The rate is exactly 1.0, also where the length limit is no multiple of gamma + 1."""
     requests = [
         CompletionRequest(
             PROMPTS[number],
@@ -224,7 +226,7 @@ async def test_stop_token_inside_an_accepted_run(topologies: Topologies, target:
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """Also where the draft's own context ends at 64 tokens: from there the target goes on alone."""
+    """The target goes on alone after the draft's own context ends, at 64 tokens."""
     prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
     long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
     requests = [
@@ -296,7 +298,7 @@ async def test_refused_generate(
 async def test_rejected_drafts_are_shown_on_request_alone(
     topologies: Topologies, target: ServerProcess, server: str
 ) -> None:
-    """They change no token. The last pass may be cut; and an id of the padded vocabulary has no text."""
+    """Shown drafts change no token. The last pass may be cut, and an id of the padded vocabulary has no text."""
     requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
     plain = await complete_all((topologies | {"target": target})[server], requests)
     shown = [replace(request, include_rejected=True) for request in requests]
@@ -319,7 +321,7 @@ async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, 
 
 
 async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
-    """128 by default, which the tiny context cuts."""
+    """The default is 128 tokens, which the tiny context cuts."""
     async with open_channel(target.address) as channel:
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2, 8)), ignore_eos=True)
         stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)

@@ -131,7 +131,7 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Our client gets its tokens, and our edge its own without drafts; our pool worker ends with the refusal."""
+    """Our client gets the target's tokens, and our edge too, without drafts; our pool worker ends with its refusal."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

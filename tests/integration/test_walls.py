@@ -92,7 +92,7 @@ def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-async def test_one_packet_stops_nobody(bomb: bytes) -> None:
+async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
     """The story: 10 KB of gzip, 5 million empty chat messages, froze a target for 50 s and took more than 5 GB."""
     async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
         watching = asyncio.create_task(worst_health(good))
@@ -106,7 +106,7 @@ async def test_one_packet_stops_nobody(bomb: bytes) -> None:
 
 
 async def worst_health(channel: grpc.aio.Channel) -> float:
-    """The longest health check until it is cancelled, in seconds."""
+    """Return the time of the longest health check until this is cancelled, in seconds."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     worst = 0.0
     try:
@@ -120,7 +120,7 @@ async def worst_health(channel: grpc.aio.Channel) -> float:
 
 
 async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
-    """An ordinary client's answer."""
+    """Return the tokens that an ordinary client gets."""
     request = pb.GenerateRequest(**PROMPT, max_new_tokens=40, **fields)
     call = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
     return [token_id async for message in call for token_id in message.delta.token_ids]
@@ -206,8 +206,8 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
         call.cancel()
 
 
-async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There could be as many as one liked, each 20 KB and what a full garbage collection looks at."""
+async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: silent calls had no limit, and each took 20 KB and time of every full garbage collection."""
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 60.0)
     num_calls = 700
     async with serving() as target, AsyncExitStack() as stack:
@@ -230,7 +230,7 @@ async def test_calls_that_say_nothing_are_ended(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Balancers that count no PINGs end a silent one after 30 s or a minute, and the pool was empty again and again."""
+    """The story: balancers that count no PINGs ended silent streams after 30 s to 60 s, and so emptied the pool."""
     monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
@@ -241,8 +241,8 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
         call.cancel()
 
 
-async def test_a_worker_tells_how_much_room_it_has_now() -> None:
-    """A number that is none ends its stream, as in Attach, and no session."""
+async def test_a_worker_reports_its_present_room() -> None:
+    """A number of 0 slots ends the worker's stream, as in Attach, and no session of a client."""
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)

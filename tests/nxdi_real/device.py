@@ -117,7 +117,7 @@ def _share_memory(module: Any, first: Any) -> None:
 
 
 def _join_ranks(application: Any) -> None:
-    """The process groups of NxD: of this process alone, or of torchrun's."""
+    """Join the process groups of NxD: of this process alone, or of torchrun's."""
     from neuronx_distributed.parallel_layers import parallel_state
 
     if not torch.distributed.is_initialized():
@@ -139,7 +139,7 @@ def _join_ranks(application: Any) -> None:
 
 
 def _configs(application: Any) -> list[Any]:
-    """Every NeuronConfig: the application's and one per graph, each with its draft's."""
+    """Yield every NeuronConfig: the application's and one per graph, each with its draft's."""
     owners = [application.config, *(wrapper.config for wrapper in application.models)]
     drafts = [owner.fused_spec_config.draft_config for owner in owners if owner.fused_spec_config is not None]
     return [owner.neuron_config for owner in [*owners, *drafts]]

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def pins() -> list[str]:
-    """Lines for pip, each a package and its version."""
+    """Return lines for pip, each a package and its version."""
     runtime = {_name(line): line for line in _lines("requirements.txt")} | REPLACED
     tools = {_name(line): line for file in TEST_FILES for line in _lines(file)}
     return sorted(line for line in [*runtime.values(), *(tools[name] for name in TEST_TOOLS), *ADDED] if line)
@@ -61,7 +61,7 @@ def _name(line: str) -> str:
 
 
 def environment(lines: list[str]) -> Path:
-    """The Python of the environment that has exactly these packages; makes it unless it is there."""
+    """Return the Python of an environment with exactly these packages, made if it is missing."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256("\n".join([version, *lines]).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

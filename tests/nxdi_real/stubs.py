@@ -60,7 +60,7 @@ class _Inert(type):
 
 
 def inert(name: str) -> Any:
-    """A class under this name that does nothing."""
+    """Return a class under this name that does nothing."""
     return _Inert(name.rpartition(".")[2], (), {"is_inert": True})
 
 
@@ -102,7 +102,7 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__dict__.update(BODIES.get(module.__name__, dict)())
 
 
-# What NxDI runs on a CPU too: the contents of a module, made when it is imported.
+# The contents of modules that NxDI runs on a CPU too; each is made when it is imported.
 
 
 def _utilities() -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int =
 
 
 def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Random numbers are the one operation that NxDI writes in the compiler's language and needs here."""
+    """Give random numbers, the one operation that NxDI writes in the compiler's language and needs here."""
     if function.__name__ == "rand_like":
         return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
     return _configured(function.__name__)

@@ -51,7 +51,8 @@ def test_logits_are_those_of_transformers(results: dict[str, dict[str, Any]], na
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_gives_the_tokens_of_transformers(results: dict[str, dict[str, Any]], name: str) -> None:
-    """EAGLE under sequence parallelism, and so all of EAGLE3, failed on more than one core: a draft's embeddings were
-    gathered that had not been scattered.
+    """The story: EAGLE under sequence parallelism, and so all of EAGLE3, failed on more than one core.
+
+    A draft's embeddings were gathered that had not been scattered.
     """
     assert results[name]["equal"]

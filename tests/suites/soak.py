@@ -131,7 +131,7 @@ class Visitor:
             self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
-        """A request and its worker by hand, which proposes nothing of worth; both may leave at any time."""
+        """Run a request and its worker by hand, which proposes nothing of worth; both may leave at any time."""
         attach = pb.Attach(protocol_version=2, num_slots=1, is_private=True, vocab_size=self._card.vocab_size)
         attach.tokenizer_fingerprint = self._card.tokenizer_fingerprint
         name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
@@ -165,7 +165,7 @@ def _leaving(after: int) -> Progress:
 
 
 async def drive(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> None:
-    """These sessions, `PARALLEL` at a time."""
+    """Run these sessions, `PARALLEL` at a time."""
     left = iter(numbers)
     counted = (_said(trial, number, numbers) for number in left)
     await asyncio.gather(*(visitor.visit(counted, seed) for visitor in visitors))

@@ -54,7 +54,7 @@ def moves(slot: int) -> st.SearchStrategy[Move]:
 
 
 def passes() -> st.SearchStrategy[list[Move]]:
-    """One to all slots in any order."""
+    """Draw passes over one to all slots, in any order."""
     some_slots = st.permutations(range(NUM_SLOTS)).flatmap(
         lambda slots: st.integers(1, NUM_SLOTS).map(lambda count: slots[:count])
     )
@@ -144,14 +144,14 @@ class BackendContract:
     max_examples = 8
 
     def backend_of(self, family: str) -> Backend:
-        """The backend over `tiny_model(family)`, for all examples: what earlier ones left in its slots must not matter.
+        """Return the backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions.
 
-        Of NUM_SLOTS slots with MAX_LENGTH positions.
+        All examples share it: the tokens that earlier ones left in its slots must not matter.
         """
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """One of its own over `tiny_model("llama")`."""
+        """Return a backend of its own over `tiny_model("llama")`."""
         raise NotImplementedError
 
     def assert_close(self, logits: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
@@ -204,8 +204,9 @@ class BackendContract:
 
     @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
     def test_a_pass_that_fails_anywhere_spoils_no_other(self, fault: tuple[list[int], int, list[int], int]) -> None:
-        """The story: memory ran out while inputs were bound to another slot, half of them were, and nothing noticed:
-        the next pass read that slot's keys and values, which are another user's.
+        """The story: memory ran out while inputs were bound to another slot, and half of them were.
+
+        The next pass read that slot's keys and values, which are another user's.
         """
         backend, plain = self.fresh(), reference("llama")
         held = [TOKENS[slot : slot + HELD] for slot in range(NUM_SLOTS)]
@@ -247,7 +248,7 @@ class BackendContract:
         backend.forward([Span(0, 0, TOKENS[5:8], 3)])
         np.testing.assert_array_equal(logits, kept)
 
-    def test_it_says_what_it_is(self) -> None:
+    def test_it_describes_itself(self) -> None:
         backend = self.fresh()
         assert (backend.vocab_size, backend.num_slots) == (DEFAULT_VOCAB_SIZE, NUM_SLOTS)
         assert backend.max_length == MAX_LENGTH

@@ -12,7 +12,7 @@ def varint(number: int) -> bytes:
 
 
 def field(tag: int, payload: bytes) -> bytes:
-    """A length-delimited field."""
+    """Return a length-delimited field."""
     return bytes([tag << 3 | 2]) + varint(len(payload)) + payload
 
 

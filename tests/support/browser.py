@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Page:
-    """One tab."""
+    """Tab of a browser."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: int) -> None:
         self._reader = reader
@@ -70,7 +70,7 @@ class Page:
         await self.open(url)
 
     async def run(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
+        """Return the value of a JavaScript expression."""
         answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -82,7 +82,7 @@ class Page:
                 await asyncio.sleep(0.05)
 
     async def screenshot(self, *, width: int, height: int) -> bytes:
-        """A PNG."""
+        """Return a PNG of the page."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -91,7 +91,7 @@ class Page:
 
 @asynccontextmanager
 async def browser_page(profile: Path) -> AsyncGenerator[Page, None]:
-    """A tab of a browser of its own, with its profile in a directory that may be deleted afterwards."""
+    """Open a tab of a browser of its own, with its profile in a directory that may be deleted afterwards."""
     assert CHROMIUM is not None
     commands_out, commands_in = os.pipe()
     answers_out, answers_in = os.pipe()

@@ -24,7 +24,7 @@ class Pki:
         return path
 
     def pair(self, stem: str, *names: str, expired: bool = False) -> tuple[Path, Path]:
-        """A certificate and its key, in files of these names; replaces what is there."""
+        """Write a certificate and its key to files of these names, in place of present ones."""
         begins = datetime.now(UTC) - timedelta(days=10) if expired else None
         issued = self.authority.issue(names or ("localhost", "127.0.0.1"), begins=begins, days=9 if expired else 30)
         return self.write(stem, issued)
@@ -36,7 +36,7 @@ class Pki:
         return cert, key
 
     def client(self, *names: str) -> ClientTls:
-        """One that trusts this CA, with a certificate if it is to have names."""
+        """Return a client that trusts this CA, with a certificate if it is to have names."""
         return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
 
 

@@ -73,7 +73,7 @@ Progress = Callable[[int], None]
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
-    """Over gRPC, on a connection of its own."""
+    """Ask over gRPC, on a connection of its own."""
     async with open_channel(address) as channel:
         return await ask_on(channel, question, told, gamma=gamma)
 
@@ -86,7 +86,7 @@ async def ask_on(
     gamma: int | None = None,
     deadline_s: float = 120.0,
 ) -> Answer:
-    """Over gRPC, on a connection that there is."""
+    """Ask over gRPC, on a present connection."""
     request = CompletionRequest(
         question.prompt,
         sampling=SamplingParams(temperature=TEMPERATURE),
@@ -118,7 +118,7 @@ async def ask_on(
 async def ask_http(
     client: httpx.AsyncClient, question: Question, told: Progress | None = None, *, deadline_s: float = 120.0
 ) -> Answer:
-    """Over HTTP; the client knows the server's URL."""
+    """Ask over HTTP; the client has the server's URL as its base."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.num_tokens,
@@ -159,7 +159,7 @@ async def _read_events(response: httpx.Response, answer: Answer, told: Progress 
 
 
 async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream, without its last word."""
+    """Yield the events of a stream, without its end mark."""
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
@@ -220,7 +220,7 @@ class Load:
 
 
 def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
-    """Questions of these lengths in turn."""
+    """Return questions of these lengths in turn."""
     seeds = range(num_questions)
     return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
 

@@ -2,8 +2,8 @@
 
     clients -> target <- worker (pool)        gateway -> draft -> target        fused (gRPC and HTTP)
 
-With links, a proxy that can be cut, silenced and slowed stands in front of the target's clients and behind draft,
-worker and gateway.
+With links, a proxy that can be cut, silenced and slowed stands before each server that a draft, worker or gateway
+dials, or a client of the target.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Member:
         http_port: of HTTP; 0: it has none.
         metrics_port: of /metrics.
         probe_port: of /livez and /readyz; 0: it has none.
-        ready_line: line of its log once it is ready; None: its health says so.
+        ready_line: line of its log once it is ready; None: its health is asked.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Member:
         return vitals(self.pid)
 
     async def gauges(self) -> dict[str, float]:
-        """The metrics it has, by name without labels; the last of each name."""
+        """Return the server's metrics by name without labels; the last of each name."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with httpx.AsyncClient(timeout=10) as client:
             lines = (await client.get(url)).text.splitlines()
@@ -141,7 +141,7 @@ class Member:
         }
 
     async def num_requests(self) -> int:
-        """Slots taken and places in the queue."""
+        """Return the number of slots taken and of places taken in the queue."""
         gauges = await self.gauges()
         return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
 
@@ -207,7 +207,7 @@ async def _is_idle(member: Member) -> bool:
 
 @asynccontextmanager
 async def cluster(names: Collection[str], *, linked: bool = False) -> AsyncGenerator[Cluster, None]:
-    """The servers of these names, among target, draft, worker, gateway and fused, until the block is left."""
+    """Run the servers of these names, among target, draft, worker, gateway and fused, until the block is left."""
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-cluster-")))
         members = {

@@ -32,7 +32,7 @@ SCORES = tuple(
 
 
 class ScriptedCompleter:
-    """Gives passes of pieces; all but a pass's last token count as accepted.
+    """Completer that gives passes of pieces; all but a pass's last token count as accepted.
 
     Args:
         passes: the pieces of each pass, one per token.
@@ -61,7 +61,7 @@ class ScriptedCompleter:
         self._origin = origin
         self.requests: list[CompletionRequest] = []
         self.num_running = 0
-        self.hangs = False  # behind its last pass, for ever
+        self.hangs = False  # for ever, after its last pass
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
         self.requests.append(request)
@@ -132,7 +132,7 @@ def gateway(
     codec: Codec | None = WORDS,
     **settings: Any,
 ) -> Gateway:
-    """A gateway in front of it, with metrics; the settings are those of `HttpConfig`."""
+    """Return a gateway in front of a completer, with metrics; the settings are those of `HttpConfig`."""
     metrics = Metrics(CARD.name)
     observed = SupervisedCompleter(completer, Observer(metrics))
     metrics.watch(observed)

@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 TEXT = ("It", " was", " a", " dark", " night")
-"""Its answer, a chunk each, whatever the seed."""
+"""Pieces of the server's answer, a chunk each, at any seed."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class ForeignServer:
-    """Knows neither usage nor seeds, refuses fields that it does not know, and lists its model by name alone."""
+    """Server without usage and seeds, which refuses fields that it does not know, and lists its model by name."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -25,7 +25,7 @@ class ForeignServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, with any number of requests."""
+        """Serve one connection, with any number of requests."""
         self.num_connections += 1
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():

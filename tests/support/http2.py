@@ -15,7 +15,7 @@ _STATUS_BY_NAME = b"\x08\x03"  # a literal field whose name is ":status", of thr
 
 @dataclass
 class Proxy:
-    """Its address, and the number of requests that it has answered."""
+    """Address of a proxy, and the number of requests that it has answered."""
 
     port: int = 0
     num_answers: int = 0

@@ -88,7 +88,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running_hub(hub: FakeHub) -> AsyncGenerator[FakeHub, None]:
-    """The hub, answering at `hub.url`."""
+    """Run the hub, at `hub.url`."""
     port = free_port()
     config = uvicorn.Config(hub.app(), port=port, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)

@@ -30,12 +30,12 @@ NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """The right key of the noise; wrong variants drop one of the two."""
+    """Return the right key of the noise; wrong variants drop one of the two parts."""
     return seed, position
 
 
 def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -> FloatArray:
-    """Logits of a first-order model: float64 [vocab_size (previous token), vocab_size]."""
+    """Return logits of a first-order model: float64 [vocab_size (previous token), vocab_size]."""
     return rng.normal(scale=spread, size=(vocab_size, vocab_size))
 
 
@@ -47,7 +47,7 @@ def choice_table(
     num_positions: int,
     noise_key: NoiseKey = both,
 ) -> Choices:
-    """Every choice the model could make, for seeds 0 .. num_seeds-1 and positions 0 .. num_positions-1."""
+    """Return every choice that the model could make, for seeds 0 .. num_seeds-1 and positions 0 .. num_positions-1."""
     vocab_size = len(logits)
     seeded = [replace(sampling, seed=seed) for seed in range(num_seeds)]
     rows = [noise_key(seed, position) for seed in range(num_seeds) for position in range(num_positions)]
@@ -70,7 +70,7 @@ class Generated:
 
 
 def decode(target: Choices) -> list[list[int]]:
-    """The target alone, one token after the other, from previous token 0."""
+    """Decode with the target alone, one token after the other, from previous token 0."""
     outputs = []
     for by_position in target:
         output = [0]
@@ -81,7 +81,7 @@ def decode(target: Choices) -> list[list[int]]:
 
 
 def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) -> Generated:
-    """The whole loop: the draft proposes up to gamma tokens, the target verifies them, the verdict is committed."""
+    """Run the whole loop: the draft proposes up to gamma tokens, the target verifies them, the verdict is committed."""
     num_positions = len(target[0])
     outputs, num_draft_tokens, num_accepted_tokens = [], 0, 0
     for by_position, draft_by_position in zip(target, draft, strict=True):
@@ -100,7 +100,7 @@ def speculate(target: Choices, draft: Choices, *, gamma: int, verify: Verify) ->
 
 
 def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> FloatArray:
-    """The law of one token, token by token from the definitions in SamplingParams; no two logits may tie."""
+    """Return the distribution of one token by the definitions in SamplingParams; no two logits may tie."""
     if sampling.greedy:
         return np.asarray(np.arange(len(logits)) == np.argmax(logits), dtype=np.float64)
     weights = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
@@ -116,7 +116,7 @@ def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> Flo
 
 
 def exact_pair_law(logits: FloatArray, sampling: SamplingParams, position: int) -> FloatArray:
-    """Joint law of the tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
+    """Return the joint law of the tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
     transition = np.stack([exact_distribution(row.tolist(), sampling) for row in logits])
     marginal: FloatArray = np.linalg.matrix_power(transition, position + 1)[0]
     return np.asarray(marginal[:, None] * transition, dtype=np.float64)
@@ -129,7 +129,7 @@ def pair_counts(tokens: npt.NDArray[np.int64], vocab_size: int, position: int) -
 
 
 def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
-    """P-value of the G-test that `counts` were drawn from `law`; 0 if something impossible was counted.
+    """Return the p-value of the G-test that `counts` were drawn from `law`; 0 if an impossible one was counted.
 
     The smallest cells are pooled into one that expects at least five counts: below, the chi-squared limit is poor.
     """
@@ -147,7 +147,7 @@ def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
 
 
 def law_p_value(outputs: Sequence[Sequence[int]], logits: FloatArray, sampling: SamplingParams) -> float:
-    """The smallest p-value over the pairs of adjacent positions, corrected for their number (Bonferroni)."""
+    """Return the smallest p-value over the pairs of adjacent positions, corrected for their number (Bonferroni)."""
     tokens = np.asarray(outputs)
     p_values = [
         g_test(pair_counts(tokens, len(logits), position), exact_pair_law(logits, sampling, position))
@@ -161,7 +161,7 @@ def total_variation(p: FloatArray, q: FloatArray) -> float:
 
 
 def shared_noise_match(p: FloatArray, q: FloatArray) -> float:
-    """P[match] when p and q are sampled with the same Gumbel noise.
+    """Return P[match] when p and q are sampled with the same Gumbel noise.
 
     exp(-G) is a standard exponential E_v, and v wins on both sides if E_v/p_v and E_v/q_v are both the least: if
     E_w > E_v * max(p_w/p_v, q_w/q_v) for every other w. Hence the sum over v of 1 / sum over w of that maximum.

@@ -9,7 +9,7 @@ HEADERS = {"Authorization": "Bearer secret"}
 
 
 def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
-    """A path as the model, an empty system message, and no sampling parameters unless they were given."""
+    """Return a body with a path as the model, an empty system message, and only the sampling parameters given."""
     messages = [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
     return {"model": f"/models/{model}", "messages": messages, "stream": True, "max_tokens": max_tokens}
 

@@ -1,8 +1,8 @@
-"""A folder with the rules of Mountpoint for Amazon S3, put before `os` and `open`: what it cannot do fails.
+"""A folder with the rules of Mountpoint for Amazon S3, put before `os` and `open`: other operations fail.
 
 From its SEMANTICS.md: no rename, no links, no locks, no change of times or modes; nothing is overwritten; nothing is
-deleted unless it was mounted so; a file is written from its beginning to its end, not after a sync, and seen by nobody
-until it is closed; folders are local until a file is in them.
+deleted unless it was mounted so; a file is written from its beginning to its end, not after a sync, and no reader
+sees it until it is closed; folders are local until a file is in them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Mountpoint:
             patch.setattr(module, "open", self._opened)
 
     def restart(self) -> None:
-        """A new process, after one was killed: what that had open is lost."""
+        """Start anew, as a process does after one was killed: files that it had open are lost."""
         self.is_dead, self.killed_at = False, None
         self._open_uploads.clear()
 
@@ -103,7 +103,7 @@ class Mountpoint:
         return called
 
     def _descriptor(self, function: Callable[..., int]) -> Callable[..., int]:
-        """`os.open` is for reading here: what writes must come by `open`, which sees every write."""
+        """Return an `os.open` that only reads: writers must use `open`, which sees every write."""
 
         def called(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
             if self.holds(path, keywords.get("dir_fd")) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -141,7 +141,7 @@ class Mountpoint:
         self._synced.discard(descriptor)
 
     def show(self, upload: Path, place: Path) -> None:
-        """A file was closed: it appears."""
+        """Let a closed file appear."""
         self._open_uploads.discard(place)
         self._rename(upload, place)
 

@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """NxDI's sources warn while they are imported: that is not this project's affair."""
+    """Ignore warnings of NxDI's sources while they are imported: that is not this project's affair."""
     if config.getoption(OPTION) == "real":
         _real()
         for module in ("neuronx_distributed", "neuronx_distributed_inference", "torch"):

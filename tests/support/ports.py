@@ -30,7 +30,7 @@ from tests.support.completers import CARD, ScriptedCompleter
 
 
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Answers every draft worker with one message."""
+    """Service that answers every draft worker with one message."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -72,7 +72,7 @@ async def served(
     *,
     host: str = "127.0.0.1",
 ) -> AsyncGenerator[Served, None]:
-    """All ports in front of a completer, by default a scripted one, and of an end of Assist that takes all workers."""
+    """Serve all ports in front of a completer, by default a scripted one, and an Assist that takes all workers."""
     at = Served(free_port(), free_port(), free_port(), free_port(), free_port())
     if security.client_ca is not None:
         security = replace(security, mtls_port=at.mtls)

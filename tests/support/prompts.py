@@ -35,9 +35,9 @@ _WORDS = [
 
 
 def _text(number: int) -> str:
-    """A text of 1 to 12 words."""
+    """Return a text of 1 to 12 words."""
     return " ".join(_WORDS[(number * 7 + step * (number + 3)) % len(_WORDS)] for step in range(1 + number % 12))
 
 
 PROMPTS = tuple(f"{number} {_text(number)}" for number in range(56))
-"""At least 50 of them, all different."""
+"""Texts to ask with: at least 50, all different."""

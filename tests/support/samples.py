@@ -29,7 +29,7 @@ TOKENS = tuple(range(100, 112))
 
 
 def config(directory: Path, **changes: Any) -> ComparisonConfig:
-    """A comparison of tiny model directories; `changes` are its fields."""
+    """Return a comparison of tiny model directories; `changes` are its fields."""
     fields: dict[str, Any] = {
         "target_model": model_directory(directory, "target"),
         "draft_models": (str(model_directory(directory, "draft")),),
@@ -49,7 +49,7 @@ def config(directory: Path, **changes: Any) -> ComparisonConfig:
 
 
 def model_directory(directory: Path, name: str) -> Path:
-    """Enough of a model for the configuration."""
+    """Make enough of a model for the configuration."""
     path = directory / name
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text("{}")
@@ -57,7 +57,7 @@ def model_directory(directory: Path, name: str) -> Path:
 
 
 def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
-    """`TOKENS` as this contender would serve them: speculation accepts two of three draft tokens per round."""
+    """Return `TOKENS` as this contender would serve them: two of three draft tokens are accepted per round."""
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:

@@ -65,7 +65,7 @@ class Gate:
 
 
 class ScriptedDecoder:
-    """A `Decoder`."""
+    """A `Decoder` with scripted tokens and a gate at which its steps wait."""
 
     vocab_size = VOCAB_SIZE
     prompt_chunk_tokens = 0

@@ -37,7 +37,7 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 
 
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """A `draft --serve` that verifies at `target`."""
+    """Start a `draft --serve` that verifies at `target`."""
     port = free_port()
     arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1", *flags)
     return server_process("draft", "draft", *arguments, port=port)
@@ -105,7 +105,7 @@ class Completion:
 
 
 async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:
-    """One request to any GenerationService."""
+    """Send one request to any GenerationService."""
     (completion,) = await complete_all(server, [request])
     return completion
 
@@ -113,7 +113,7 @@ async def complete(server: ServerProcess | str, request: CompletionRequest) -> C
 async def complete_all(
     server: ServerProcess | str, requests: Sequence[CompletionRequest], *, concurrency: int = 8
 ) -> list[Completion]:
-    """Many requests over one channel, at most `concurrency` in flight; results in the order of the requests."""
+    """Send requests over one channel, at most `concurrency` in flight; return the results in their order."""
     address = server if isinstance(server, str) else server.address
     places = asyncio.Semaphore(concurrency)
     async with open_channel(address) as channel:
@@ -143,7 +143,7 @@ class CommandResult:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """stdout of --format json: every line is an object."""
+        """Objects that --format json prints, one a line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
     @property
@@ -153,7 +153,7 @@ class CommandResult:
 
 @asynccontextmanager
 async def command(*arguments: str | Path, program: str = "main.py") -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A running `main.py`, or another program of ours, killed at the latest when the block is left."""
+    """Run `main.py`, or another program of ours; kill it at the latest when the block is left."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / program),
@@ -191,5 +191,5 @@ async def until_attached(worker: PrivateWorker) -> None:
 
 
 def card_of(words: Vocabulary) -> ModelCard:
-    """The card of a target that has this vocabulary."""
+    """Return the card of a target that has this vocabulary."""
     return ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")

@@ -54,7 +54,7 @@ class Trial:
             print(line, file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         print(("\r\x1b[K" if sys.stderr.isatty() else "") + text, file=sys.stderr, flush=True)
 
     def promise(self, name: str, measured: object, limit: object, *, kept: bool) -> None:

@@ -33,7 +33,7 @@ NO_FLAG = {"logit_bias"}
 
 
 def another_value(name: str) -> Any:
-    """One that is not the default, and that every place can hold."""
+    """Return a value that is not the default, and that every place can hold."""
     if name == "logit_bias":
         return ((7, 2.5),)
     high = RANGES[name].high

@@ -166,7 +166,7 @@ def test_the_reason_is_a_programs_last_words() -> None:
     assert last_line("") == "it ended without a word"
 
 
-def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_names_its_reason(tmp_path: Path) -> None:
     setup = Setup("target", "draft", "float32", str(tmp_path), 1, 8)
     with pytest.raises(UnavailableError, match=r"No module named benchmarks\.peers\.nothing"):
         Engine(Peer("nothing", "nothing"), setup)

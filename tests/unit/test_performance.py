@@ -23,7 +23,7 @@ def bench() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_generated_parts_are_what_the_file_says(page: Path, bench: dict[str, Any]) -> None:
+def test_generated_parts_have_the_files_figures(page: Path, bench: dict[str, Any]) -> None:
     text = page.read_text()
     assert PART.search(text)
     assert generated(text, bench) == text, "python -m benchmarks.page"
@@ -48,7 +48,7 @@ def test_a_mark_without_a_benchmark_is_an_error(bench: dict[str, Any]) -> None:
         part("nothing", bench)
 
 
-def test_what_was_not_measured_is_said(bench: dict[str, Any]) -> None:
+def test_missing_measurements_are_named(bench: dict[str, Any]) -> None:
     without = {name: value for name, value in bench.items() if name not in MEASURED_APART}
     assert {part(name, without) for name in MEASURED_APART} == {"Not measured yet."}
 

@@ -1,4 +1,4 @@
-"""What the prober of `make hostile` takes off a health check: waits for a core."""
+"""Waits for a core, which the prober of `make hostile` takes off a health check."""
 
 from __future__ import annotations
 

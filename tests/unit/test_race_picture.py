@@ -1,4 +1,4 @@
-"""The picture at the head of README: it is what it says, and small."""
+"""The picture at the head of README: its figures are those of its race, and it is small."""
 
 from __future__ import annotations
 

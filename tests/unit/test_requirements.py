@@ -28,7 +28,7 @@ ELSEWHERE = (
     *("locust", "gevent"),
     *("vllm", "msgspec"),
 )
-"""What is imported only where an extra was installed that the tests' environment lacks."""
+"""Packages that are imported only where an extra was installed that the tests' environment lacks."""
 
 
 @pytest.mark.parametrize("name", requirements())
@@ -41,7 +41,7 @@ def test_there_is_no_other_requirements_file() -> None:
     assert {str(path.relative_to(ROOT)) for path in found} == set(requirements())
 
 
-def test_every_package_says_why_it_is_here() -> None:
+def test_every_package_has_a_reason() -> None:
     for name, content in requirements().items():
         runtime = content.partition("# The runtime;")[0]
         for line in runtime.splitlines():
@@ -55,7 +55,7 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
-    """Everything was pinned, so the wheel hardly went beside another package; the files stay what was tested."""
+    """The story: everything was pinned, so the wheel hardly went beside another package; files keep tested versions."""
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
     exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]
@@ -157,8 +157,10 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """A thin client took the 1.5 GB of a server; later neither client started, since one asked for the version of
-    llguidance, and the other imported Pydantic."""
+    """The story: a thin client took the 1.5 GB of a server.
+
+    Later neither client started: one asked for the version of llguidance, and the other imported Pydantic.
+    """
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
     assert "Traceback" not in report
@@ -172,8 +174,8 @@ def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, .
         (MODELS, "", 1),
     ],
 )
-def test_what_a_client_cannot_do_names_the_extra(code: str, arguments: str, status: int) -> None:
-    """Each was a traceback."""
+def test_errors_of_a_thin_client_name_the_extra(code: str, arguments: str, status: int) -> None:
+    """The story: each such error was a traceback."""
     code_of, report = run_as_client(code, *arguments.split())
     assert (code_of, len(report.splitlines())) == (status, 1), report
     assert "needs the extra `server` (`pip install 'specdec-serve[server]'`" in report
@@ -212,7 +214,7 @@ def old_python(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("goal", ["demo", "install", "test", "test-python", "manifests", "lock"])
 def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
-    """pip downloaded half a gigabyte of torch, and then named another package."""
+    """The story: pip downloaded half a gigabyte of torch, and then named another package."""
     for file in ("Makefile", *requirements()):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
@@ -225,7 +227,7 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 
 
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
-    """pip asks for requires-python only after all downloads, before its version 24.1."""
+    """Before its version 24.1, pip asks for requires-python only after all downloads."""
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))
@@ -249,14 +251,16 @@ NEURON_IMAGES = {
     "2.29": ("2.9.0.2.13", "0.9.17334", "4.57.6"),
     "2.31": ("2.9.0", "0.10.18399", "4.57.6"),
 }
-"""By SDK, what its images have of torch-neuronx and NxDI, and a Transformers that this NxDI pins."""
+"""Versions by SDK: its images' torch-neuronx and NxDI, and a Transformers that this NxDI pins."""
 
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
-    """The file pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57, those of SDK 2.29: in any other image that
-    docs/neuron.md offers, pip replaced NxDI with one for another compiler and runtime. Transformers alone would do it
-    too: NxDI 0.7 pins 4.56, and pip takes a newer NxDI rather than none."""
+    """The story: pip replaced NxDI in every image but SDK 2.29's by one for another compiler and runtime.
+
+    The file pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57. Transformers alone would do it too: NxDI 0.7 pins
+    4.56, and pip takes a newer NxDI rather than none.
+    """
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
     for name, version in zip(names, NEURON_IMAGES[sdk], strict=True):

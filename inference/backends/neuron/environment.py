@@ -58,7 +58,7 @@ def require_nxdi() -> None:
 
 
 def toolchain() -> dict[str, Any]:
-    """Return what compiles here: the conditions of a compiled model that come from the image, not from settings."""
+    """Return the conditions of a compiled model that come from the image, not from settings."""
     return {"format": FORMAT, "versions": {package: version_of(package) for package in VERSIONS}}
 
 
@@ -129,7 +129,7 @@ def check_logical_cores(overrides: Mapping[str, object], environment: Mapping[st
 
 
 def compiler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a compiled model depends on beside its settings: compiler variables and the kind of device."""
+    """Return the conditions of a compiled model beside its settings: compiler variables and the kind of device."""
     found = {name: environment[name] for name in COMPILER_ENVIRONMENT if name in environment}
     try:
         found["platform"] = str(load_module("torch_neuronx.utils").get_platform_target())

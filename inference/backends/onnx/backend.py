@@ -87,7 +87,7 @@ class OnnxBackend:
         return shared_places(spans, self._num_filling(spans))
 
     def _num_filling(self, spans: Sequence[Span]) -> int:
-        """Tokens to add to a pass so that it takes one sweep, if its last span has room for them."""
+        """Return how many tokens to add to a pass so that it takes one sweep, if its last span has room for them."""
         if not self._fills_up:
             return 0
         shorter, longer = SWEEP_SIZES
@@ -102,7 +102,7 @@ class OnnxBackend:
         return OnnxPass(decoder, slots, graph, num_places=num_places, num_threads=self._num_threads)
 
     def probe_error(self) -> float:
-        """Largest difference between this backend's logits and Transformers', relative to the largest of them.
+        """Return the largest difference between this backend's logits and Transformers', relative to the largest logit.
 
         Runs tokens through slot 0 as a prompt, a continuation and one more token; slots that are too short run what
         fits.

@@ -137,6 +137,6 @@ class Feeds:
             self._arrays[name][:] = values
 
     def logits(self, num_rows: int) -> Weight:
-        """The first rows, float32 [num_rows, vocab_size]; a copy where the memory is used again."""
+        """Return the first rows, float32 [num_rows, vocab_size]; a copy where the memory is used again."""
         rows: Weight = self._logits[0, :num_rows]
         return rows.copy() if self.worth_keeping else rows

@@ -62,7 +62,7 @@ def is_constant(name: str) -> bool:
 
 
 def cache_names(layer: int, place: int) -> tuple[str, str]:
-    """Names of the inputs for a place's keys and values; outputs are called `new_` + the same."""
+    """Return the names of the inputs for a place's keys and values; outputs have `new_` before the same names."""
     return f"key_{layer}_{place}", f"value_{layer}_{place}"
 
 
@@ -158,7 +158,7 @@ class DecoderGraph:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
 
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
-        """Linear layer, residual sum and norm of the sum, if one is named: [1, T, hidden_size] each."""
+        """Add a linear layer, the residual sum, and a norm of the sum if one is named: [1, T, hidden_size] each."""
         projected = self._linear(name, layer, hidden)
         if self._shape.output_norms:
             projected = self._rms_norm(projected, f"{name}_norm_{layer}", f"{name}_own_{layer}", self._shape.rms_eps)
@@ -171,7 +171,7 @@ class DecoderGraph:
         return normed, summed
 
     def _normalize_heads(self, layer: int, qkv: str) -> str:
-        """RMS norm of queries and keys, of every head or over all; eps is scaled as the mean over padded heads is."""
+        """Add RMS norms of queries and keys, of every head or over all; eps is scaled like a mean over padded heads."""
         shape = self._shape
         query, key, value = (f"{name}_part_{layer}" for name in ("query", "key", "value"))
         self._add("Split", [qkv, "qkv_sizes"], [query, key, value], axis=2)
@@ -187,7 +187,10 @@ class DecoderGraph:
         return self._add("Concat", [*parts, value], [f"qkv_normed_{layer}"], axis=2)
 
     def _attention(self, layer: int, qkv: str) -> str:
-        """Rotary positions, extension of each place's slots, attention: [1, T, query_size]; [B, T / B] if N = 1."""
+        """Add rotary positions, each place's new keys and values, and attention.
+
+        The output is [1, T, query_size]; with one place, [B, T / B, query_size].
+        """
         if self._is_int8:
             qkv = self._add("Gather", [qkv, "spread"], [f"qkv_spread_{layer}"], axis=1)
         attended = self._attend(layer, 0, qkv) if len(self._places) == 1 else self._attend_all(layer, qkv)
@@ -227,7 +230,7 @@ class DecoderGraph:
         )
 
     def _parts(self) -> None:
-        """Split what describes the places."""
+        """Split the inputs that describe the places."""
         if len(self._places) == 1:
             return
         num_places = len(self._places)

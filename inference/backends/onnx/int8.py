@@ -61,7 +61,7 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
-    """int8 [in, out] and float32 [out]; their product is near the matrix."""
+    """Return int8 [in, out] and float32 [out], with a product that is near the matrix."""
     largest = np.abs(matrix).max(axis=0)
     scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
     return np.rint(matrix / scale).astype(np.int8), scale
@@ -83,7 +83,7 @@ def row_nodes(hidden: str) -> list[onnx.NodeProto]:
 
 
 def product_nodes(hidden: str, weight: str, output: str) -> list[onnx.NodeProto]:
-    """Multiply what `row_nodes` made of `hidden` with an int8 matrix: float32 [1, T, out]."""
+    """Multiply the output of `row_nodes` with an int8 matrix: float32 [1, T, out]."""
     inputs = [f"{hidden}_rows", weight, "unit_scale", f"{weight}_scale", "zero_point"]
     return [
         helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}_scaled"], domain="com.microsoft"),

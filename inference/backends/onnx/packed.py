@@ -110,7 +110,7 @@ def discard(decoder: PackedDecoder) -> None:
 
 
 def require_private(folder: Path) -> None:
-    """Raise ConfigError if another user could have filled the cache: what is in it is run."""
+    """Raise ConfigError if another user could have filled the cache: its graphs are run."""
     if not folder.exists():
         return
     status = folder.stat()

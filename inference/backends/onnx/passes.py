@@ -43,7 +43,7 @@ class OnnxPass:
         self._names = [[name for layer in layers for name in cache_names(layer, place)] for place in range(num_places)]
 
     def run(self, spans: Sequence[Span], places: Sequence[Place]) -> Weight:
-        """Logits of the wanted rows, in the order of the spans, float32 [num_rows, vocab_size].
+        """Return the logits of the wanted rows, in the order of the spans, float32 [num_rows, vocab_size].
 
         Args:
             spans: of the whole pass; the places name those that run here.
@@ -58,7 +58,7 @@ class OnnxPass:
         return feeds.logits(len(flat.rows))
 
     def _feeds(self, inputs: Mapping[str, Sequence[int]], num_sequences: int) -> Feeds:
-        """Memory for a pass of this shape, bound."""
+        """Return bound memory for a pass of this shape."""
         shape = len(inputs["token_ids"]), num_sequences, len(inputs["rows"])
         feeds = self._kept.get(shape)
         if feeds is None:

@@ -118,7 +118,7 @@ class DecoderShape:
 
     @staticmethod
     def load(path: Path) -> DecoderShape:
-        """Read what `save` wrote."""
+        """Read a file of `save`."""
         fields = json.loads(path.read_text())
         return DecoderShape(**{name: _tuples(value) for name, value in fields.items()})
 

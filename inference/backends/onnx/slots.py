@@ -50,7 +50,7 @@ class OnnxSlots:
                 allow_huge_pages(self._mapping, start, room[slot].nbytes)
 
     def values(self, slots: range) -> list[onnxruntime.OrtValue]:
-        """The keys and values of neighbouring slots, layer by layer: key, value, key, value, ..., not copied."""
+        """Return keys and values of neighbouring slots, not copied, layer by layer: key, value, key, value, ..."""
         if slots not in self._values:
             if len(self._values) >= MAX_KEPT:
                 self._values.clear()

@@ -68,7 +68,7 @@ def _norms(layer: Any, shape: DecoderShape, offset: float) -> Iterator[tuple[str
 
 
 def _stacked(attention: Any, field: str, shape: DecoderShape) -> torch.Tensor:
-    """Weights or biases of query, key and value: [query_size + 2 * kv_size, ...]."""
+    """Return the weights or biases of query, key and value as one array: [query_size + 2 * kv_size, ...]."""
     query, key, value = _projections(attention, field, shape)
     turned = [_pad_heads(_turned_halves(rows, shape), shape) for rows in (query, key)]
     return torch.cat([*turned, _pad_heads(value, shape)])
@@ -100,7 +100,7 @@ def _turned_halves(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
 
 
 def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """[num_heads * head_dim, ...] -> [num_heads * head_room, ...], zeros after each half of a head."""
+    """Pad [num_heads * head_dim, ...] to [num_heads * head_room, ...] with zeros after each half of a head."""
     half, room = shape.head_dim // 2, shape.head_room // 2
     halves = rows.reshape(-1, half, *rows.shape[1:])
     padded = rows.new_zeros(halves.shape[0], room, *rows.shape[1:])
@@ -110,7 +110,7 @@ def _pad_heads(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
 
 
 def _norm_of_padded(weight: torch.Tensor, shape: DecoderShape) -> Weight:
-    """The mean over padded heads is too small by head_dim / head_room; the weight makes up for it."""
+    """Scale a norm's weight up for padded heads, which make the mean too small by head_dim / head_room."""
     padded = _pad_heads(_turned_halves(weight, shape), shape)
     return _array(padded, math.sqrt(shape.head_dim / shape.head_room))
 

@@ -25,7 +25,7 @@ ATTENTION_NAME = "specdec_slots"
 # Folding heads into queries repeats the mask, so it is for the widths of decoding and verification, not of prompts.
 MAX_FOLDED_TOKENS = 32
 
-# What a layer may ask of its attention function that plain causal attention does not do; None asks for nothing.
+# Requests of a layer to its attention function beyond plain causal attention; None asks for nothing.
 UNSUPPORTED_OPTIONS = {
     "attention_mask": "a mask of its own",
     "position_bias": "position bias",
@@ -165,7 +165,7 @@ class SpanAttention:
         return attended.reshape(1, num_heads, self.num_tokens, values.shape[3])
 
     def _mask(self, window: int, times: int = 1) -> Tensor | None:
-        """Return what is added to the scores of the keys that any query sees, [times * num_tokens, num_keys].
+        """Return the mask to add to the scores of the keys that any query sees, [times * num_tokens, num_keys].
 
         None for a single query, which sees all of these keys.
         """

@@ -38,7 +38,7 @@ class Maker(Protocol):
     graphs_only: bool
 
     def make(self, run: Run) -> Run:
-        """Return what runs the pass from now on; it may be made at its first run."""
+        """Return a function that runs the pass from now on; it may be compiled at its first run."""
 
 
 class Captured:

@@ -29,7 +29,7 @@ OPERATORS.define("packed_linear(Tensor tokens, Tensor weight, Tensor? bias) -> T
 
 
 def _product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., in_features] -> [..., out_features], over a weight that oneDNN has rearranged."""
+    """Multiply [..., in_features] by a weight that oneDNN has rearranged; return [..., out_features]."""
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "none", [], "")
     return output
 
@@ -51,7 +51,7 @@ class PackedLinear(torch.nn.Module):
         if isinstance(linear, Conv1D):
             weight = weight.T.contiguous()
         self.out_features, self.in_features = weight.shape
-        # No buffer: the layout has no strides that moving or saving a module could handle.
+        # It is no buffer, since the layout has no strides that moving or saving a module could handle.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_WIDTH)
         self._bias = None if linear.bias is None else linear.bias.detach()
 

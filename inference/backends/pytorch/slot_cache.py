@@ -102,7 +102,7 @@ class SlotCopy:
         self.where = torch.zeros(4, dtype=torch.long).to(device)
 
     def run(self) -> torch.Tensor:
-        """Copy as `where` says, which is what a graph is made of; return the slots that were written, [1]."""
+        """Copy to the slots in `where` by operations that a graph can record; return the slots written, [1]."""
         where, positions = self.where, self._all_positions
         source, destination = where[0:1], where[1:2]
         is_copied = ((positions >= where[2:3]) & (positions < where[3:4]))[:, None]  # [num_positions, 1]

@@ -50,7 +50,7 @@ class StaticPass:
         self._has_all_slots = shape.batch == cache.num_slots
         self._num_tokens = shape.batch * shape.width
         device = cache.keys[0].device
-        # Of each token its id, its position, and the place where keys and values are written; then the spans' slots.
+        # Each token's id, position, and place where its keys and values are written; then the spans' slots.
         self._inputs = torch.zeros(3 * self._num_tokens + shape.batch, dtype=torch.long).to(device)
         self._all_positions = torch.arange(shape.length).to(device)
         self._masks: dict[int, Tensor] = {}  # window -> [batch, 1, width, length], of the pass that runs
@@ -81,7 +81,7 @@ class StaticPass:
         return ((span.slot if self._has_all_slots else row, span) for row, span in enumerate(spans))
 
     def logits(self, runner: ModelRunner) -> Tensor:
-        """Run the model over the inputs: what a graph is made of.
+        """Run the model over the inputs; graphs are made of this call.
 
         Returns:
             [num_tokens, vocab_size], or [1, vocab_size] for a part of a prompt.
@@ -111,7 +111,7 @@ class StaticPass:
         return attended.transpose(1, 2).flatten(0, 1)[None]  # [1, num_tokens, num_heads, dim]
 
     def _mask(self, window: int) -> Tensor:
-        """Return what is added to the scores, [batch, 1, width, length]; layers of one window share it."""
+        """Return the mask to add to the scores, [batch, 1, width, length]; layers of one window share it."""
         if window not in self._masks:
             positions = self._of_tokens(1)[:, None, :, None]
             seen = (self._all_positions <= positions) & (self._all_positions > positions - window)

@@ -1,4 +1,4 @@
-"""Role artifacts: lists, verifies or cleans a folder of compiled models, or says whether one is ready."""
+"""Role artifacts: lists, verifies or cleans a folder of compiled models, or checks whether one is ready."""
 
 from __future__ import annotations
 

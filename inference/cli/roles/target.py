@@ -27,7 +27,7 @@ async def run(settings: TargetSettings) -> int:
     settings.model.check_engine()
     if settings.model.engine == VLLM:
         return await _run_vllm(settings)
-    # On loopback the draft runs beside it; two busy processes on one core slow each other down many times over.
+    # A draft runs beside a target on loopback; two busy processes on one core slow each other down many times over.
     num_threads = max(1, usable_cores() - 1) if settings.server.on_loopback else usable_cores()
     model = settings.model.config(num_threads=num_threads, gamma=settings.gamma)
     server = replace(settings.server, defaults=settings.defaults.of(model.path))

@@ -68,7 +68,7 @@ class Model(BaseModel):
     """One served model.
 
     `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its tokens depend on;
-    empty if unknown. `has_chat_template`: whether the model itself says how a conversation is written.
+    empty if unknown. `has_chat_template`: whether the model has a template of its own for conversations.
     """
 
     id: str

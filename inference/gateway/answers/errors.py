@@ -39,7 +39,7 @@ _RENAMED_AT = {
         "response_format": "text",
     },
 }
-# Where a field may have several shapes, the complaint about one of them would mislead.
+# A complaint about one shape would mislead where a field may have several.
 _SHAPES = {
     "prompt": "a text, token ids, or a list of either is expected; no list may be empty, or longer than its limit",
     "stop": "a text or a list of texts is expected, none of them empty or too long",

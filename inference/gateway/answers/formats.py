@@ -179,7 +179,7 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def speculation(part: Part) -> dict[str, Any]:
-    """Return what became of draft tokens in a part; the last part of a pass has its rejected text and its times."""
+    """Return a part's figures of draft tokens; the last part of a pass has its rejected text and its times."""
     fields = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens, "token_ids": part.token_ids}
     if part.timings is None:
         return fields
@@ -244,7 +244,7 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _name(token: TokenLogprob) -> str:
-    """Return the token's text; a part of a character as bytes:\\xe2, as OpenAI names it."""
+    """Return the token's text; a part of a character is named by its bytes, as in OpenAI's answers."""
     try:
         return token.text.decode()
     except UnicodeDecodeError:

@@ -196,8 +196,10 @@ class ChunkStream(AnswerStream):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events on their way to the client. The request ends when they do: also before its first chunk,
-    and at its deadline while a write waits for a client that does not read.
+    """Server-sent events on their way to the client.
+
+    The request ends when they do: also before its first chunk, and at its deadline while a write waits for a client
+    that does not read.
 
     Args:
         chunks: come from an `AnswerStream`.

@@ -135,13 +135,13 @@ class StreamOptions(Body):
 
 
 class TextFormat(Body):
-    """Any text."""
+    """Format that allows any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Body):
-    """Any JSON object."""
+    """Format that allows any JSON object."""
 
     type: Literal["json_object"]
 

@@ -95,7 +95,7 @@ class OwnHosts:
             await self._app(scope, receive, send)
             return
         message = f"Host {name[:MAX_HOST_CHARACTERS]!r} is not this machine: {_OWN_HOSTS}"
-        if not self._has_logged:  # once, since anyone may send such requests
+        if not self._has_logged:  # once, since every client may send such requests
             self._has_logged = True
             logger.warning("refused a request: %s", message)
         await ApiError(400, message, param="Host", code="invalid_host").answer(connection="close")(scope, receive, send)

@@ -116,7 +116,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Set the time limit of what the peer has begun to send during the answer."""
+        """Set the time limit of a request that the peer has begun to send during the answer."""
         super().on_response_complete()
         self._arm(self._owed_s)
 

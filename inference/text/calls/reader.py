@@ -77,7 +77,7 @@ class CallReader:
         self._state: Callable[[], bool] = self._in_text
 
     def push(self, text: str, *, is_last: bool) -> Pieces:
-        """Return what became certain; with the last text, all. An unfinished call stays as it is."""
+        """Return content and calls that are certain now; with the last text, all. An unfinished call stays as it is."""
         self._buffer += text
         while self._state():
             pass
@@ -91,7 +91,7 @@ class CallReader:
         raise NotImplementedError
 
     def _after_call(self) -> bool:
-        """Skip what belongs to a call after its arguments."""
+        """Skip the rest of a call after its arguments."""
         raise NotImplementedError
 
     def _no_call(self) -> bool:

@@ -38,7 +38,7 @@ SCORED_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Request with nothing left open, what the generator computes of it, and the answer's beginning."""
+    """Request with all defaults filled in, its form for the generator, and the answer's beginning."""
 
     request: CompletionRequest
     generation: GenerationRequest
@@ -95,7 +95,7 @@ class LocalCompleter:
                     return  # a stop string ends the text here; leaving the block cancels the generator
 
     async def _prepared(self, given: CompletionRequest) -> _Job:
-        """Resolve what a request leaves open, check it, and build what the generator computes.
+        """Fill in a request's defaults, check it, and build its form for the generator.
 
         Raises:
             InvalidRequestError, CapacityError: see `Reader.read`.
@@ -142,12 +142,12 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, job: _Job, opened: Opened) -> Started:
-        """Return Started with what the first pass made known."""
+        """Return Started with the facts of the first pass."""
         scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
         return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
-        """Return the prompt's log-probabilities with their texts, and with the first token, which follows nothing.
+        """Return the prompt's log-probabilities with their texts; that of the first token, which follows none, is 0.
 
         Lets the event loop run meanwhile: 2000 tokens, each with the 20 best ones, take 0.1 s.
         """

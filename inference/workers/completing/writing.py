@@ -89,7 +89,7 @@ class Text:
         return Delta(
             commit.position,
             commit.token_ids[: len(pieces)],
-            # As after a stop token, there is no place for draft tokens, so they count neither way.
+            # There is no place for draft tokens here, as after a stop token, so they count neither way.
             num_draft_tokens=min(commit.num_draft_tokens, len(pieces)) if cut else commit.num_draft_tokens,
             num_accepted_tokens=min(commit.num_accepted_tokens, len(pieces)),
             timings=commit.timings,

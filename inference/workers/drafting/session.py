@@ -127,7 +127,7 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Whether a commit has acknowledged a draft token; None while too few have come since the first was sent."""
+        """Return whether a commit has acknowledged a draft token; None if too few came since the first was sent."""
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None

@@ -53,7 +53,7 @@ class Outcome:
 
 
 async def perform(where: Cluster, one: Recipe, question: Question, expected: Answer) -> Outcome:
-    """One run, and the way back to a cluster that is whole."""
+    """Do one run, and bring the cluster back to a whole one."""
     struck: list[asyncio.Task[float]] = []
     began = 0.0
 

@@ -61,7 +61,7 @@ class Watch:
         self.num_failed = 0
 
     async def listen(self, prober: Lines) -> None:
-        """Take its news for ever."""
+        """Record the prober's news for ever."""
         async for news in prober.news():
             self.num_failed = news["failed"]
             for all_seen, new in ((self.worst, news["worst"]), (self.raw, news["raw"])):
@@ -71,7 +71,7 @@ class Watch:
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
-    """The worst check in the calm or under attack, and what the attackers did then."""
+    """Return the slowest check in the calm or under attack, and the attackers' work at that time."""
     chosen = [(took, phase) for phase, seen in checks.items() for took in seen.values() if (phase == "calm") is calm]
     return max(chosen, default=(0.0, "nothing"))
 
@@ -83,7 +83,7 @@ class Lines:
         self._process = process
 
     async def news(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Until it ends.
+        """Yield the lines that the process prints, until it ends.
 
         Raises:
             RuntimeError: it ended with an error.
@@ -97,7 +97,7 @@ class Lines:
 
 @asynccontextmanager
 async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
-    """A module of this suite, at work until the block is left."""
+    """Run a module of this suite until the block is left."""
     words = (json.dumps(argument) for argument in arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE
@@ -112,7 +112,7 @@ async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None
 
 @asynccontextmanager
 async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch], None]:
-    """Clients and the prober, at work until the block is left."""
+    """Run clients and the prober until the block is left."""
     expected = await expected_answers(where["target"].address, questions(NUM_QUESTIONS, [NUM_TOKENS]))
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}

@@ -23,7 +23,7 @@ def say(**fields: object) -> None:
 
 
 async def attack(scene: Scene, seconds: float) -> None:
-    """Everything, for so long."""
+    """Run all attacks for `seconds`."""
     began, seen = time.monotonic(), Seen()
     patient = [asyncio.create_task(_patiently(recipe, scene, seen)) for recipe in (*peers.PATIENT, *browsers.PATIENT)]
     quick = (*peers.QUICK, *browsers.QUICK)
@@ -54,7 +54,7 @@ async def _patiently(recipe: Recipe, scene: Scene, seen: Seen) -> None:
 
 
 async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
-    """A refused attacker comes again: only the effect on others matters."""
+    """Run an attack; count its refusal, after which it may come again: only the effect on others matters."""
     try:
         await recipe(scene, seen)
     except (OSError, *BROKEN) as exc:

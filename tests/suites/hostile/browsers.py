@@ -41,7 +41,7 @@ SHAPES: dict[str, str] = {
 
 
 def request(body: bytes, *, path: str = "/v1/completions") -> bytes:
-    """A whole HTTP request."""
+    """Return a whole HTTP request."""
     lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
     return "\r\n".join((*lines, "", "")).encode() + body
 
@@ -59,7 +59,7 @@ async def post(port: int, body: bytes, seen: Seen, *, path: str = "/v1/completio
 
 
 async def body_shapes(scene: Scene, seen: Seen) -> None:
-    """Bodies that are dear to check."""
+    """Send bodies that are dear to check."""
     for port in scene.http_ports:
         for body in SHAPES.values():
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
@@ -67,7 +67,7 @@ async def body_shapes(scene: Scene, seen: Seen) -> None:
 
 
 async def header_floods(scene: Scene, seen: Seen) -> None:
-    """Headers without end."""
+    """Send headers without end."""
     for port in scene.http_ports:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
@@ -82,7 +82,7 @@ async def header_floods(scene: Scene, seen: Seen) -> None:
 
 
 async def pipelined(scene: Scene, seen: Seen) -> None:
-    """Thousands of requests in one breath."""
+    """Send thousands of requests in one breath."""
     one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for index in range(20):
         _, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
@@ -93,7 +93,7 @@ async def pipelined(scene: Scene, seen: Seen) -> None:
 
 
 async def leaving_browsers(scene: Scene, seen: Seen) -> None:
-    """Clients that ask for a stream and go."""
+    """Ask for streams and leave."""
     body = json.dumps({"prompt": "x", "max_tokens": 300, "stream": True, "ignore_eos": True}).encode()
     for index in range(200):
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
@@ -106,7 +106,7 @@ async def leaving_browsers(scene: Scene, seen: Seen) -> None:
 
 
 async def unread_streams(scene: Scene, seen: Seen) -> None:
-    """Streams of several choices with everything in them, left unread."""
+    """Ask for streams of several choices with everything in them, and leave them unread."""
     fields = {"prompt": "x", "n": 4, "max_tokens": 200, "logprobs": 5, "stream": True, "ignore_eos": True}
     body = json.dumps(fields).encode()
     while True:
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Requests of a byte a second; bodies that stop; connections without a byte."""
+    """Send requests of a byte a second, bodies that stop, and connections without a byte."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

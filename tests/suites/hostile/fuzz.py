@@ -71,14 +71,14 @@ def _unary_seeds() -> list[tuple[str, Message]]:
 
 
 def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
-    """First messages, and what may follow them."""
+    """Return first messages, and messages that may follow them."""
     branches = [pb.Branch(prefix_length=3, token_ids=[5, 6]), pb.Branch(parent_node=0, token_ids=[7])]
     method = f"{VERIFICATION}Assist"
     return [(method, [scene.attach(2, is_private=is_private), proposing(*branches)]) for is_private in (True, False)]
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """A stream that often begins well, and goes on well for long, or badly, or in any order."""
+    """Return a stream that often begins well, and goes on well for long, or badly, or in any order."""
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))
@@ -91,7 +91,7 @@ def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> 
 
 
 def _proposal(draw: random.Random) -> bytes:
-    """Branches that may hang anywhere: most are ignored, some are in time."""
+    """Return branches that may hang anywhere: most are ignored, some are in time."""
     branches = []
     for _ in range(draw.randrange(4)):
         where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}
@@ -100,7 +100,7 @@ def _proposal(draw: random.Random) -> bytes:
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:
-    """Every method takes a stream here: to the server, a call with one message is the same."""
+    """Call a method with a stream: to the server, a call with one message is the same."""
     call = channel.stream_stream(method, **RAW)(timeout=CALL_S)
     with suppress(*BROKEN):
         for message in messages:
@@ -138,7 +138,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def body(draw: random.Random) -> bytes:
-    """A request body: nearly right, or nearly JSON, or neither."""
+    """Return a request body: nearly right, or nearly JSON, or neither."""
     chosen = {key: value for key, value in _BODY.items() if draw.random() < 0.4}
     document = {**chosen, **{key: draw.choice(_VALUES) for key in _keys(draw, chosen)}}
     data = json.dumps(document).encode()

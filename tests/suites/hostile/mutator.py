@@ -44,7 +44,7 @@ class Mutator:
         )
 
     def message(self, seed: Message) -> bytes:
-        """Bytes of a message like this one: some are valid, some break a rule, some are no message."""
+        """Return bytes of a message like this one: some are valid, some break a rule, some are no message."""
         message = type(seed)()
         message.CopyFrom(seed)
         for _ in range(self._draw.choice((0, 1, 1, 2, 5))):
@@ -96,7 +96,7 @@ def _cut(draw: random.Random, data: bytes) -> bytes:
 
 
 def _flip(draw: random.Random, data: bytes) -> bytes:
-    """Other values, and now and then another wire type or a length that lies."""
+    """Write other values, and now and then another wire type or a wrong length."""
     changed = bytearray(data)
     for _ in range(min(len(data), draw.choice((1, 1, 4)))):
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
@@ -109,7 +109,7 @@ def _insert(draw: random.Random, data: bytes) -> bytes:
 
 
 def _repeat(draw: random.Random, data: bytes) -> bytes:
-    """A message after itself is one message, merged."""
+    """Repeat a message after itself: one message, merged."""
     return data * draw.choice((2, 3, 50))
 
 
@@ -118,7 +118,7 @@ def _noise(draw: random.Random, _: bytes) -> bytes:
 
 
 def _nest(draw: random.Random, data: bytes) -> bytes:
-    """Groups that never end, and messages in messages beyond what a parser follows."""
+    """Nest groups that never end, or messages in messages deeper than a parser follows."""
     return data + b"\x0b" * draw.choice((1, 50, 5000))
 
 

@@ -33,7 +33,7 @@ SETTINGS, PING, RESET = (
 
 
 async def gzip_bombs(scene: Scene, seen: Seen) -> None:
-    """Millions of empty elements in 10 KB."""
+    """Send millions of empty elements in 10 KB."""
     for server in scene.grpc_servers:
         async with dialled(server, ANY_SIZE) as channel:
             for bomb in BOMBS.values():
@@ -42,7 +42,7 @@ async def gzip_bombs(scene: Scene, seen: Seen) -> None:
 
 
 async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
-    """A worker that proposes 60 million tokens."""
+    """Attach a worker that proposes 60 million tokens."""
     ids = field(2, field(2, field(1, b"\x08\x03" + field(3, b"\x01" * 60_000_000))))
     async with dialled(scene.target, ANY_SIZE) as channel:
         for is_private in (True, False):
@@ -54,7 +54,7 @@ async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def late_branches(scene: Scene, seen: Seen) -> None:
-    """Megabytes of draft tokens after text that is committed already."""
+    """Send megabytes of draft tokens after text that is committed already."""
     prompt = [5] * 250
     branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
     async with dialled(scene.target) as channel:
@@ -84,7 +84,7 @@ async def early_names(scene: Scene, seen: Seen) -> None:
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
-    """Many more requests at once than there are places."""
+    """Send many more requests at once than there are places."""
     for server in scene.grpc_servers:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)
@@ -93,7 +93,7 @@ async def flood(scene: Scene, seen: Seen) -> None:
 
 
 async def long_texts(scene: Scene, seen: Seen) -> None:
-    """Tokenization of the longest text that is taken, by many at once."""
+    """Tokenize the longest text that is taken, many times at once."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
 
@@ -108,7 +108,7 @@ async def long_texts(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_grammars(scene: Scene, seen: Seen) -> None:
-    """Expressions that are short to write and long to compile."""
+    """Send expressions that are short to write and long to compile."""
     together = json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]})
     texts = [together, "(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
     async with dialled(scene.fused) as channel:
@@ -120,7 +120,7 @@ async def dear_grammars(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_sampling(scene: Scene, seen: Seen) -> None:
-    """Everything that costs Python time in a pass, within its limits."""
+    """Ask for everything that costs Python time in a pass, within its limits."""
     biases = [pb.LogitBias(token_id=token_id, bias=0.5) for token_id in range(1024)]
     sampling = pb.SamplingParams(temperature=1, seed=1, repetition_penalty=1.01, logit_bias=biases)
     request = pb.GenerateRequest(
@@ -132,7 +132,7 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
 
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
-    """Drafts that propose for each pass as much as a tree holds, and are never right."""
+    """Attach drafts that propose as much as a tree holds for each pass, and are never right."""
     async with dialled(scene.target) as first, dialled(scene.target) as second:
         await asyncio.gather(*(_wide_round(channel, scene, seen) for channel in (first, second)))
 
@@ -164,7 +164,7 @@ async def dear_prompts(scene: Scene, seen: Seen) -> None:
 
 
 async def leavers(scene: Scene, seen: Seen) -> None:
-    """Calls that are cancelled as soon as they are made: HTTP/2 resets by the thousand."""
+    """Cancel calls as soon as they are made: HTTP/2 resets by the thousand."""
     async with dialled(scene.fused) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for _ in range(1000):
@@ -175,7 +175,7 @@ async def leavers(scene: Scene, seen: Seen) -> None:
 
 
 async def metadata(scene: Scene, seen: Seen) -> None:
-    """Headers as long as a book."""
+    """Send headers as long as a book."""
     async with dialled(scene.target, [("grpc.max_metadata_size", 1 << 24)]) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for size in (100, 10_000, 100_000, 1_000_000):
@@ -186,7 +186,7 @@ async def metadata(scene: Scene, seen: Seen) -> None:
 
 
 async def frames(scene: Scene, seen: Seen) -> None:
-    """HTTP/2 by hand: floods of settings, pings and resets, and frames of nonsense."""
+    """Write HTTP/2 by hand: floods of settings, pings and resets, and frames of nonsense."""
     draw = random.Random(scene.seed)
     floods = [SETTINGS * 5000, (PING + bytes(8)) * 5000, (RESET + bytes(4)) * 5000]
     floods += [bytes([0, 0, 64, draw.randrange(256), draw.randrange(256)]) + draw.randbytes(68) for _ in range(50)]
@@ -202,7 +202,7 @@ async def frames(scene: Scene, seen: Seen) -> None:
 
 
 async def endless_headers(scene: Scene, seen: Seen) -> None:
-    """Headers of a call that never end, at a rate that a slow uplink has; faster ones delay other connections.
+    """Send a call's headers without end, at a rate that a slow uplink has; faster ones delay other connections.
 
     gRPC reads them all: no option of it limits the frames of one header block.
     """
@@ -219,7 +219,7 @@ async def endless_headers(scene: Scene, seen: Seen) -> None:
 
 
 async def churn(scene: Scene, seen: Seen) -> None:
-    """Connections that are made and left, some in the middle of a word."""
+    """Make connections and leave them, some in the middle of a word."""
     for index in range(600):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -229,7 +229,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """A pool worker that proposes for absent streams, for others', too much, and ids that are no token."""
+    """Attach a pool worker that proposes for absent streams, for others', too much, and ids that are no token."""
     proposals = [
         pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[pb.Branch(prefix_length=1, token_ids=[1])])),
         pb.AssistPropose(),
@@ -259,7 +259,7 @@ async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
-    """Clients that never read, with silent workers: each has a slot until the target loses patience."""
+    """Ask and never read, with silent workers: each client has a slot until the target loses patience."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
         async with dialled(scene.target, DEAF) as channel:
@@ -273,7 +273,7 @@ async def deaf_sessions(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_readers(scene: Scene, seen: Seen) -> None:
-    """Clients of the draft that never read an answer with everything in it."""
+    """Ask a draft for an answer with everything in it, and never read it."""
     while True:
         async with dialled(scene.draft, DEAF) as channel:
             request = pb.GenerateRequest(text="x", max_new_tokens=500, logprobs=20, ignore_eos=True)
@@ -284,7 +284,7 @@ async def deaf_readers(scene: Scene, seen: Seen) -> None:
 
 
 async def finished_and_unread(scene: Scene, seen: Seen) -> None:
-    """Answers that no client takes."""
+    """Ask for answers that no client takes."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
         calls = []
@@ -296,7 +296,7 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_askers(scene: Scene, seen: Seen) -> None:
-    """Answers in one piece, of megabytes, that no client takes."""
+    """Ask for answers in one piece, of megabytes, that no client takes."""
     asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
     while True:
         async with dialled(scene.fused, DEAF) as channel:
@@ -307,7 +307,7 @@ async def deaf_askers(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_watchers(scene: Scene, seen: Seen) -> None:
-    """Watchers of health that never read, more than there may be."""
+    """Watch health without reading, in more calls than there may be."""
     async with AsyncExitStack() as stack:
         calls = []
         for index in range(15):  # a connection has 256 streams, a server 256 places
@@ -319,7 +319,7 @@ async def deaf_watchers(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_worker(scene: Scene, seen: Seen) -> None:
-    """A pool worker that claims 4096 sessions and drafts for none."""
+    """Attach a pool worker that claims 4096 sessions and drafts for none."""
     while True:
         async with dialled(scene.target) as channel:
             call = rpc.VerificationServiceStub(channel).Assist()
@@ -328,7 +328,7 @@ async def silent_worker(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_worker(scene: Scene, seen: Seen) -> None:
-    """One that does not even read."""
+    """Attach a worker that does not even read."""
     while True:
         async with dialled(scene.target, [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]) as channel:
             call = rpc.VerificationServiceStub(channel).Assist()
@@ -339,7 +339,7 @@ async def deaf_worker(scene: Scene, seen: Seen) -> None:
 
 
 async def silent_calls(scene: Scene, seen: Seen) -> None:
-    """Calls of every method without a first message, over many connections."""
+    """Open calls of every method without a first message, over many connections."""
     while True:
         for server in scene.grpc_servers:
             async with AsyncExitStack() as stack:
@@ -352,7 +352,7 @@ async def silent_calls(scene: Scene, seen: Seen) -> None:
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:
-    """Connections to gRPC ports without a byte, or with half of a preface."""
+    """Open connections to gRPC ports without a byte, or with half of a preface."""
     writers = []
     for index in range(300):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
@@ -367,9 +367,9 @@ QUICK: tuple[Recipe, ...] = (
     gzip_bombs, bombs_on_streams, late_branches, early_names, flood, long_texts, dear_prompts, dear_grammars,
     dear_sampling, wide_rounds, leavers, metadata, frames, endless_headers, churn, lying_worker,
 )  # fmt: skip
-"""One after another."""
+"""Attacks that run one after another."""
 PATIENT: tuple[Recipe, ...] = (
     deaf_sessions, deaf_readers, finished_and_unread, deaf_askers, deaf_watchers, silent_worker, deaf_worker,
     silent_calls, half_open,
 )  # fmt: skip
-"""All the time, beside the others."""
+"""Attacks that run all the time, beside the others."""

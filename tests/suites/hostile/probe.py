@@ -1,8 +1,8 @@
 """The prober's process, which only times health checks and prints a JSON line now and then.
 
-What counts is a check's time less that in which the server's event loop, another of its threads, or the prober was
-ready to run and had no core: on a machine that is busy with other things that is most of it, and no peer's doing. Both
-figures are told.
+The figure that counts is a check's time less the time in which the server's event loop, another of its threads, or the
+prober was ready to run and had no core: on a busy machine that is most of it, and no peer's doing. Both figures are
+printed.
 """
 
 from __future__ import annotations

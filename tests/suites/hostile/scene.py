@@ -50,25 +50,25 @@ class Scene:
         return self.gateway_port, self.fused_port
 
     def request(self, **fields: Any) -> pb.GenerateRequest:
-        """A request for which the client's own worker drafts under `NAME`, in rounds unless the fields differ."""
+        """Return a request in rounds, for which the client's own worker drafts under `NAME`; `fields` change it."""
         asked = {"token_ids": pb.TokenIds(ids=[5, 6, 7]), "max_new_tokens": 500, "schedule": pb.SCHEDULE_SYNC}
         return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
     def attach(self, num_slots: int, *, is_private: bool = False) -> pb.AssistRequest:
-        """The first message of a worker."""
+        """Return a worker's first message."""
         attach = pb.Attach(protocol_version=2, tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
         attach.num_slots, attach.is_private = num_slots, is_private
         return pb.AssistRequest(attach=attach)
 
 
 def proposing(*branches: pb.Branch, session_id: str = NAME.hex()) -> pb.AssistRequest:
-    """A worker's proposal, for the request of its own client unless it names another."""
+    """Return a worker's proposal, for the request of its own client unless it names another."""
     return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
 
 
 @asynccontextmanager
 async def dialled(address: str, options: list[tuple[str, int]] | None = None) -> AsyncGenerator[Any, None]:
-    """A channel with a connection of its own; calls that are left on it end with it."""
+    """Open a channel with a connection of its own; calls that are left on it end with it."""
     everything = [*(options or []), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=everything) as channel:
         yield channel

@@ -14,7 +14,7 @@ HIDDEN_SIZE = 32
 
 
 def save_eagle_draft(directory: Path, method: str) -> Path:
-    """A draft of one layer with the keys and shapes of an EAGLE checkpoint; it reads its target's hidden states."""
+    """Save a draft of one layer with an EAGLE checkpoint's keys and shapes; it reads its target's hidden states."""
     save_tiny_model(directory, "llama", seed=9, num_hidden_layers=1, tie_word_embeddings=False)
     file = directory / "model.safetensors"
     tensors = load_file(file)
@@ -33,7 +33,7 @@ def save_eagle_draft(directory: Path, method: str) -> Path:
 
 
 def save_medusa_target(directory: Path, *, num_heads: int, vocab_size: int = 288) -> Path:
-    """`ModelDirectories.target` with heads that are right now and then: fitted to the target's own greedy texts."""
+    """Save `ModelDirectories.target` with heads that are right now and then: fitted to its own greedy texts."""
     save_tiny_model(directory, "llama", seed=1)
     model = tiny_model("llama", seed=1)
     texts = _greedy_texts(model, num_texts=60, num_tokens=40)
@@ -43,7 +43,7 @@ def save_medusa_target(directory: Path, *, num_heads: int, vocab_size: int = 288
     heads: dict[str, torch.Tensor] = {}
     for head in range(num_heads):
         weight, bias = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE, generator=generator) * 0.05, torch.zeros(HIDDEN_SIZE)
-        ahead = head + 2  # the model itself gives the next token, the first head the one behind it
+        ahead = head + 2  # the model itself gives the next token, the first head the one after it
         rows = (hidden + torch.nn.functional.silu(hidden @ weight.T + bias))[:, :-ahead].reshape(-1, HIDDEN_SIZE)
         wanted = torch.nn.functional.one_hot(texts[:, ahead:].reshape(-1), vocab_size).float()
         output = torch.linalg.lstsq(rows, wanted).solution.T.contiguous()

@@ -17,12 +17,12 @@ GAMMA = 3
 
 @lru_cache(maxsize=4)
 def checkpoint(family: str, **fields: Any) -> Path:
-    """A tiny model with the weights of `histories.reference(family)`; further fields of its configuration."""
+    """Save a tiny model with the weights of `histories.reference(family)` and further fields of its configuration."""
     return save_tiny_model(Path(mkdtemp()) / family, family, **fields)
 
 
 def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, **options: Any) -> ModelConfig:
-    """float32 and three slots, each with room for `length` tokens."""
+    """Return settings with float32 and three slots, each with room for `length` tokens."""
     num_slots, policy = options.pop("num_slots", NUM_SLOTS), options.pop("compile_policy", "auto")
     return ModelConfig(
         path,
@@ -38,6 +38,6 @@ def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, *
 def slot_backend(
     family: str = "llama", *, gamma: int = GAMMA, kind: type[NeuronBackend] = NeuronBackend
 ) -> NeuronBackend:
-    """A loaded backend, or one of a class derived from it."""
+    """Load a backend, or one of a class derived from it."""
     loaded = load_neuron_backend(neuron_config(checkpoint(family), gamma=gamma))
     return kind(loaded._application, loaded._shape)

@@ -91,6 +91,6 @@ def _is_per_tensor(config: Any) -> bool:
 
 
 def check_on_cpu(config: NeuronConfig, bucket: int, buckets: list[int]) -> None:
-    """CPU mode has one mask length for all prompt graphs, that of the widest."""
+    """Refuse all but the widest of several buckets: CPU mode has one mask length for all prompt graphs."""
     if config.on_cpu and len(buckets) > 1 and bucket != buckets[-1]:
         raise RuntimeError(f"The size of tensor a ({buckets[-1]}) must match the size of tensor b ({bucket})")

@@ -134,7 +134,7 @@ class InferenceConfig:
         return cls(neuron_config, lambda config: config.set_fields(fields))
 
     def set_fields(self, fields: dict[str, Any]) -> None:
-        """Those of config.json become attributes."""
+        """Set the fields of config.json as attributes."""
         self.fields = fields
         self.__dict__.update(fields)
 

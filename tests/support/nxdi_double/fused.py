@@ -33,7 +33,7 @@ class Part(torch.nn.Module):
         seq_ids: list[int],
         sampling_params: torch.Tensor,
     ) -> list[Any]:
-        """Tokens, logits where they are asked for, states."""
+        """Return tokens, logits where they are asked for, and states."""
         logits = self._logits(input_ids, attention_mask, position_ids, seq_ids)
         heads = [self._choose(logits, sampling_params)]
         return [*heads, *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
@@ -55,7 +55,7 @@ class Part(torch.nn.Module):
 
 
 def sampled(logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor:
-    """Tokens in law, by the row's own top_k and temperature: a draft token that equals one is accepted."""
+    """Sample in law, by the row's own top_k and temperature: a draft token that equals one is accepted."""
     rows = []
     for row, (top_k, _, temperature) in zip(logits, sampling_params.tolist(), strict=True):
         values, ids = row.topk(int(top_k))
@@ -64,7 +64,7 @@ def sampled(logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor
 
 
 class NeuronFusedSpecModel(torch.nn.Module):
-    """Its outputs are those of NxDI, in NxDI's order: what stands in front of the states, and the states."""
+    """Model of a fused pair with NxDI's outputs in NxDI's order: tokens and logits, then states."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [draft[0], target[0], *draft[1:], *target[1:]]
 
     def _token_gen_forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *others: Any) -> list[Any]:
-        """K - 1 greedy tokens after the input, and one draft step more: its last token must be in its memory too."""
+        """Draft K - 1 greedy tokens and step once more: the last token must be in the draft's memory too."""
         num_heads = 2 if self.neuron_config.output_logits else 1
         tokens, mask, drafted = [input_ids], attention_mask.clone(), []
         for step in range(self.neuron_config.speculation_length):

@@ -41,7 +41,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_packages(folder: Path) -> Path:
-    """The same for other processes: packages for their PYTHONPATH. They must find `tests` too."""
+    """Write the double as packages for the PYTHONPATH of other processes, which must find `tests` too."""
     for name in MODULES:
         package = folder.joinpath(*name.split("."))
         package.mkdir(parents=True, exist_ok=True)

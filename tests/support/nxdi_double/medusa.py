@@ -29,7 +29,7 @@ class Heads:
 
 
 def best_ids(target: torch.Tensor, hidden: torch.Tensor, heads: Heads, config: NeuronConfig) -> SimpleNamespace:
-    """Token ids [1 + num_heads, ..., global_topk], likeliest first: the graph's only output."""
+    """Return token ids [1 + num_heads, ..., global_topk], likeliest first: the graph's only output."""
     stacked = torch.stack([target, *heads.logits(hidden)])
     return SimpleNamespace(logits=None, hidden_states=stacked.topk(_num_ids(target, config), dim=-1).indices.int())
 

@@ -37,11 +37,11 @@ class Memory:
         rooms: list[int],
         active: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [num_rows, width, vocab_size] and new keys and values, of tokens behind the columns of `mask`.
+        """Return logits [num_rows, width, vocab_size] and new keys and values of tokens after the columns of `mask`.
 
         Args:
-            mask: [num_rows, at most L]: which columns of a row's room are seen.
-            rooms: whose keys and values each row sees.
+            mask: [num_rows, at most L]: columns of a row's room that it sees.
+            rooms: room of the keys and values that each row sees.
             active: [width, width]: which of this run's tokens each of them sees; None is itself and those before it.
         """
         num_rows, width = input_ids.shape
@@ -71,12 +71,12 @@ class Memory:
         self.rooms[:, :, room, :, positions] = new[:, :, row]
 
     def soil(self, room: int, start: int, end: int) -> None:
-        """Keys and values of padding."""
+        """Write keys and values of padding."""
         self.rooms[:, :, room, :, start:end] = NOISE
 
 
 def _load(checkpoint: Path) -> PreTrainedModel:
-    """A model; of an EAGLE3 draft, with a layer over embeddings and hidden states, the part over embeddings."""
+    """Load a model; for an EAGLE3 draft, load a layer over embeddings and hidden states, in the embeddings' part."""
     tensors = load_file(checkpoint / "model.safetensors")
     if not any(name.endswith("hidden_norm.weight") for name in tensors):
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """A full batch reads room i for row i, whatever stands in seq_ids."""
+    """Return the room that each row reads: of a full batch, room i for row i, for any seq_ids."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -30,7 +30,7 @@ def scatter(
 
 
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
-    """A prompt is written from 0 to its bucket's end, whatever its positions are."""
+    """Write a prompt from 0 to its bucket's end, whatever its positions are."""
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
     memory.soil(room, num_tokens, bucket)
@@ -39,24 +39,24 @@ def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
 def pad_prompt(
     input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids are padded with 0, the mask with 0, positions with 1: those of one token end at the padding."""
+    """Pad ids with 0, the mask with 0, positions with 1: the logits of a prompt of one token are the padding's."""
     padding = (0, bucket - input_ids.shape[1])
     pad = torch.nn.functional.pad
     return pad(input_ids, padding), pad(mask, padding), pad(position_ids, padding, value=1)
 
 
 def last_index(position_ids: torch.Tensor) -> torch.Tensor:
-    """[num_rows, 1]: where the logits of a prompt are taken, the first of its highest positions."""
+    """Return the column of each prompt's logits, the first of its highest positions: [num_rows, 1]."""
     return position_ids.argmax(1, keepdim=True)
 
 
 def automatic_buckets(longest: int) -> list[int]:
-    """128 and powers of two above; the longest takes the place of the last."""
+    """Return 128 and powers of two above; the longest takes the place of the last."""
     return [*(2**i for i in range(7, round(math.log2(longest)))), longest]
 
 
 def fitting_bucket(buckets: Sequence[int], length: int) -> int:
-    """The first that is longer, or the last if it is as long.
+    """Return the first bucket that is longer, or the last if it is as long.
 
     Raises:
         ValueError: none is.

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Packed weights of the onnx backend must not end up in the developer's cache."""
+    """Keep packed weights of the onnx backend out of the developer's cache."""
     pytest.importorskip("torch", exc_type=ModuleNotFoundError).set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -21,7 +21,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def same_number_of_threads() -> Iterator[None]:
-    """Loading sets the threads of the whole process."""
+    """Restore the number of threads, which loading sets for the whole process."""
     import torch
 
     before = torch.get_num_threads()

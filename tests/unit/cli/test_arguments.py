@@ -58,7 +58,7 @@ def usage_error(*arguments: str | Path) -> None:
 
 
 def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a program of this name."""
+    """Run a program of this name and return its exit code."""
     monkeypatch.setattr("sys.argv", [program, *arguments])
     try:
         return specdec.main()
@@ -99,7 +99,7 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """They stood below thirty lines of usage, without the flag that was meant."""
+    """The story: the error stood below thirty lines of usage, without the flag that was meant."""
     assert run("specdec", ["draft", "--promt", "x", "--seeed=3"], monkeypatch) == EXIT_USAGE
     fault, hint = capsys.readouterr().err.splitlines()
     assert fault == "error: unrecognized arguments: --promt x --seeed=3 (did you mean --prompt --seed?)"
@@ -118,7 +118,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
 
 
 def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> None:
-    """`./nowhere/model` was looked for at the hub, which could not be reached."""
+    """The story: `./nowhere/model` was looked for at the hub, which could not be reached."""
     usage_error("--role", "verify_target", "--model", "./nowhere/model", "--prompt", "x")
     assert "nowhere/model: no such directory" in capsys.readouterr().err
 
@@ -194,7 +194,7 @@ def test_a_misspelt_command_names_the_one_meant(
 
 @pytest.mark.parametrize("role", FLAGS)
 def test_unknown_flags_are_refused(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also abbreviations, and flags of another role."""
+    """Abbreviations, and flags of another role, are unknown too."""
     usage_error("--role", role, "--no_such_flag")
     assert "--no_such_flag" in capsys.readouterr().err
     usage_error("--role", role, "--log", "info")
@@ -281,7 +281,7 @@ def test_no_draft_is_taken_for_another_target(
 def test_servers_refuse_what_they_cannot_use_before_they_load(
     name: str, value: str, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """These were an OverflowError's traceback after both models were loaded."""
+    """The story: such values were an OverflowError's traceback after both models were loaded."""
     usage_error("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0", f"--{name}", value)
     assert capsys.readouterr().err == f"error: {name} {fault}\n"
 
@@ -294,7 +294,7 @@ def test_servers_refuse_what_they_cannot_use_before_they_load(
 def test_bad_values_of_parts_that_are_off_are_refused(
     role: str, flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They were passed over without --http_port or --serve: the fault showed on the day that the part was turned on."""
+    """The story: without --http_port or --serve they passed; the fault showed on the day the part was turned on."""
     usage_error("--role", role, "--model", "/nowhere", *flags)
     assert capsys.readouterr().err == f"error: {fault}\n"
 

@@ -1,4 +1,4 @@
-"""Flags of a server, and the checkpoint's generation_config.json, as defaults for requests that do not say."""
+"""Flags of a server, and the checkpoint's generation_config.json, as defaults of requests that set none."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A checkpoint as Qwen3's are."""
+    """Save a checkpoint as Qwen3's are."""
     stored = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     return tmp_path
 
 
 def test_the_commands_of_the_textbook_are_taken() -> None:
-    """`--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
+    """The story: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
     args = ["--port", "50051", "--sequence_length", "128", "--batch", "2", "--profile", "--top_p", "1.0"]
     assert defaults(Path("nowhere"), *args) == RequestDefaults(top_p=1.0)
 
@@ -58,7 +58,7 @@ def test_the_checkpoint_speaks_where_the_flags_do_not(model: Path, role: str) ->
     assert said == RequestDefaults(temperature=0.0, top_k=20, top_p=0.95, max_new_tokens=7)
 
 
-def test_a_checkpoint_can_be_told_to_be_silent(model: Path) -> None:
+def test_a_checkpoints_defaults_can_be_ignored(model: Path) -> None:
     assert defaults(model, "--generation_config", "none") == RequestDefaults()
 
 

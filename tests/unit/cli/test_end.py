@@ -1,4 +1,4 @@
-"""How a process ends whose work is done."""
+"""End of a process after its work is done."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ sys.exit(specdec.main())
 
 
 @pytest.mark.parametrize("executor", ["None", "concurrent.futures.ThreadPoolExecutor(1)"])
-def test_nobody_waits_for_a_thread_that_does_not_end(executor: str) -> None:
-    """The story: SIGTERM came while a name was looked up whose server was silent, or while another server's chat
-    template went round in circles. The drain was over in time, and then the event loop waited for the one thread, or
-    the interpreter for the other: for minutes, or until somebody killed the process."""
+def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
+    """The story: SIGTERM came while a thread was busy, and the process ran on for minutes, or until it was killed.
+
+    The thread looked a name up at a silent server, or read another server's chat template, which went round in circles.
+    The drain was over in time; then the event loop waited for the one thread, or the interpreter for the other.
+    """
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", DONE.format(executor=executor)], cwd=ROOT, timeout=60, capture_output=True, text=True

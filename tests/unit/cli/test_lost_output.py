@@ -29,7 +29,7 @@ def written_to(stdout: int) -> tuple[int, str]:
 
 
 def test_a_reader_that_left_is_no_failure() -> None:
-    """`fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError."""
+    """The story: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError."""
     reader, writer = os.pipe()
     os.close(reader)
     assert written_to(writer) == (1, "")

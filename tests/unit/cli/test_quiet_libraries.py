@@ -1,4 +1,4 @@
-"""What of the log is shown."""
+"""Lines of the log that are shown, and those of libraries that are not."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
         (logging.ERROR, "out of memory", [True, True]),
     ],
 )
-def test_nxdi_says_each_warning_once_and_no_more(level: int, message: str, shown: list[bool]) -> None:
-    """It writes to the root logger: of 250 lines of a draft's run 8 were the draft's."""
+def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
+    """NxDI writes to the root logger: of 250 lines of a draft's run, 8 were the draft's."""
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
 
 
-def test_all_others_say_what_they_say() -> None:
+def test_other_lines_are_logged_every_time() -> None:
     quiet = QuietLibraries()
     ours = record(logging.INFO, "ready", path="/srv/inference/serving/assembly.py")
     assert quiet.filter(ours)

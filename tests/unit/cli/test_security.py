@@ -137,7 +137,7 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """So do those that an operator put there: the server serves with them, and logs which names they lack."""
+    """An operator's own certificates stay too: the server serves with them, and logs the names that they lack."""
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()

@@ -1,4 +1,4 @@
-"""Settings said once: flags, help, ranges and configuration files come from the fields of the configurations."""
+"""Settings are written once: flags, help, ranges and configuration files come from configurations' fields."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("changes", [False, True])
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
-    """`lookup = false` was read as if it were not there, and neuron_config was written as Python writes it."""
+    """The story: `lookup = false` was ignored, and neuron_config was written as Python writes it."""
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
     args = (parser := parser_of(role)).parse_args(arguments)
     positional = [vars(args).pop(action.dest) for action in parser._actions if not action.option_strings]
@@ -69,7 +69,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """A name that no flag has would leave the flag in, and nothing would say so."""
+    """A misspelt name would leave the flag in without an error."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -102,13 +102,13 @@ class _Room:
 
 
 def room(*arguments: str) -> tuple[Any, str]:
-    """The room that flags describe, and its --help."""
+    """Return the room that flags describe, and its --help."""
     parser = ArgumentParser()
     add_group(parser, _Room)
     return read(_Room, parser.parse_args(arguments)), parser.format_help()
 
 
-def test_a_field_says_flag_aliases_default_and_group() -> None:
+def test_a_field_has_flag_aliases_default_and_group() -> None:
     built, text = room("--light_color", "red")
     assert built == _Room(_Lamp(7.0, "red"), None)
     assert re.search(r"lamp:\n  --watts W +power \(7.0 W\)\n  --colour", text)
@@ -145,14 +145,14 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """First and second cell of README's table below a heading; links in parentheses are left out."""
+    """Return the first and second cell of README's table below a heading, without links in parentheses."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
 
 
 def test_the_readme_lists_every_role() -> None:
-    """`artifacts` was missing there."""
+    """The story: the role `artifacts` was missing there."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 
@@ -162,7 +162,7 @@ GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/com
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Also those of the comparison, in either spelling, and prefixes such as --tls_*; --no-deps is pip's."""
+    """Flags of the comparison count too, in either spelling, and prefixes such as --tls_*; --no-deps is pip's."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",
@@ -206,5 +206,5 @@ def test_ranges_on_the_page_of_speculation_are_those_of_the_flags() -> None:
                 settings_of(role, [f"{flag}={outside}"])
 
 
-def test_the_page_of_flags_is_what_the_settings_say() -> None:
+def test_the_page_of_flags_follows_from_the_settings() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m scripts.flags_page`"

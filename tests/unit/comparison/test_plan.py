@@ -130,7 +130,7 @@ REFUSED = {
     f"{STUDY} --json_schema nowhere.json": "grammar file nowhere.json cannot be read",
     f"{STUDY} {AT_A} --rtt_ms 0": "endpoint: for a comparison, not for a study",
     f"{STUDY} --request_rate 2 --llmperf": "request_rate, llmperf: for a comparison",
-    # No draft is taken for another target.
+    # The bundled draft is not taken for another target.
     **{
         f"{command} {flags}": "--topologies target"
         for command in ("--rtt_ms 0", "study")
@@ -173,7 +173,7 @@ def test_a_secret_in_a_url_is_not_repeated() -> None:
     assert "geheim" not in str(error.value)
 
 
-def test_missing_locust_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_locust_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message named requirements-loadtest.txt, which an installation by pip has not."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "locust" else object())
     with pytest.raises(ConfigError, match=r"pip install locust gevent$"):
@@ -199,7 +199,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Each number of them has its own worker, and a target of its own in the pool; rounds have none."""
+    """A number of branches has a worker and a target of its own in the pool; contenders in rounds have none."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -240,8 +240,11 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 
 
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
-    """An open loop has room for several requests and one client: it once asked for Locust. With --one_at_a_time beside
-    endpoints, Locust sent the requests to the servers that the comparison had started, and to no endpoint."""
+    """An open loop has room for several requests and one client: it once asked for Locust.
+
+    With --one_at_a_time beside endpoints, Locust sent the requests to the servers that the comparison had started, and
+    to no endpoint.
+    """
 
     def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
         found = config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes)
@@ -370,7 +373,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
-    """Its own defaults came after the file's flags and won, and no file was written that asks for the same again."""
+    """The story: a study's defaults replaced the file's flags, and no file was written that asks for the same again."""
     first, file = studied("--rtt-ms 80,0 --max-new-tokens 32,8 --budget 90s --price_per_hour 3,1"), tmp_path / "it.toml"
     file.write_text(first.comparison.asked)
     assert parse_study(["--config", str(file)]) == first
@@ -462,8 +465,10 @@ UNREADABLE = [
 
 
 def test_files_have_chats_or_prompts(tmp_path: Path) -> None:
-    """Public copies of ShareGPT have empty answers, and chats have null where tools were called: a whole file was
-    refused for words that are never sent."""
+    """The story: a whole file was refused for words that are never sent.
+
+    Public copies of ShareGPT have empty answers, and chats have null where tools were called.
+    """
     share, chats = tmp_path / "share.json", tmp_path / "chats.jsonl"
     turns = [("human", "one"), ("gpt", ""), ("human", "two")], [("gpt", "alone")], [("human", ""), ("gpt", "what?")]
     entries = [{"conversations": [{"from": it, "value": text} for it, text in each]} for each in turns]

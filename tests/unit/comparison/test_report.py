@@ -125,7 +125,7 @@ def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
     assert found.over_target(found.services[0], "ttft_s") is None
 
 
-def test_an_uncertain_speed_up_says_so(tmp_path: Path) -> None:
+def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
     """The page began with "0.81 times", and three tables below it stood that there was no difference."""
     workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
     settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
@@ -233,8 +233,11 @@ def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
 
 
 def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
-    """Rates were taken over the time of the answers alone, also where every other request hung until its deadline: as
-    many requests per minute, and as much goodput, as if nothing had failed."""
+    """The story: rates were taken over the time of the answers alone.
+
+    Where every other request hung until its deadline, a report had as many requests per minute, and as much goodput, as
+    if none had failed.
+    """
     broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
     assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
     found = statistics_of(broken)
@@ -408,8 +411,10 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 
 
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
-    """Reports of 10 and of 1000 input tokens, of torch and of ONNX, had the same conditions: `diff` called one slower
-    than the other."""
+    """The story: `diff` called a report of 10 input tokens slower than one of 1000, and torch slower than ONNX.
+
+    Both had the same conditions.
+    """
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
     found = dict(conditions(settings))
@@ -466,8 +471,10 @@ def test_a_full_disk_loses_nothing(
     name: str,
     refuge: bool,
 ) -> None:
-    """A comparison on a full disk ended in a traceback, and no line named what was left of it. Without any directory
-    that takes the files, their figures are printed."""
+    """A comparison on a full disk ended in a traceback, and no line named what was left of it.
+
+    Without any directory that takes the files, their figures are printed.
+    """
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
     found = findings(config(tmp_path))
@@ -551,7 +558,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
 
 
 def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
-    """Landmarks, headings in order, captions and scopes, and text of pictures that has their figures."""
+    """The page has landmarks, headings in order, captions and scopes, and texts with the figures of its pictures."""
     text = (sweep / "report.html").read_text()
     page = _Page(text)
     assert {"html", "header", "nav", "main", "section", "details"} <= {tag for tag, _ in page.tags}
@@ -570,7 +577,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
-    """WCAG AA: 4.5 to 1 on white and on the stripes."""
+    """WCAG AA asks for a contrast of 4.5 to 1, on white and on the stripes."""
     page = ROOT / "comparison" / "report" / "page.html"
     found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
     for background in ("ffffff", found["soft"]):
@@ -585,7 +592,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """Each picture has its conditions below it too."""
+    """The conditions stand below each picture too."""
     text = (sweep / "report.html").read_text()
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
         assert words in text
@@ -602,8 +609,11 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """It had a bound in its legend that was drawn nowhere, round trips below 0, topologies that had not been started,
-    and in LLMPerf's files the bundled target's name."""
+    """The story: a report of endpoints had figures and names of things that it had not measured.
+
+    Its legend had a bound that was drawn nowhere; there were round trips below 0, topologies that had not been started,
+    and in LLMPerf's files the bundled target's name.
+    """
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
     measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NEAR))
     figure = tokens_over_rtt(measured)
@@ -629,8 +639,11 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
-    """The panels share their y axis. Its lower end was set panel by panel, which froze the upper one after the first:
-    where open-ended prompts were faster than structured ones, their line left the picture."""
+    """The panels share their y axis.
+
+    Its lower end was set panel by panel, which froze the upper one after the first: where open-ended prompts were
+    faster than structured ones, their line left the picture.
+    """
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
     measured = [
         sample
@@ -646,7 +659,7 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
-    """There were six colours, and the seventh draft of a sweep was left out without a word."""
+    """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
     topologies = Topology.TARGET, Topology.FUSED
     figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))
@@ -691,7 +704,7 @@ def test_pictures_and_files_name_emulation_and_conditions(
 
 
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
-    """Tokens per second with --concurrency 4 alone stood on an axis "one client"."""
+    """The story: tokens per second with --concurrency 4 alone stood on an axis "one client"."""
     measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
     assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"

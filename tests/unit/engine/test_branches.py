@@ -182,7 +182,7 @@ def test_an_accepted_branch_becomes_the_chain() -> None:
 
 
 def test_a_deep_branch_is_sent_in_portions() -> None:
-    """Sent whole, a branch as deep as a round trip arrived after the surprise that it was for."""
+    """A branch as deep as a round trip, sent whole, arrives after the surprise that it was for."""
     session = branching_session(1)
     session.pacing = Pacing(window=4, chunk=2, branching=Branching(count=1, depth=6))
     drafted(session, 10)

@@ -132,7 +132,7 @@ async def test_stop_fails_waiting_sessions(engine: DraftEngine) -> None:
 
 
 async def test_drafts_are_equal_alone_and_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model: three sequences together, prompts read in parts of 8, give what each gives alone."""
+    """A real model gives three sequences together, with prompts in parts of 8, the tokens that each gets alone."""
     prompts = [list(range(2, 2 + length)) for length in (3, 30, 17)]
     sampling = SamplingParams(temperature=1.0, seed=9)
     backend = TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=64)

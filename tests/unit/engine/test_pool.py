@@ -24,7 +24,7 @@ NUM_TOKENS = 300
 
 
 class SilentWorker:
-    """Takes whatever it is given, and proposes nothing."""
+    """Worker that takes all sessions and proposes nothing."""
 
     does_rounds, scope = True, ""
 
@@ -46,7 +46,7 @@ class SilentWorker:
 
 
 class GoodWorker(SilentWorker):
-    """Is right about every token."""
+    """Worker whose draft tokens are all right."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -78,7 +78,7 @@ async def pool() -> AsyncGenerator[DraftPool, None]:
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
-    """The tokens of a request, and how many of the last half of its commits had a draft token."""
+    """Return a request's tokens, and how many of the last half of its commits had a draft token."""
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
@@ -143,7 +143,7 @@ class FullWorker(SilentWorker):
             asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
 
 
-async def test_what_one_worker_declines_another_gets(pool: DraftPool) -> None:
+async def test_a_request_that_one_worker_declines_goes_to_another(pool: DraftPool) -> None:
     """The story: a worker without room did not answer, and its sessions stayed with it, undrafted."""
     full, good = FullWorker("full", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(full)

@@ -14,7 +14,7 @@ SURE, UNSURE = 20.0, 0.05
 
 
 class Blind(Confidence):
-    """Sure things are surely right, others hardly ever; learns nothing."""
+    """Confidence that learns nothing: tokens with the lead `SURE` are accepted, others hardly ever."""
 
     def rate(self, token: DraftToken) -> float:
         return 1.0 if token.margin == SURE else 0.1

@@ -76,7 +76,7 @@ class Forkable(Unforkable):
             raise RuntimeError("flicker")
 
 
-# Which slot a sequence takes.
+# Choice of a slot for a sequence.
 
 
 def test_a_conversation_goes_on_where_it_was() -> None:
@@ -124,7 +124,7 @@ def test_a_shared_prefix(one: list[int], other: list[int], salt: str) -> None:
     assert Prefix(ours, len(ours), salt).num_shared(Prefix(tuple(theirs), len(theirs))) == expected
 
 
-# What an engine makes of it.
+# Engines that reuse prefixes.
 
 
 async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None) -> list[Commit]:
@@ -322,14 +322,14 @@ REFERENCE: list[TorchBackend] = []
 
 
 def reference() -> TorchBackend:
-    """The target's model in a backend of its own."""
+    """Return the target's model in a backend of its own."""
     if not REFERENCE:
         REFERENCE.append(torch_backend(num_slots=1))
     return REFERENCE[0]
 
 
 def plain(wanted: GenerationRequest) -> list[int]:
-    """The target's tokens, one a pass, from an empty slot."""
+    """Return the target's tokens, one a pass, from an empty slot."""
     decoder, token_ids, start = SlotDecoder(reference()), list(wanted.prompt_token_ids), 0
     while len(token_ids) < len(wanted.prompt_token_ids) + wanted.max_new_tokens:
         (verdict,) = decoder.step([Turn(0, start, tuple(token_ids), wanted.sampling)])
@@ -339,7 +339,7 @@ def plain(wanted: GenerationRequest) -> list[int]:
 
 
 def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
-    """The requests; each may go on with an earlier one and the target's answer to it."""
+    """Return the requests; each may go on with an earlier one and the target's answer to it."""
     requests: list[GenerationRequest] = []
     for number, each in enumerate(history):
         before: list[int] = []
@@ -397,7 +397,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
         asyncio.run(one(history))
 
     async def one(history: list[Asked]) -> None:
-        """The slots keep what the last example left, as a stale slot would; a new engine must not trust it."""
+        """Run an example on slots that keep an earlier one's tokens, which a new engine must not trust."""
         engine = TargetEngine(decoder, EngineLimits(gamma=3, prefix_caching=caching))
         engine.start()
         try:
@@ -422,7 +422,7 @@ class Doubtful(ModelProposer):
     """Proposer with small margins alone, so that branches begin everywhere."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Every token has a small lead over a runner-up that is the next id."""
+        """Extend with tokens that each have a small lead over a runner-up, the next id."""
         return [
             None if each is None else [DraftToken(t.token_id, (t.token_id + 1) % DEFAULT_VOCAB_SIZE, 0.1) for t in each]
             for each in super().extend(drafts, ranked=ranked)

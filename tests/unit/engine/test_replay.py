@@ -169,7 +169,7 @@ async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) ->
     assert max(len(turns) for turns in decoder.steps) == 4
 
 
-async def test_what_the_device_samples_is_not_computed_again() -> None:
+async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
     decoder = ScriptedDecoder(num_slots=2)
     decoder.seed_invariant = False  # type: ignore[attr-defined]
     async with running(decoder) as engine:

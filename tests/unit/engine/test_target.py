@@ -37,7 +37,7 @@ def decoder() -> ScriptedDecoder:
 
 @pytest.fixture
 async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
-    """Two slots, and two places in the queue."""
+    """Start an engine with two slots and two places in the queue."""
     engine = TargetEngine(decoder, EngineLimits(max_waiting=2))
     engine.start()
     yield engine
@@ -75,7 +75,7 @@ async def until_counts(engine: TargetEngine, *, running: int, waiting: int = 0) 
 
 
 async def test_equals_transformers_while_sessions_come_and_go() -> None:
-    """Seven requests on three slots, some given up on the way; the others get what generate() gives."""
+    """Seven requests share three slots, some given up on the way; the others get generate()'s tokens."""
     model = tiny_model("llama", seed=1)
     prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
     expected = [generate(model, prompt, 9) for prompt in prompts]
@@ -248,7 +248,7 @@ async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: Scrip
 
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
-    """One session has a slot and waits for its draft, for ever; the other waits for a slot."""
+    """A session that waits for its draft for ever, and one that waits for a slot, both fail."""
     sessions = [drafted(engine, request()) for _ in range(3)]
     await until_counts(engine, running=2, waiting=1)
     await engine.stop(grace_s=0.05)
@@ -260,7 +260,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
 async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No pass is wider than a part; the tokens stay, and another session decodes between the parts."""
+    """Each pass is at most as wide as a part; the tokens stay, and another session decodes between the parts."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
@@ -373,7 +373,7 @@ async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None
 
 
 async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Three tokens are left: two drafted and the target's own."""
+    """Three tokens are left for two drafted ones and the target's own."""
     session = drafted(engine, request(3, max_new_tokens=3))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)

@@ -41,7 +41,7 @@ async def post(completer: ScriptedCompleter, path: str, body: Any, **settings: A
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The documents of a stream; nothing but data lines, and [DONE] at the end."""
+    """Return a stream's documents: nothing but data lines, and [DONE] at the end."""
     lines = response.text.split("\n\n")
     assert lines.pop() == ""
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
@@ -205,7 +205,7 @@ async def test_echo_and_logprobs_in_both_shapes() -> None:
 
 
 async def test_lm_eval_scores_the_prompt() -> None:
-    """max_tokens 0 with echo and logprobs: the prompt's tokens, their log-probabilities, and nothing generated."""
+    """A body with max_tokens 0, echo and logprobs gets the prompt's tokens and their log-probabilities alone."""
     completer = ScriptedCompleter(PASSES)
     body = {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}
     document = (await post(completer, "/v1/completions", body)).json()
@@ -452,7 +452,7 @@ async def test_paths_beside_generation() -> None:
     ],
 )
 async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> None:
-    """Clients of other APIs, and those with a base_url without /v1, got a bare "Not Found"."""
+    """The story: clients of other APIs, and those with a base_url without /v1, got a bare "Not Found"."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.request(method, path, json={})
         assert response.status_code == 404
@@ -485,7 +485,7 @@ async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, A
     "fields", [{"prediction": {"type": "content", "content": "1, 2"}}, {"keep_alive": "5m"}, {"keep_alive": -1}]
 )
 async def test_fields_that_change_no_answer_are_taken(fields: dict[str, Any]) -> None:
-    """Clients that send a prediction, or Ollama's keep_alive, by one switch got 400."""
+    """The story: clients that send a prediction, or Ollama's keep_alive, by one switch got 400."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         answers = [
             (await client.post("/v1/chat/completions", json={"messages": [HELLO], **each})).json()
@@ -626,7 +626,7 @@ async def test_llmperf_reads_a_stream() -> None:
 
 
 async def test_vllms_benchmark_reads_a_stream() -> None:
-    """vllm bench serve: usage from the last chunk, which has no choices; text from the others' first choice."""
+    """`vllm bench serve` reads usage from the last chunk, which has no choices, and text from first choices."""
     body = {
         "model": "tiny", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 6,
         "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,

@@ -200,7 +200,7 @@ class TestInBrowser:
             assert without.cache_salt != with_drafts.cache_salt, "the second run would find the prompt read already"
 
     async def test_hostile_output_stays_text(self, browser: Page) -> None:
-        """It runs and loads nothing, as tokens and as Markdown, and leads nowhere but to an address in plain sight."""
+        """Output runs and loads nothing, as tokens and as Markdown, and links only to addresses in plain sight."""
         pieces = [HOSTILE[i : i + 7] for i in range(0, len(HOSTILE), 7)]
         async with page_of(
             ScriptedCompleter([pieces[i : i + 4] for i in range(0, len(pieces), 4)]), browser

@@ -97,7 +97,7 @@ async def test_items_become_the_messages_of_a_chat() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_a_stream_ends_with_the_whole_answer(thinks: bool) -> None:
-    """Its events alone give the same items, too."""
+    """The stream's events alone give the same items, too."""
     texts = ["<think>", "so", " so", "</think>", *TWO] if thinks else TWO
     card = replace(CARD, chat_template=f"{THINKING}<tool_call>") if thinks else CARD
     whole = (await ask(stopping(texts), card, tools=[TOOL])).json()

@@ -90,7 +90,7 @@ async def test_without_a_call_the_text_is_the_content() -> None:
         assert "tool_calls" not in choice["message"]
 
 
-async def test_a_call_that_is_cut_says_so() -> None:
+async def test_a_cut_call_ends_for_its_length() -> None:
     (choice,) = (await ask(ScriptedCompleter([[text] for text in TEXTS[:4]]), {"tools": [tool()]})).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": '}
@@ -119,7 +119,7 @@ async def test_conversation_fields_reach_the_template() -> None:
     assert completer.requests[1].prompt == Chat.of(("user", "x")), "what must not be called is not spoken of"
 
 
-async def test_which_choice_is_a_grammar() -> None:
+async def test_tool_choices_that_make_a_grammar() -> None:
     tools = [tool(), tool("g", None)]
     assert await grammar_of({"tools": tools}) is None
     assert await grammar_of({"tools": tools, "tool_choice": "none"}) is None
@@ -242,8 +242,10 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """Qwen3 thinks, and the servers of the tutorials sent its thoughts as `reasoning_content`, which LLMPerf does not
-    read: TTFT was the time until the thoughts ended, and answers that were all thought had 1 token."""
+    """The story: Qwen3's thoughts came as `reasoning_content`, which LLMPerf does not read.
+
+    TTFT was the time until the thoughts ended, and answers that were all thought had 1 token.
+    """
     http = vars(parser_of(role).parse_args(["--config", str(file)]))
     card = replace(CARD, chat_template=THINKING)
     for begun in (True, False):
@@ -262,8 +264,10 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a grammar with a fault elsewhere had every tool's schema looked at, some of them in a process of their
-    own: minutes of a thread that other requests wait for."""
+    """The story: a grammar with a fault elsewhere had every tool's schema read, some in a process of their own.
+
+    That took minutes of a thread for which other requests wait.
+    """
     looked: list[Any] = []
 
     def fault_of_schema(schema: Any) -> tuple[str, str]:

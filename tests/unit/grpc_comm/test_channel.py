@@ -17,13 +17,13 @@ async def told_of(address: str, *, timeout_s: float) -> str:
     return str(caught.value)
 
 
-async def test_an_unknown_host_is_told_at_once() -> None:
+async def test_an_unknown_host_is_an_error_at_once() -> None:
     """The story: a typing error in a host's name was ten seconds of silence, and then "no server answers"."""
     async with asyncio.timeout(30):
         assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600)
 
 
-async def test_a_port_of_http_is_told_at_once() -> None:
+async def test_a_port_of_http_is_an_error_at_once() -> None:
     """The story: a client pointed at the gateway's port, or at the metrics, waited and got no error."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,7 +37,7 @@ async def test_a_port_of_http_is_told_at_once() -> None:
             assert "speaks HTTP, not gRPC" in await told_of(f"127.0.0.1:{port}", timeout_s=600)
 
 
-async def test_a_port_that_nobody_has_yet_is_waited_for() -> None:
+async def test_a_port_without_a_server_yet_is_waited_for() -> None:
     """A server that starts a little later than its client is found."""
     server = Server("127.0.0.1:0", [], status_of=lambda _: None)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:

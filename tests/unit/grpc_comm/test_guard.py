@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """In the middle of a stream too; nothing is logged, since nothing is wrong."""
+    """Failures in the middle of a stream carry it too; nothing is logged, since nothing is wrong."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=10)
         assert (await call.read()).WhichOneof("event") == "started"
@@ -99,7 +99,7 @@ async def test_a_port_is_taken_once() -> None:
             new_server(f"127.0.0.1:{server.port}")
 
 
-async def test_waiting_for_nobody_ends() -> None:
+async def test_waiting_for_an_absent_server_ends() -> None:
     async with open_channel("127.0.0.1:1") as channel:
         with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 within 0\.2 s"):
             await wait_until_ready(channel, "127.0.0.1:1", timeout_s=0.2)
@@ -124,8 +124,9 @@ async def failed(call: Any) -> None:
 
 
 async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
-    """The story: refusals of 250,000 hostile messages kept some 57 objects each, in circles; the collector ended 84,000
-    of them at a time, and no request was served for 170 ms.
+    """The story: refusals of 250,000 hostile messages kept some 57 objects each, in circles.
+
+    The collector ended 84,000 of them at a time, and no request was served for 170 ms.
     """
     async with serving() as (_, stub):
         gc.collect()

@@ -79,7 +79,7 @@ def test_a_file_list_names_servers() -> None:
 
 
 def test_a_token_needs_encryption_or_an_insecure_flag(tmp_path: Path) -> None:
-    """Its later hosts are unknown."""
+    """The later hosts of a list are unknown when the flags are read."""
     security = DialSecurity(token_file=tmp_path / "token")
     with pytest.raises(ConfigError, match="would go to file:///etc/targets in plain text"):
         ConnectionConfig("file:///etc/targets", 1, security=security)

@@ -1,4 +1,4 @@
-"""Promises of the options, with all their times divided by ten."""
+"""Promises of the channel's options, with all their times divided by ten."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
 
 @asynccontextmanager
 async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
-    """A server with other values for some of its options; its streams name the client's end every 0.1 s."""
+    """Run a server with other values for some of its options; its streams name the client's end every 0.1 s."""
 
     async def serve(request: object, context: Any) -> None:
         for _ in range(12):

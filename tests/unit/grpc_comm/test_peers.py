@@ -82,7 +82,7 @@ def status_of(error: Exception) -> Status | None:
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Our servers' records: gRPC's poller may still wake the closed loop of an earlier test, which asyncio logs."""
+    """Return our servers' tracebacks; asyncio's come from gRPC's poller, which wakes closed loops of earlier tests."""
     return [record.getMessage() for record in caplog.records if record.exc_info and record.name != "asyncio"]
 
 
@@ -114,8 +114,10 @@ async def test_refuses_what_it_does_not_even_parse(
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: fuzz of these two, which only our own services' limits had not reached, was UNKNOWN with a traceback
-    of 2 kB for each 3 bytes."""
+    """The story: fuzz at these two services was UNKNOWN, with a traceback of 2 kB for each 3 bytes.
+
+    Only our own services had limits.
+    """
     async with serving() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for message in (b"\xff\xff\xff", b"\x0a\x80\x80\x40" + b"x" * (1 << 20)):
             call: Any = channel.stream_stream(f"/{method}", **RAW)(timeout=20)
@@ -157,8 +159,10 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
-    """The story: streams were, but an answer in one piece waited for as long as its reader answered pings: 1 kB of gzip
-    asked for 4 MB of text, 256 times a connection. A client that reads gets it as ever."""
+    """The story: an answer in one piece was kept for as long as its client answered pings; streams were not.
+
+    1 kB of gzip asked for 4 MB of text, 256 times a connection. A client that reads its answer gets it as before.
+    """
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -173,7 +177,7 @@ async def test_an_answer_that_is_not_read_is_dropped() -> None:
         call.cancel()
 
 
-async def test_a_silent_health_watcher_delays_nobody() -> None:
+async def test_a_silent_health_watcher_delays_no_other() -> None:
     """The story: one such watcher made SIGTERM wait for ever, since the library writes to it under a lock."""
     async with serving() as (_, server):
         address = f"127.0.0.1:{server.port}"
@@ -192,7 +196,7 @@ async def test_a_silent_health_watcher_delays_nobody() -> None:
             deaf_watch.cancel()
 
 
-async def test_watchers_hear_of_changes() -> None:
+async def test_watchers_get_changes() -> None:
     async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="specdec.v1.GenerationService"))

@@ -69,9 +69,11 @@ class Cut(HealthServicer):
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: proxies end streams in which nothing happens, after 5 minutes as Envoy does, and keep the connection.
-    Health was not watched again until that was lost: a server that drained there was ready for ever. One that
-    takes our token no more is not ready either. One that has as many watchers as may be, strangers perhaps, was never
-    ready to other clients: now it is asked."""
+
+    Health was not watched again until that was lost: a server that drained there was ready for ever. One that takes our
+    token no more is not ready either. One that has as many watchers as may be, strangers perhaps, was never ready to
+    other clients: now it is asked.
+    """
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     server = await started()

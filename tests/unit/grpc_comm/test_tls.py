@@ -75,7 +75,7 @@ async def test_an_expired_certificate_is_named_on_both_sides(trust: Pki) -> None
 
 
 async def test_client_certificates_where_they_are_wanted(trust: Pki, tmp_path: Path) -> None:
-    """With TLS 1.3 a client notices a refusal only after the handshake, as a lost connection."""
+    """A client of TLS 1.3 notices a refusal only after the handshake, as a lost connection."""
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         assert await dial(address, trust.client("spiffe://here/draft"))
@@ -86,7 +86,7 @@ async def test_client_certificates_where_they_are_wanted(trust: Pki, tmp_path: P
             await dial(address, foreign)
 
 
-async def test_plain_text_and_tls_tell_each_other_apart(trust: Pki) -> None:
+async def test_plain_text_and_tls_notice_each_other(trust: Pki) -> None:
     tls = ServerTls(*trust.pair("server"))
     async with serving(tls.grpc_credentials()) as address:
         with pytest.raises(UnreachableError, match=r"within 0.5 s: .* ends the connection. Is it TLS \(--tls_ca\)"):
@@ -125,7 +125,7 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """At start it is an error; later it is logged once, and a metric; the next good one is taken."""
+    """A bad file is an error at start; later it is logged once and is a metric; the next good one is taken."""
     cert, key = trust.pair("server", "127.0.0.1", "first.example")
     tls = ServerTls(cert, key)
     assert 29 < tls.days_left < 30
@@ -145,7 +145,7 @@ async def test_a_broken_pair_leaves_the_one_before(
 
 
 async def test_a_client_takes_a_new_certificate_without_a_restart(trust: Pki) -> None:
-    """A channel cannot: it becomes another one, and calls that run end on the old."""
+    """A channel cannot change its certificate: a new one takes its place, and running calls end on the old."""
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         ours = trust.client("spiffe://here/one")
@@ -173,8 +173,11 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """The story: a certificate for the mail address `cli.example`, or for the host `cli.example\\0.evil.example`, was
-    let in as the host `cli.example`: grpcio's list has no types, and its texts end at a zero byte."""
+    """The story: a certificate for the mail address `cli.example` was let in as the host `cli.example`.
+
+    So was one for that host, a zero byte and `.evil.example`. grpcio's list has no types, and its texts end at a zero
+    byte.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)
     names = [

@@ -1,4 +1,4 @@
-"""Counters and histograms say what happened, under vLLM's names, with labels that cannot grow without bound."""
+"""Counters and histograms have vLLM's names, and labels that cannot grow without bound."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Completer:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """Value by (name, labels but for the model's name, as text)."""
+    """Return values by (name, labels but for the model's name, as text)."""
     return {
         (
             sample.name,
@@ -184,7 +184,7 @@ def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
 
 
 async def test_requests_count_for_the_account_that_sent_them() -> None:
-    """Also those that are refused: a tenant that floods a full queue has next to no tokens."""
+    """Refused requests count too: a tenant that floods a full queue has next to no tokens."""
     metrics = Metrics("tiny")
     full = Completer(CapacityError("full", retry_after_s=1.0))
     with request_context(Caller("gateway", speaks_for_others=True, user="alice"), "1"):

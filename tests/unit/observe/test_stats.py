@@ -13,7 +13,7 @@ from specdec.inference.observe.stats import MAX_PASS_TOKENS, RequestStats
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every look at the clock is a second later, from 1 on."""
+    """Set a clock on which every look is a second later, from 1 on."""
     ticks = itertools.count(1)
     monkeypatch.setattr("specdec.inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
     return iter(())
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clock")
 def test_times() -> None:
-    """Sent at 0; messages of 3, 1 and 2 tokens at 1, 2 and 3."""
+    """A request sent at 0 gets messages of 3, 1 and 2 tokens at 1, 2 and 3."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
         stats.take(Commit(0, (7,) * num_tokens, counts=Counts(bytes_up=10, bytes_down=5)))

@@ -36,7 +36,7 @@ NOISE_DOC = (Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
-# No deadline: the machine may be busy.
+# Without a deadline, since the machine may be busy.
 relaxed = settings(deadline=None, max_examples=60)
 
 any_seed = st.one_of(st.sampled_from([0, 1, 2**63 - 1, 2**63, MAX_SEED]), st.integers(0, MAX_SEED))
@@ -54,14 +54,14 @@ any_params = st.one_of(sampled_params, st.builds(SamplingParams, seed=any_seed))
 
 
 def random_logits(seed: int, num_rows: int, vocab_size: int) -> npt.NDArray[np.float32]:
-    """Logits as a model gives them: float32, some peaked and some flat rows, no ties for all practical purposes."""
+    """Draw logits as a model gives them: float32, some peaked and some flat rows, practically no ties."""
     rng = np.random.default_rng(seed)
     spread = rng.uniform(0.1, 5.0, size=(num_rows, 1))
     return (spread * rng.normal(size=(num_rows, vocab_size))).astype(np.float32)
 
 
 def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
-    """Noise of (seed, position, token id) triples, by numpy."""
+    """Return the noise of (seed, position, token id) triples, by numpy."""
     values: npt.NDArray[np.float64] = gumbel_noise(np.array(noise_keys(seeds, positions)), np.array(token_ids))
     return values
 
@@ -70,7 +70,7 @@ def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.N
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finalizer, as published."""
+    """Finish SplitMix64, as published."""
     x &= MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -78,7 +78,7 @@ def mix(x: int) -> int:
 
 
 def unmix(x: int) -> int:
-    """The inverse of `mix`."""
+    """Undo `mix`."""
 
     def unshift(y: int, bits: int) -> int:
         z = y
@@ -96,7 +96,7 @@ def signed(x: int) -> int:
 
 
 def gumbel_of_hash(token_hash: int) -> float:
-    """The Gumbel variate of a 64-bit hash, by the C library's logarithm."""
+    """Return the Gumbel variate of a 64-bit hash, by the C library's logarithm."""
     return -math.log(-math.log(((token_hash >> 12) + 0.5) * 2.0**-52))
 
 
@@ -120,7 +120,7 @@ def gumbel_of_hash(token_hash: int) -> float:
     ],
 )
 def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
-    """Tokens of a row are SplitMix64 seeded with the key: guards the constants and shifts by vectors not our own."""
+    """A row's tokens are SplitMix64 seeded with the key; published vectors guard its constants and shifts."""
     values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
     assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
     np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
@@ -135,7 +135,7 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """Signed arithmetic, the mask of the logical shift and the series of the logarithm hide nothing."""
+    """Plain integers show errors of signed arithmetic, of the shift's mask, and of the logarithm's series."""
     seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
     expected = [
         gumbel_of_hash(mix(mix(mix(seed + GOLDEN) + (t + 1) * GOLDEN) + (v + 1) * GOLDEN)) for seed, t, v in triples
@@ -170,7 +170,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """400,000 values see about every exponent and mantissa range of both logarithms."""
+    """The 400,000 values cover about every exponent and mantissa range of both logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
@@ -216,7 +216,7 @@ def test_the_documented_listing_gives_the_same_bits() -> None:
 
 
 def test_the_documented_noise_vectors_hold() -> None:
-    """Hash, uniform and noise of each row; the extremes of all three inputs and of the hash are among them."""
+    """Each row has hash, uniform and noise; extremes of all three inputs and of the hash are among them."""
     rows = doc_rows("seed")
     assert len(rows) >= 12
     for row in rows:
@@ -257,7 +257,7 @@ def uniform_cube(first_seed: int) -> npt.NDArray[np.float64]:
 
 
 def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
-    """P-value that `cells` are uniform over 0 .. num_cells-1."""
+    """Return the p-value that `cells` are uniform over 0 .. num_cells-1."""
     counts, expected = np.bincount(cells, minlength=num_cells), len(cells) / num_cells
     return float(chdtrc(num_cells - 1, np.sum((counts - expected) ** 2) / expected))
 
@@ -288,7 +288,7 @@ def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
 
 
 def test_noise_has_a_gumbels_mean_and_variance() -> None:
-    """Euler's constant and pi^2/6: a factor or sign lost in the two logarithms shows here."""
+    """The mean is Euler's constant and the variance pi^2/6: a factor or sign lost in the logarithms shows here."""
     values = noise([5] * 1000, list(range(1000)), [0]).ravel()
     values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
     assert np.mean(values) == pytest.approx(np.euler_gamma, abs=5 * (math.pi**2 / 6 / len(values)) ** 0.5)
@@ -361,7 +361,7 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """No legal parameters let the batch show: rows choose, and rank, together what they do alone.
+    """Rows choose and rank the same tokens together as alone, with any legal parameters.
 
     The story: a repetition_penalty below 1e-307 made logits infinite and their scores NaN. Such a row chose token 0
     beside a row that does not truncate, and another token alone. NaN is a warning of numpy's, and warnings are errors.
@@ -385,7 +385,7 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) ->
 def test_a_rows_scores_do_not_depend_on_its_neighbours(
     logits_seed: int, vocab_size: int, sampling: list[SamplingParams]
 ) -> None:
-    """Stronger than equal tokens: a truncation that leaks to the next row is seen even where it rarely matters."""
+    """Scores find more than tokens: a truncation that leaks to the next row shows even where it rarely matters."""
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)
     for i, params in enumerate(sampling):
@@ -404,7 +404,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
     ids=str,
 )
 def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: list[int]) -> None:
-    """A library's sort decides nothing: of equal tokens all stay."""
+    """A library's sort would keep only some of several equal tokens; here all of them stay."""
     for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
         assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
 

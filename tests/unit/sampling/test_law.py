@@ -51,7 +51,7 @@ ALPHA_WRONG = ALPHA * 1e-6
 
 
 def label(sampling: SamplingParams) -> str:
-    """The parameters that are not at their default, for test ids."""
+    """Return the parameters that are not at their default, for test ids."""
     values = asdict(sampling)
     return " ".join(f"{name}={value}" for name, value in values.items() if value != asdict(SamplingParams())[name])
 
@@ -68,7 +68,7 @@ def target_choices(sampling: SamplingParams = ASKED, noise_key: law.NoiseKey = l
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_speculation_has_the_targets_law_and_its_very_tokens(sampling: SamplingParams) -> None:
-    """Exactness and drafter invariance, the two promises of shared-noise verification, over the whole loop."""
+    """Speculation over the whole loop keeps both promises of shared noise: exactness and drafter invariance."""
     target = choices("target", sampling)
     alone = law.decode(target)
     assert law.law_p_value(alone, TARGET, sampling) > ALPHA
@@ -171,7 +171,7 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Each token alone has the right law under these; only joint laws over positions and over seeds show them."""
+    """Tokens have the right law one by one with such noise; only joint laws over positions and seeds show the fault."""
     generated = law.speculate(target_choices(noise_key=noise_key), choices("near", ASKED), gamma=gamma, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 
@@ -189,7 +189,7 @@ def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
     ids=label,
 )
 def test_verification_with_other_parameters_than_asked_fails(used: SamplingParams) -> None:
-    """One-sided parameters: the draft samples as asked, the target verifies with its own idea of them."""
+    """The draft samples with the parameters asked for, and the target verifies with others."""
     generated = law.speculate(choices("target", used), choices("near", ASKED), gamma=3, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 

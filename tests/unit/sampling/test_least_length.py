@@ -50,7 +50,7 @@ def backend() -> TorchBackend:
 
 
 async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
-    """Tokens, and how many draft tokens were accepted."""
+    """Return the tokens, and how many draft tokens were accepted."""
     engine.start()
     commits = await commits_of(engine.generate(request))
     await engine.stop()

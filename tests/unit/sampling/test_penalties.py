@@ -52,7 +52,7 @@ def random_logits(seed: int, num_rows: int) -> npt.NDArray[np.float32]:
 def by_the_book(
     logits: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """Token by token, from the definitions in SamplingParams."""
+    """Adjust logits token by token, from the definitions in SamplingParams."""
     bias = dict(params.logit_bias)
     scores = []
     for token_id, logit in enumerate(map(float, logits)):
@@ -104,7 +104,7 @@ def test_logit_bias_is_transformers_sequence_bias(seed: int, bias: tuple[tuple[i
 @relaxed
 @given(st.integers(0, 2**32), st.lists(st.tuples(penalizing, sequences, st.integers(0, 9)), min_size=1, max_size=5))
 def test_numpy_and_torch_rows_are_independent(seed: int, rows: list[tuple[SamplingParams, list[int], int]]) -> None:
-    """Equal bits, alone or in a batch, and the logits themselves are left as they were."""
+    """Rows have equal bits alone and in a batch, and the logits themselves are left as they were."""
     logits, sampling = random_logits(seed, len(rows)), [params for params, _, _ in rows]
     before = [TokensBefore.of(sequence, start) for _, sequence, start in rows]
     kept = logits.copy()
@@ -184,7 +184,7 @@ def decoded(
 @relaxed
 @given(st.integers(0, 2**32), penalizing, sequences)
 def test_speculation_does_not_change_penalized_output(seed: int, params: SamplingParams, prompt: list[int]) -> None:
-    """Drafter invariance: whatever is proposed, the tokens are those of the target alone."""
+    """The tokens are those of the target alone, whatever is proposed (drafter invariance)."""
     decoder = SlotDecoder(TableBackend(seed))
     alone = decoded(decoder, params, prompt, 16, None)
     assert decoded(decoder, params, prompt, 16, random.Random(seed)) == alone

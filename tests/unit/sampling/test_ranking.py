@@ -28,7 +28,7 @@ def some_logits(num_rows: int) -> np.ndarray:
 
 
 def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
-    """Scores of one row, written from the definition."""
+    """Score one row, as the definition is written."""
     row = logits.astype(np.float64)
     for token_id, bias in params.logit_bias:
         row[token_id] += bias

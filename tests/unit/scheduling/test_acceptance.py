@@ -54,7 +54,7 @@ def test_rates_follow_the_truth_apart(truth: float) -> None:
 
 
 def test_tokens_without_a_lead_are_judged_by_themselves() -> None:
-    """A proposer that gives none, such as prompt lookup, learns its mean acceptance."""
+    """Tokens without a lead, as those of prompt lookup, are expected to be accepted as often as on average."""
     confidence = Confidence()
     for _ in range(500):
         confidence.record(DraftToken(5), accepted=False)

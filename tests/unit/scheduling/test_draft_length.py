@@ -22,7 +22,7 @@ STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
 
 
 def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
-    """Times of a usual pair; sure tokens were always accepted, unsure ones never."""
+    """Return a length that has seen a usual pair's times; sure tokens were always accepted, unsure ones never."""
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
@@ -46,7 +46,7 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
-    """Two drafts of 16 tokens that were wrong took a tenth of a short answer's time."""
+    """The story: two wrong drafts of 16 tokens took a tenth of a short answer's time."""
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
 
@@ -103,7 +103,7 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
 
 
 def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
-    """Each token is looked at once while a chain grows; another chain in the slot is looked at from its beginning."""
+    """A growing chain's tokens are looked at once each; another chain in the slot is looked at from its beginning."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
         growing: list[DraftToken] = []
@@ -151,7 +151,7 @@ LOOKED_UP = DraftToken(5)
 
 
 def taught(num_sessions: int, num_accepted: int) -> DraftLength:
-    """Times of passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
+    """Return a length that has seen passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
     length = learned(num_sessions=num_sessions)
     for _ in range(60):
         length.record_verdict(2, [LOOKED_UP] * 8, num_accepted)
@@ -207,7 +207,7 @@ def backend() -> TorchBackend:
 
 
 def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], int]:
-    """Sequences of 40 new tokens side by side, and how many were drafted."""
+    """Decode sequences of 40 new tokens side by side; return them and the number of draft tokens."""
     sequences, held, num_drafted = [list(prompt) for prompt in prompts], [0] * len(prompts), 0
     while any(len(sequence) < len(prompt) + 40 for sequence, prompt in zip(sequences, prompts, strict=True)):
         turns = [Turn(i, held[i], tuple(sequence), sampling, gamma=6) for i, sequence in enumerate(sequences)]

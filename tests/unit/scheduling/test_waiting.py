@@ -98,7 +98,7 @@ def test_waiting_is_decided_as_a_simulation_of_both_would(delay_s: float, rate: 
 
 
 def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
-    """A target that gets 4 draft tokens `delay_s` after each rejection, and either waits or decodes meanwhile."""
+    """Simulate a target that gets 4 draft tokens `delay_s` after a rejection, and waits or decodes meanwhile."""
     rng, now, tokens = random.Random(0), 0.0, 0
     for _ in range(4000):
         accepted = next((k for k in range(4) if rng.random() >= rate), 4)

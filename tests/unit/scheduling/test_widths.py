@@ -19,7 +19,7 @@ STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=1
 
 
 def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
-    """Expected throughput of one pass, written from the definition."""
+    """Return the expected throughput of one pass, written from the definition."""
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
     return tokens / seconds(sum(widths))
 

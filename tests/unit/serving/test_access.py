@@ -140,7 +140,7 @@ ALLOWED = {
 }
 
 
-def test_a_method_that_nobody_listed_is_operation() -> None:
+def test_an_unlisted_method_needs_the_right_of_operation() -> None:
     """The story: what was added to a service later would have been open to all its clients."""
     services = pb.DESCRIPTOR.services_by_name.values()
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
@@ -169,7 +169,7 @@ async def test_a_role_grants_its_rights_alone(at: Served, trust: Pki) -> None:
         ("token-of-clien", "the token is not known here"),
     ],
 )
-async def test_strangers_are_told_why_and_nothing_else(
+async def test_strangers_get_the_reason_and_nothing_else(
     at: Served, trust: Pki, token: str | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -219,14 +219,14 @@ async def test_a_certificate_is_a_role_on_its_own_port(at: Served, trust: Pki, t
     assert all(words.startswith("UNAUTHENTICATED: no token came") for words in unasked.values())
 
 
-async def test_who_dials_without_its_certificate_is_told_so(at: Served, trust: Pki) -> None:
+async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trust: Pki) -> None:
     with pytest.raises(HandshakeError, match=r"wants a client certificate \(--tls_client_cert\)"):
         async with connected(ConnectionConfig("127.0.0.1", at.mtls, 2.0, security=dialling(trust))):
             pass
 
 
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
-    """Also on connections that are open; a half-written file changes nothing."""
+    """Open connections end as well; a half-written file changes nothing."""
     security = dialling(trust, token=token_of("client"))
     link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=security)
     async with connected(link) as fleet:
@@ -256,8 +256,10 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The story: its one call lasts for ever, so that its owner went on reading all prompts for as long as the
-    connection held, whatever stood in the file."""
+    """The story: the owner of a withdrawn token went on reading all prompts for as long as its connection held.
+
+    Its one call lasts for ever, and the file was read at the start of calls only.
+    """
 
     async def attached(_: object, message: object, call: Call) -> None:
         await call.write(pb.AssistResponse())
@@ -347,7 +349,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files of version 1 stay usable; the role never becomes `worker`, which sees the prompts of all."""
+    """Files of version 1 stay usable; their role `draft` never becomes `worker`, which sees the prompts of all."""
     file = tmp_path / "auth.toml"
     file.write_text(entry("edge", "draft"))
     access = Access(file)
@@ -356,7 +358,7 @@ def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pyte
     assert record.getMessage() == 'edge: role "draft" counts as "client", which may draft for its own requests'
 
 
-async def test_on_loopback_everybody_is_welcome() -> None:
+async def test_loopback_needs_no_credentials() -> None:
     async with served(PortSecurity()) as at:
         assert await refusals(at.grpc, DialSecurity()) == {}
 
@@ -415,8 +417,10 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
                         await anext(asking)
 
 
-async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And is believed only if it may; the request's id is the same on all the way, and comes back."""
+async def test_a_gateway_names_the_account_of_each_request(
+    trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The account counts only if the gateway may name it; a request's id is the same on all the way, and comes back."""
     caplog.set_level(logging.INFO)
     write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
@@ -441,11 +445,11 @@ async def test_a_gateway_says_for_whom_it_asks(trust: Pki, auth_file: Path, capl
     ]
 
 
-async def test_what_is_refused_leaves_a_line_and_its_id(
-    at: Served, trust: Pki, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The story: a caller that was refused, sent nonsense, or attached to read all prompts, was in no audit; and gRPC's
-    errors with more than a status came back without the id of their request."""
+async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    """The story: the audit lacked callers that were refused, that sent nonsense, or that attached to read all prompts.
+
+    And gRPC's errors with more than a status came back without the id of their request.
+    """
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
     for name, path in (("nobody", "model"), ("client", "drain"), ("client", "client"), ("worker", "worker")):
@@ -475,8 +479,7 @@ async def test_what_is_refused_leaves_a_line_and_its_id(
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """The story: a completion without a length asks for 16 tokens, and a key that may have 8 got
-    the error that this is too much."""
+    """The story: a completion without a length asks for 16 tokens, and a key with a limit of 8 was refused for it."""
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     scripted = ScriptedCompleter([["a"]])

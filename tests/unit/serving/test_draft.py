@@ -94,7 +94,7 @@ async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecEr
 
 @asynccontextmanager
 async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grpc.aio.Channel, int], None]:
-    """A channel to a draft of this directory, and its HTTP port."""
+    """Serve a draft of this directory; yield a channel to it, and its HTTP port."""
     server, web = ServerConfig(port=free_port(), grace_s=0.0, probe_port=PROBE_PORT), HttpConfig(free_port())
     draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port, reconnect_timeout_s=0.1))
     proposer = ProposerConfig(directory, None, num_slots=2)
@@ -113,7 +113,7 @@ async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grp
 
 
 async def until(channel: grpc.aio.Channel, status: int) -> None:
-    """Wait until the draft's health is this."""
+    """Wait until the draft's health has this status."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     async with asyncio.timeout(30):
         async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
@@ -132,7 +132,7 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
     return [token_id async for message in call for token_id in message.delta.token_ids]
 
 
-async def test_another_model_behind_is_what_clients_are_told_of(directory: Path, card: ModelCard) -> None:
+async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard) -> None:
     """The story: name and template were read once, and the text of one model was sold under the name of another."""
     port = free_port()
     async with target(directory, card, port):
@@ -160,9 +160,11 @@ async def test_another_model_behind_is_what_clients_are_told_of(directory: Path,
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
-    """The story: a target was replaced, and asked once for its card. It was busy: from then on its answers were given
-    under the old name and template. Or it did not know the draft's token, which was mended a minute later: the draft
-    was not ready until a connection ended, half an hour later."""
+    """The story: a target was replaced, and asked once for its card.
+
+    It was busy: from then on its answers were given under the old name and template. Or it did not know the draft's
+    token, which was mended a minute later: the draft was not ready until a connection ended, half an hour later.
+    """
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
     port = free_port()
     async with target(directory, card, port):

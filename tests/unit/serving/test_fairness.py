@@ -74,7 +74,7 @@ class Scheduled:
 
 
 async def helped(stack: AsyncExitStack, schedule: Schedule) -> TokenSource:
-    """A target with a draft worker, which has no spare slot."""
+    """Return the source of a target with a draft worker, which has no spare slot."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
     pool = DraftPool(target)
     at = await stack.enter_async_context(served(PortSecurity(), None, VerificationServicer(pool, WORDS)))

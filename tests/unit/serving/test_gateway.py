@@ -56,7 +56,7 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
 
 
 class Busy(GenerationServicer):
-    """Says what it serves only when it is asked again."""
+    """Servicer that names its true model only when it is asked again."""
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         card, self.card = self.card, OTHER
@@ -74,8 +74,10 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 
 @pytest.mark.parametrize("next_one", [OTHER, BUSY])
 async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
-    """The gateway read the name once: after a restart with another model it refused the model that was served. And it
-    asked once: if that failed, it did not ask again before the next restart."""
+    """The gateway read the name once: after a restart with another model it refused the model that was served.
+
+    And it asked once: if that failed, it did not ask again before the next restart.
+    """
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
@@ -99,8 +101,10 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: its HTTP port answered 503 without a server. The port of probes, which the kubelet asks, answered
-    200, and the balancer went on sending requests."""
+    """The story: its HTTP port answered 503 without a server.
+
+    The port of probes, which the kubelet asks, answered 200, and the balancer went on sending requests.
+    """
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
     connection, web, observe = ConnectionConfig("127.0.0.1", server.port), HttpConfig(port), ObserveConfig("gateway")
@@ -122,8 +126,11 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
 
 
 async def test_a_gateway_without_servers_is_alive() -> None:
-    """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s. While a large
-    model was loaded, which may take an hour, Kubernetes restarted its gateways again and again, ever more slowly."""
+    """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s.
+
+    While a large model was loaded, which may take an hour, Kubernetes restarted its gateways again and again, ever more
+    slowly.
+    """
     port, probe_port = free_port(), free_port()
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
     serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))

@@ -115,9 +115,11 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
     assert later == [("WARNING", "not ready: lost"), ("WARNING", "ready again")]
 
 
-async def test_what_was_loaded_is_not_searched_for_garbage() -> None:
-    """The story: late branches made so many objects that searches through all that had ever been loaded stopped the
-    event loop for 40 ms again and again; ordinary traffic met such a stop now and then."""
+async def test_loaded_objects_are_not_searched_for_garbage() -> None:
+    """The story: late branches made so many objects that the event loop stopped for 40 ms again and again.
+
+    The collector searched all objects that had ever been loaded; ordinary traffic met such a stop now and then.
+    """
     num_frozen = []
 
     async def until() -> None:
@@ -139,7 +141,7 @@ async def test_failed_work_ends_the_host() -> None:
     assert recorder.told == ["open", "close"]
 
 
-async def test_nobody_stops_watching_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: whatever went wrong in looking at the work ended the server as if that were wanted, with 0."""
 
     async def fail(self: Host) -> None:
@@ -201,7 +203,7 @@ async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals
     ("host", "ours"),
     [("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("h", False)],
 )
-def test_which_addresses_nobody_else_can_dial(host: str, ours: bool) -> None:
+def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> None:
     assert ServerConfig(host, security=PortSecurity(insecure=True)).on_loopback is ours
 
 

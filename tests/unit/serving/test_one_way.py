@@ -55,7 +55,7 @@ def our_frames() -> list[str]:
 
 @pytest.fixture
 async def gateway() -> AsyncGenerator[str, None]:
-    """A gateway in front of a target, over real sockets; gives the gateway's URL."""
+    """Start a gateway in front of a target, over real sockets; yield the gateway's URL."""
     async with AsyncExitStack() as stack:
         backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=64)
         engine = await stack.enter_async_context(running(TargetEngine(SlotDecoder(backend))))

@@ -62,7 +62,7 @@ async def test_a_rebound_host_name_is_refused() -> None:
 
 
 async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCaptureFixture) -> None:
-    """It had the address alone: that a page is there, and how to ask, stood in the documentation."""
+    """The story: the log had the address alone; the page, and the way to ask, stood in the documentation."""
     caplog.set_level(logging.INFO)
     async with served(PortSecurity()), httpx.AsyncClient() as client:
         lines = [record.getMessage() for record in caplog.records]
@@ -119,7 +119,7 @@ def test_settings_that_protect_nothing_are_refused(given: dict[str, Path], words
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_plain_text_off_loopback_names_the_ways_out(host: str, trust: Pki) -> None:
-    """It was served silently, to anyone."""
+    """The story: plain text was served to every client, without a warning."""
     with pytest.raises(ConfigError, match=rf"host {host} is not loopback.*--tls_cert and --tls_key .*--insecure"):
         ServerConfig(host)
     assert not ServerConfig(host, security=PortSecurity(insecure=True)).on_loopback
@@ -141,7 +141,7 @@ def test_a_token_is_not_sent_in_plain_text() -> None:
 
 
 @pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", True), ("0.0.0.0", False)])
-async def test_a_server_that_others_cannot_reach_says_so(
+async def test_a_server_that_others_cannot_reach_logs_it(
     host: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The story: a target on loopback logged "serving", and the draft on another machine found no server there."""

@@ -175,7 +175,7 @@ async def over_grpc(scene: Scene, at: Served) -> AsyncGenerator[Ask, None]:
 
 
 async def check_separate(ask: Ask) -> None:
-    """Bob learns nothing of what Alice asked; what each asked before, and what Carol's group did, is found again."""
+    """Check that Bob learns nothing of Alice's prompts, and that each account finds its own, or its group's, again."""
     whole = len(tokenizer().encode(SECRET)) - 1
     assert await ask("alice") == 0
     assert [await ask("bob", f"{SYSTEM}{guess}") for guess in ("1", "2")] == [0, len(tokenizer().encode(SYSTEM))]
@@ -188,8 +188,10 @@ async def check_separate(ask: Ask) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
-    """The story: with two tokens of one auth file, bob read a secret of six digits out of alice's prompt with 60
-    probes: `cached_tokens` was one more for each digit that he had guessed."""
+    """The story: with two tokens of one auth file, bob read six secret digits out of alice's prompt with 60 probes.
+
+    `cached_tokens` was one more for each digit that he had guessed.
+    """
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
         await check_separate(ask)
@@ -202,7 +204,7 @@ async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
         await check_separate(ask)
 
 
-async def test_a_gateway_that_speaks_for_nobody_is_one_account(scene: Scene) -> None:
+async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) -> None:
     target = await scene.target(entry("gateway", "client") + entry("bob", "client"))
     async with over_http(await scene.gateway(target, CLIENTS)) as ask, over_http(target) as directly:
         assert await ask("alice") == 0
@@ -212,7 +214,7 @@ async def test_a_gateway_that_speaks_for_nobody_is_one_account(scene: Scene) -> 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """Also where the target knows the draft alone: what the draft asks it for is separate already."""
+    """The target may know the draft alone: the draft's own requests are separate already."""
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
@@ -233,7 +235,7 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """They report no cached tokens, but the time of their first proposal would reveal them."""
+    """Workers report no cached tokens, but the time of their first proposal would reveal them."""
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:

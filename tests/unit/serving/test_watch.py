@@ -53,13 +53,13 @@ class Diary:
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the process would have ended itself."""
+    """Return a list of the times at which the process would have ended itself."""
     times: list[float] = []
     monkeypatch.setattr(host, "_give_up", lambda: times.append(time.monotonic()))
     return times
 
 
-async def test_draining_says_so_before_it_refuses(forced: list[float]) -> None:
+async def test_draining_is_reported_before_requests_are_refused(forced: list[float]) -> None:
     """The story: NOT_SERVING and refusal came in one instant, and a balancer that had not noticed yet lost requests."""
     engine, diary = TargetEngine(ScriptedDecoder()), Diary()
     engine.start()
@@ -113,8 +113,10 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """The story: a drain moved all requests, the pass they had been in took a moment longer, and the process ended as
-    if it had broken, with code 1."""
+    """The story: a process that had drained ended as if it had broken, with code 1.
+
+    The drain moved all requests, and their last pass took a moment longer.
+    """
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()

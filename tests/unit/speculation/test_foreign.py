@@ -38,7 +38,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 
 
 def toy_pair() -> tuple[law.FloatArray, law.FloatArray]:
-    """A target, and a draft that is near it where both have a token."""
+    """Return the logits of a target, and of a draft that is near it where both have a token."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, NUM_TARGET), law.toy_logits(rng, NUM_OWN)
     shared = np.flatnonzero(COLUMNS)
@@ -53,7 +53,7 @@ def pair_with(token_map: TokenMap) -> SpeculativeDecoder:
 
 
 def promised() -> float:
-    """Probability that shared noise makes both choose one token after token 0."""
+    """Return the probability that shared noise makes both choose one token after token 0."""
     target, draft = toy_pair()
     shared, q = np.flatnonzero(COLUMNS), np.zeros(NUM_TARGET)
     q[shared] = law.exact_distribution(draft[OWN[0][-1], COLUMNS[shared] - 1].tolist(), ASKED)
@@ -92,7 +92,7 @@ def test_a_wrong_map_keeps_the_law_but_not_the_promise(wrong: Callable[[Columns]
 
 
 SPELLED = {token_id: tuple((token_id * 7 + n) % 287 + 1 for n in range(token_id % 4)) for token_id in range(288)}
-"""Reads every fourth token as nothing, others as up to three."""
+"""Map that reads every fourth token as none of the draft's, others as up to three."""
 SPELLING = TokenMap(288, "spelling", np.roll(np.arange(1, 289), 5), SPELLED, prefix=(9,))
 RENAMING = TokenMap(288, "renaming", np.arange(288, 0, -1), {n: (287 - n,) for n in range(288)})
 
@@ -103,7 +103,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
-    """The proposal of a proposer that has seen nothing else, for the draft's own ids read at once."""
+    """Return the proposal of a new proposer, for the draft's own ids read at once."""
     own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
     if len(own_ids) > backend.max_length:
         return []

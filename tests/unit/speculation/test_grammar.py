@@ -51,7 +51,7 @@ def backend(seed: int = 1, num_slots: int = 2) -> TorchBackend:
 
 
 class Counting(SlotDecoder):
-    """Counts its passes."""
+    """Decoder that counts its passes."""
 
     num_passes = 0
 
@@ -61,7 +61,7 @@ class Counting(SlotDecoder):
 
 
 def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
-    """One sequence to its end, with the decoder's own drafts if it has any."""
+    """Generate one sequence to its end, with the decoder's own drafts if it has any."""
     matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
     while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
         turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)
@@ -88,7 +88,7 @@ def test_a_step_that_fails_anywhere_costs_no_token() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("gamma", [1, 9])
 def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) -> None:
-    """Target alone, without and with forced tokens; drafts of three qualities, with and without a fixed length."""
+    """The target alone, with and without forced tokens, gives the same as drafts of three qualities and two kinds."""
     plain = generate(SlotDecoder(backend()), sampling, gamma=0)
     assert set(json.loads(TOKENIZER.decode(plain))) == {"name", "on"}
     assert generate(SlotDecoder(backend()), sampling, gamma=gamma) == plain

@@ -17,7 +17,7 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def reference(token_ids: list[int], limit: int) -> list[int]:
-    """The definition, by trying everything: longest suffix first, latest earlier occurrence first."""
+    """Look up by trying everything: longest suffix first, latest earlier occurrence first."""
     for length in MATCHES:
         suffix = token_ids[-length:]
         for start in range(len(token_ids) - length - 1, -1, -1):

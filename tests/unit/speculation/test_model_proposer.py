@@ -28,12 +28,12 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingParams) -> int:
-    """The proposal of a proposer that has seen nothing else."""
+    """Return the proposal of a new proposer."""
     return extended(ModelProposer(backend), [Draft(2, token_ids, sampling, limit=1)])[0]
 
 
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """One token per draft."""
+    """Propose one token per draft."""
     return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
 
 
@@ -72,7 +72,7 @@ def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
 
 
 def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None while a part is read, beside a chain that goes on; then the same token as read at once."""
+    """A proposer returns None while it reads a part, beside a chain that goes on; then the same token as at once."""
     prompt = tuple(range(2, 52))
     whole = fresh(backend, prompt, SAMPLED)
     monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 20)
@@ -88,7 +88,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """One pass over a part of a prompt, a plain turn and a turn with a proposal: each as if it were the only one."""
+    """A part of a prompt, a plain turn and a turn with a proposal share a pass, each as if it were the only one."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []

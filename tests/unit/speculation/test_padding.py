@@ -69,7 +69,7 @@ def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
 
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
 def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> None:
-    """Biases that name ids which one of the two lacks; sequences of two targets share a pass of one draft."""
+    """Biases name ids that one of the two lacks; sequences of two targets share a pass of one draft."""
     backend = TorchBackend(tiny_model("llama", vocab_size=draft_size, seed=1), num_slots=2, max_length=LENGTH)
     edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
     for sampling, ranked in itertools.product(PARAMETERS.values(), [False, True]):
@@ -158,7 +158,7 @@ def sampled(decoder: SpeculativeDecoder | Changed) -> Sampled:
 
 
 def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]:
-    """A target, and a draft that is near it on the ids of both."""
+    """Return the logits of a target, and of a draft that is near it on the ids of both."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
     common = min(target_size, draft_size)
@@ -168,7 +168,7 @@ def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]
 
 
 def promised(target: FloatArray, draft: FloatArray) -> float:
-    """Probability that shared noise makes both choose one token after token 0."""
+    """Return the probability that shared noise makes both choose one token after token 0."""
     p, q = np.zeros((2, max(len(target), len(draft))))
     p[: len(target)] = law.exact_distribution(target[0].tolist(), ASKED)
     common = min(len(target), len(draft))

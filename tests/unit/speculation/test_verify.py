@@ -1,4 +1,4 @@
-"""Accept while equal."""
+"""The rule of verification: draft tokens are accepted while they equal the target's."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def allowed_ids(mask: bytes | None) -> list[int]:
 
 
 def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Tokens drawn from the masks, the end preferred from the middle on; without the end-of-sequence token if cut."""
+    """Draw tokens from the masks, the end preferred from the middle on; without an end-of-sequence token if cut."""
     output: list[int] = []
     while len(output) < limit:
         choices = allowed_ids(matcher.masks(output, ())[0])
@@ -333,7 +333,7 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
 
 
 def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """The processes that will have been started; the present one is ended."""
+    """Return a list to which every process is added that will be started; end the present one."""
     grammar_trial._ended()
     started, start = list[subprocess.Popen[str]](), grammar_trial._started
 

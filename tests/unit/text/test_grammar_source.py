@@ -92,7 +92,7 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
 
 
 def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The content, and the calls."""
+    """Return the content and the calls."""
     reading = MessageReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
     return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls.values()]
 
@@ -100,7 +100,7 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("many", [False, True])
 def test_allowed_calls_are_read_as_valid(form: CallFormat, many: bool) -> None:
-    """Random walks through the masks, which is what a model that knows nothing of tools does."""
+    """Random walks through the masks stand for a model that knows nothing of tools."""
     rng, named = random.Random(2), set()
     matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
     for _ in range(10):

@@ -115,7 +115,7 @@ def test_rows_that_a_model_lacks_are_not_proposed() -> None:
 
 
 def test_a_peers_tokenizer_cannot_fill_the_memory() -> None:
-    """One id of 10^9 would take 8 GB of columns; and a few kilobytes may unpack to any length."""
+    """An id of 10^9 would take 8 GB of columns; and a few kilobytes may unpack to any length."""
     far = Backend(WordLevel({"a": 10**9}, unk_token="a"))
     target = Tokenizer(PlainTokenizer(far, None), frozenset())
     with pytest.raises(IncompatibleDraftError, match="exceeds the limit"):

@@ -29,7 +29,7 @@ def check_eagle_target(path: Path, method: str, model_config: PretrainedConfig) 
 
 
 def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: bool) -> Iterator[str]:
-    """Yield what a checkpoint lacks to be a draft for `method`.
+    """Yield the faults for which a checkpoint cannot be a draft for `method`.
 
     Args:
         method: eagle or eagle3.

@@ -22,8 +22,10 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class GraphDecoder(CompiledModel, ABC):
-    """Compiled graph and its slots; see `specdec.inference.model.decoder`. The width of its shape is a step's at
-    most."""
+    """Compiled graph and its slots; see `specdec.inference.model.decoder`.
+
+    The width of its shape is a step's at most.
+    """
 
     seed_invariant = True
     keeps_grammars = False
@@ -67,7 +69,7 @@ class GraphDecoder(CompiledModel, ABC):
         return turn.start > 0 and self._held[turn.slot] == turn.start == len(turn.token_ids) - 1
 
     def _prompted(self, turn: Turn, sampling: tuple[float, float, float] = GREEDY) -> Any:
-        """Return what the prompt graph gives for a turn's tokens."""
+        """Return the output of the prompt graph for a turn's tokens."""
         call = prompt_call(Row(turn.slot, 0, turn.token_ids, sampling), widest=self._shape.prompt_width)
         return self._application.forward(**call)
 

@@ -71,7 +71,7 @@ def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
     return {
         "input_ids": torch.tensor(padded),  # [num_rows, width]
         "position_ids": starts + torch.arange(width),
-        # Without it NxDI would take the width for the length of the past.
+        # NxDI would otherwise take the width for the length of the past.
         "attention_mask": (torch.arange(int(starts.max())) < starts).long(),  # [num_rows, longest past]
         "seq_ids": torch.tensor([row.slot for row in rows]),  # [num_rows]
         "sampling_params": torch.tensor([row.sampling for row in rows]),  # [num_rows, 3] float32

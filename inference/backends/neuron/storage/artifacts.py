@@ -137,7 +137,7 @@ def _nearest(root: Path, wanted: Wanted) -> str:
 
 
 def _contents(checkpoint: Path) -> dict[str, str]:
-    """Return SHA-256 by file name of what a compilation reads: config.json and all weights, or the one weight file."""
+    """Return SHA-256 by name of the files that a compilation reads: config.json and all weights, or the one file."""
     if checkpoint.is_file():
         return {checkpoint.name: digests_of([checkpoint])[0]}
     return dict(contents(checkpoint, READ))

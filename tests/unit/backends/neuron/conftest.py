@@ -27,7 +27,7 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture
 def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
-    """(graph, shape of input_ids) of every call, in order."""
+    """Record (graph, shape of input_ids) of every call, in order."""
     return nxdi.calls
 
 

@@ -80,7 +80,7 @@ def test_compile_for_two_slot_models(models: ModelDirectories, artifacts: Path) 
     assert len(list(artifacts.iterdir())) == 2
 
 
-def test_what_compile_made_is_what_the_servers_find(
+def test_servers_find_the_models_that_compile_made(
     models: ModelDirectories, artifacts: Path, compiled_in: list[str], calls: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     assert run("compile", "--model", models.target, *COMMON, "--gamma", "0", "--compiled_model_path", artifacts) == 0
@@ -92,7 +92,7 @@ def test_what_compile_made_is_what_the_servers_find(
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
-    """It took four times the memory, and was another model than the one compiled ahead for `--batch 2`."""
+    """The story: a draft took four times the memory, and was another model than compiled ahead for `--batch 2`."""
     drafts = ("--model", str(models.related), *flags)
     assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0
     on_torch: DraftSettings = settings_of("draft", [*drafts, "--backend", "torch"])

@@ -58,7 +58,7 @@ def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ROLES)
 @pytest.mark.parametrize("way", ["--role compile", "--compile only"])
-def test_what_is_compiled_ahead_is_what_the_role_loads(
+def test_a_role_loads_the_models_compiled_ahead(
     models: ModelDirectories, artifacts: Path, compiled_in: list[str], name: str, way: str
 ) -> None:
     role, own, of_compile, both, num_models = ROLES[name]
@@ -74,7 +74,9 @@ def test_what_is_compiled_ahead_is_what_the_role_loads(
     assert len(compiled_in) == num_models
 
 
-def test_never_says_what_differs(models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_never_names_the_differences(
+    models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("compile", "--model", models.target, *COMMON) == 0
     flags = ("--model", models.target, *COMMON, "--compile", "never")
     assert run("compile", *flags, "--gamma", "2", "--neuron_config", '{"fused_qkv": true}') == 2
@@ -92,7 +94,7 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """A model as vLLM leaves it: the files of NxDI without our manifest."""
+    """Make a compiled model as vLLM leaves it: the files of NxDI without our manifest."""
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))
@@ -102,8 +104,9 @@ def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
 def test_a_foreign_compiled_model_is_loaded_if_it_fits(
     artifacts: Path, tmp_path: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AWS's tutorials let NEURON_COMPILED_ARTIFACTS name the model itself; it was taken for an empty folder of models,
-    and the model was compiled again, into itself.
+    """The story: NEURON_COMPILED_ARTIFACTS named the model itself, as in AWS's tutorials.
+
+    It was taken for an empty folder of models, and the model was compiled again, into itself.
     """
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
     settings = json.loads((folder / "neuron_config.json").read_text())
@@ -164,8 +167,11 @@ def test_artifacts_are_listed_verified_and_cleaned(
 def test_a_store_is_ready_for_the_versions_that_compiled_it(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a pod's init container was content with any specdec.json. After an upgrade of the SDK it let a server
-    through that refused the old model, and the crash loop called an operator."""
+    """The story: a pod's init container was content with any specdec.json.
+
+    After an upgrade of the SDK it let a server through that refused the old model, and the crash loop called an
+    operator.
+    """
     ready = ("artifacts", "ready", "--compiled_model_path", artifacts)
     artifacts.mkdir(exist_ok=True)
     assert run(*ready) == 1
@@ -179,7 +185,7 @@ def test_a_store_is_ready_for_the_versions_that_compiled_it(
     assert run(*ready) == 0
 
 
-def test_a_store_that_deletes_nothing_says_so(
+def test_a_store_that_deletes_nothing_is_named(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.support.mountpoint import Mountpoint

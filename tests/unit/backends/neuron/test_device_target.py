@@ -28,7 +28,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Three slots; the gamma of a server's flags is of no use here."""
+    """Return settings with three slots; the gamma of a server's flags is of no use here."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 
@@ -50,13 +50,13 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
     assert decoder.seed_invariant != samples
 
 
-def test_what_it_samples_has_the_target_s_law(models: ModelDirectories) -> None:
+def test_sampled_tokens_have_the_targets_law(models: ModelDirectories) -> None:
     torch.manual_seed(1)
     assert p_value(sampled_outputs(load(models.target)), exact_law(models)) > 1e-3
 
 
 async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, compiled_in: list[str]) -> None:
-    """And what was compiled ahead with that flag is what it loads."""
+    """The server loads the model that was compiled ahead with that flag."""
     before = len(compiled_in)
     compile_models(config(models.target), None)
     async with target_engine(config(models.target), max_waiting=4) as running:
@@ -69,7 +69,7 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
-    """top_k 0 is every default request: it was refused."""
+    """The story: every default request has top_k 0, and was refused."""
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The contract double itself: the names of its parameters, and its strictness where a device is strict."""
+"""Tests of NxDI's double: the names of its parameters, and its strictness where a device is strict."""
 
 from __future__ import annotations
 

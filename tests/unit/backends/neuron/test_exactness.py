@@ -43,7 +43,7 @@ def sampled() -> list[GenerationRequest]:
 
 @pytest.fixture
 async def expected(models: ModelDirectories, sampled: list[GenerationRequest]) -> list[Answer]:
-    """The target alone on the torch backend: the same noise on Transformers' logits."""
+    """Return the answers of the target alone on the torch backend: the same noise on Transformers' logits."""
     torch_target = load_torch_backend(
         ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     )

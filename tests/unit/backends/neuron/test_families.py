@@ -73,8 +73,10 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "fields", "message"), LEFT_OUT)
-def test_what_nxdi_leaves_out_is_refused(tmp_path: Path, family: str, fields: dict[str, Any], message: str) -> None:
-    """Read from its sources: it would answer from another model than the checkpoint's."""
+def test_settings_that_nxdi_leaves_out_are_refused(
+    tmp_path: Path, family: str, fields: dict[str, Any], message: str
+) -> None:
+    """NxDI would answer from another model than the checkpoint's, as its sources show."""
     path = save(tmp_path, family, norm_topk_prob=True) if family == "qwen3_moe" else save(tmp_path, family)
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))

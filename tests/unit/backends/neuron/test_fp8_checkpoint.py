@@ -51,7 +51,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def public(folder: Path) -> Path:
-    """A checkpoint in which every quantized row ends at 448."""
+    """Save a checkpoint in which every quantized row ends at 448."""
     path = save_tiny_model(folder, "llama", num_hidden_layers=NUM_LAYERS)
     tensors = {}
     for name, weight in load_file(path / "model.safetensors").items():
@@ -74,7 +74,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(checkpoint: Path, folder: Path) -> Path:
-    """The same model in float32, for Transformers."""
+    """Save the same model in float32, for Transformers."""
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -91,7 +91,7 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """The file's settings, for a model of four layers."""
+    """Return the file's settings, for a model of four layers."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [
@@ -106,7 +106,7 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """No value of this one is so near 0 that halving it loses a bit; logits reach 10, scales stay in float32."""
+    """Halving loses no bit of any value here: none is so near 0. Logits reach 10, and scales stay in float32."""
     backend = load_neuron_backend(replace(neuron_config(rescaled, **settings(rescaled)), dtype=dtype))
     found = np.asarray(backend.forward([Span(0, 0, IDS, len(IDS))]))
     for name in ("rescaled", "public"):
@@ -128,8 +128,10 @@ ATTENTION = "modules_to_not_convert with fused_qkv: NxDI needs layers.0.self_att
 
 @pytest.mark.parametrize("entries", [["self_attn"], ["layers"], ["layers.1.self_attn", "layers.0.self"]])
 def test_attention_that_is_left_out_by_a_part_of_its_name_is_refused(rescaled: Path, entries: list[str]) -> None:
-    """The story: configs/ had "self_attn", which NxDI's models understand and its reader of checkpoints does not: with
-    fused_qkv it looked for scales of layers.0.self_attn, once everything was compiled."""
+    """The story: configs/ had "self_attn", which NxDI's models understand and its reader of checkpoints does not.
+
+    With fused_qkv it looked for scales of layers.0.self_attn, once everything was compiled.
+    """
     with pytest.raises(ConfigError, match=f"neuron_config: {ATTENTION}"):
         load_neuron_backend(neuron_config(rescaled, **settings(rescaled, modules_to_not_convert=entries)))
 

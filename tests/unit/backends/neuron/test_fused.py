@@ -68,7 +68,7 @@ def load(target: Path, draft: Path, **options: Any) -> GraphDecoder:
 
 
 def load_greedy(target: Path, draft: Path, **options: Any) -> FusedDecoder:
-    """The graph accepts by itself."""
+    """Load a pair of which the graph accepts draft tokens by itself."""
     decoder = load(target, draft, device_sampling=True, **options)
     assert isinstance(decoder, FusedDecoder)
     return decoder
@@ -161,7 +161,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("sampling", "fields", "message"), REFUSED)
-def test_what_the_graph_cannot_do_is_refused_by_name(
+def test_parameters_beyond_the_graph_are_refused_by_name(
     models: ModelDirectories, sampling: SamplingParams, fields: dict[str, Any], message: str
 ) -> None:
     decoder = load_greedy(models.target, models.related, overrides={"max_context_length": 32})
@@ -200,7 +200,7 @@ NUM_ROUNDS = 100  # of three sequences
 
 
 def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
-    """Probability of every output of NUM_LAW_TOKENS tokens."""
+    """Return the probability of every output of NUM_LAW_TOKENS tokens."""
     model = AutoModelForCausalLM.from_pretrained(models.target)
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(NUM_LAW_TOKENS):
@@ -291,7 +291,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("options", "message"), CONTRADICTIONS)
-def test_what_a_method_cannot_be_is_refused_at_start(
+def test_settings_beyond_a_method_are_refused_at_start(
     models: ModelDirectories, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -299,7 +299,7 @@ def test_what_a_method_cannot_be_is_refused_at_start(
 
 
 def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
-    """--device cuda beside --backend neuron was refused of one model, and forgotten of a pair."""
+    """The story: --device cuda beside --backend neuron was refused for one model, and ignored for a pair."""
     target, draft = pair(models.target, models.related)
     with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):
         load_fused_decoder(replace(target, device="cuda"), draft, decide)

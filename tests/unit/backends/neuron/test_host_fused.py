@@ -34,13 +34,13 @@ Patch = pytest.MonkeyPatch
 
 
 def torch_target(models: ModelDirectories) -> Any:
-    """The same noise on Transformers' logits."""
+    """Load the target on torch: the same noise on Transformers' logits."""
     config = ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     return target_engine(load_torch_backend(config))
 
 
 def wanted() -> list[GenerationRequest]:
-    """Temperature, seeds, top_k, top_p, min_p and penalties, all over their ranges."""
+    """Return requests with temperature, seeds, top_k, top_p, min_p and penalties all over their ranges."""
     return requests(20, seed=3, sampled=True)
 
 
@@ -74,7 +74,7 @@ async def test_logprobs_and_bias_are_the_target_s(models: ModelDirectories) -> N
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 async def test_grammars_are_kept(models: ModelDirectories, temperature: float) -> None:
-    """The graph's draft knows nothing of them: what the grammar refuses of it is no more than a rejected draft."""
+    """The graph's draft does not know the grammar: a token that the grammar refuses is a rejected draft token."""
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     kinds = {GrammarKind.REGEX: "(the|a)+[0-9]{2,4}(in|ing)*", GrammarKind.CHOICE: '["the end", "the ending", "other"]'}
     asked = [
@@ -125,8 +125,10 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 6])
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
-    """It was right in 0.6 to 0.7 of all cases with several sequences: each one's draft tokens counted as written in the
-    masks of all. Answers were the same, so nothing but a count of accepted tokens showed it.
+    """The story: with several sequences, each one's draft tokens counted as written in the masks of all.
+
+    Drafts were right in 0.6 to 0.7 of the cases. Answers were the same, so that only a count of accepted tokens showed
+    it.
     """
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
@@ -134,7 +136,7 @@ def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, nu
 
 @pytest.mark.usefixtures("artifacts")
 def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, monkeypatch: Patch) -> None:
-    """The test above would else prove nothing."""
+    """The test above proves something only because drafts fail without the mask."""
     monkeypatch.setattr(fused_graph, "_with_own_mask", lambda draft, args: args)
     decoder = load(models.target, models.target, num_slots=3)
     assert acceptance(decoder, num_slots=3, sampling=SamplingParams()) < 0.9
@@ -142,7 +144,7 @@ def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, m
 
 @pytest.mark.parametrize(("gamma", "num_drafted"), [(0, 0), (1, 1), (2, 2), (K, K - 1), (9, K - 1)])
 def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories, gamma: int, num_drafted: int) -> None:
-    """Without any, the graph commits the target's own token, one per step: the yardstick of speculation."""
+    """A graph without draft tokens commits the target's own token, one per step: the yardstick of speculation."""
     decoder = load(models.target, models.target)
     tokens = [5, 6, 7]
     for _ in range(3):
@@ -160,7 +162,7 @@ async def test_an_end_is_held_back_as_on_torch(models: ModelDirectories) -> None
 
 
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
-    """It reads prompts up to a length, and gives what follows their last token alone."""
+    """The prompt graph reads prompts up to a length, and gives the logits of their last token alone."""
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):
         decoder.check(GenerationRequest((3,) * 3, prompt_logprobs=0))

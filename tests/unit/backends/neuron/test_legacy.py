@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers(gamma: int) -> None:
     assert_matches(backend, reference("llama"), history, tolerance=1e-3)
 
 
-def test_what_it_cannot_do_is_refused_by_name() -> None:
+def test_unsupported_parameters_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="use --batch 1, not 2"):
         load_backend(config(checkpoint("llama"), num_slots=2))
     with pytest.raises(ConfigError, match=r"Qwen3.* is not supported by backend transformers-neuronx"):

@@ -35,7 +35,7 @@ from tests.unit.backends.neuron.test_fused import pair
 
 
 def test_no_module_imports_a_neuron_package_by_statement() -> None:
-    """They are imported by name, where a model is loaded."""
+    """Neuron's packages are imported by name, at the loading of a model."""
     for file in (ROOT / "inference").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -46,7 +46,7 @@ def test_no_module_imports_a_neuron_package_by_statement() -> None:
 
 
 def quantized(**more: Any) -> dict[str, Any]:
-    """Options of a model with weights quantized per tensor, NxDI's default."""
+    """Return the options of a model with weights quantized per tensor, NxDI's default."""
     return {"overrides": {"quantized": True, "quantized_checkpoints_path": "there", **more}}
 
 
@@ -95,14 +95,14 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
-def test_what_nxdi_itself_refuses_is_one_line() -> None:
+def test_a_refusal_of_nxdi_is_one_line() -> None:
     config = neuron_config(checkpoint("llama"), overrides={"context_encoding_buckets": [99]})
     with pytest.raises(ConfigError, match="neuron_config: Context bucket 99 should be <= 28"):
         load_neuron_backend(config)
 
 
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
-    """NxDI never quantizes a draft, but takes its layers for quantized: a KeyError after the target was written."""
+    """The story: NxDI took a draft's layers for quantized: a KeyError after the target was written."""
     options = quantized(quantized_checkpoints_path=str(tmp_path / "int8.pt"), quantization_type="per_channel_symmetric")
     with pytest.raises(ConfigError, match="a quantized pair needs draft_model_modules_to_not_convert"):
         load_decoder(*pair(models.target, models.related, **options), decide)
@@ -206,7 +206,7 @@ def test_a_draft_may_take_fewer_cores(models: ModelDirectories, artifacts: Path)
 
 
 def _draft_degrees(artifacts: Path) -> Iterator[tuple[int, int]]:
-    """tp_degree of target and draft as NxDI was given them."""
+    """Return the tp_degree of target and draft as NxDI got them."""
     for file in artifacts.glob("*/*/neuron_config.json"):
         config = json.loads(file.read_text())
         draft = config["fused_spec_config"]["draft_config"]
@@ -297,7 +297,7 @@ def test_a_model_is_compiled_once_per_configuration_and_checkpoint(
     assert "BASE_COMPILE_WORK_DIR" not in os.environ
 
 
-def test_an_artifact_says_what_it_was_made_from(artifacts: Path) -> None:
+def test_an_artifact_names_its_origin(artifacts: Path) -> None:
     load_and_run(checkpoint("llama"))
     (folder,) = artifacts.glob("*/*")
     manifest = json.loads((folder / "specdec.json").read_text())
@@ -312,7 +312,7 @@ def test_an_artifact_says_what_it_was_made_from(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This project's changes of a graph stand in no setting: its next version loaded what the one before compiled."""
+    """The story: a new version loaded models of the one before, since changes of our graphs stand in no setting."""
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))

@@ -120,7 +120,7 @@ def test_compiling_ahead_of_time(checkpoint: Path, artifacts: Path, compiled_in:
         (SamplingParams(), {"logprobs": 2}, "logprobs 2"),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     checkpoint: Path, sampling: SamplingParams, fields: dict[str, Any], message: str
 ) -> None:
     decoder = load(checkpoint)
@@ -146,7 +146,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), CONTRADICTIONS)
-def test_what_does_not_fit_is_refused_at_start(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+def test_models_that_do_not_fit_are_refused_at_start(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(checkpoint, **changes)
 
@@ -195,7 +195,7 @@ def misplaced_tokens_count_as_placed(patch: Patch) -> None:
 
 
 def accepted_lines_are_moved_as_nxdi_does(patch: Patch) -> None:
-    """Right for one pass, and lost after it."""
+    """Move accepted lines as NxDI does: right for one pass, and lost after it."""
     misplaced_tokens_count_as_placed(patch)
     accepted: list[list[int]] = [[]]
     places = TreePass.accepted

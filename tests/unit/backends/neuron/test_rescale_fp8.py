@@ -34,14 +34,14 @@ def e4m3(data: bytes) -> torch.Tensor:
 
 
 def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
-    """float8_e4m3fn [rows, 256]: every finite value in every row."""
+    """Return float8_e4m3fn [rows, 256] with every finite value in every row."""
     order = np.random.default_rng(seed)
     data = [bytes(order.permutation(np.frombuffer(FINITE + b"\0\0", np.uint8))) for _ in range(rows)]
     return e4m3(b"".join(data)).reshape(rows, 256)
 
 
 def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
-    """A checkpoint of that many files, with an index."""
+    """Save a checkpoint of that many files, with an index."""
     folder.mkdir(exist_ok=True)
     weight_map: dict[str, str] = {}
     for name, tensors in zip(SHARDS, shards, strict=False):
@@ -55,7 +55,7 @@ def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
 
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
-    """Three files; of the second weight the scale lies in the third."""
+    """Save three files; the second weight has its scale in the third."""
     model = save(
         tmp_path / "public",
         {"a.weight": weight(), "a.weight_scale": torch.rand(4, 1), "norm.weight": torch.rand(8).bfloat16()},
@@ -76,7 +76,7 @@ def rescaled(model: Path, output: Path) -> list[str]:
 
 
 def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
-    """float8_e4m3fn of half the value: torch rounds to the nearest, or the even one, as the table does."""
+    """Torch rounds half of the value to the nearest float8_e4m3fn, or the even one, as the table does."""
     halved = FINITE.translate(HALVED)
     expected = (e4m3(FINITE).double() / 2).to(torch.float8_e4m3fn)
     assert halved == expected.view(torch.uint8).numpy().tobytes()
@@ -215,7 +215,7 @@ def test_replicas_that_each_rescaled_hold_one_model(public: Path, tmp_path: Path
     assert model_id_of(tmp_path / "one") == model_id_of(tmp_path / "two")
 
 
-def test_what_was_written_wrongly_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_written_file_is_no_result(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescaling, "HALVED", bytes(range(256)))
     with pytest.raises(ConfigError, match=r"a\.weight of .*: what was written of it does not stand for what it was"):
         rescaled(public, tmp_path / "out")
@@ -247,7 +247,7 @@ def test_what_was_written_wrongly_is_no_result(public: Path, tmp_path: Path, mon
         ({"a.weight": torch.ones(2, 2)}, r"has no weights of dtype F8_E4M3 .*nothing to rescale"),
     ],
 )
-def test_what_cannot_be_rescaled_is_named(tmp_path: Path, tensors: Tensors, message: str) -> None:
+def test_a_tensor_that_cannot_be_rescaled_is_named(tmp_path: Path, tensors: Tensors, message: str) -> None:
     model = save(tmp_path / "model", tensors)
     with pytest.raises(ConfigError, match=message):
         rescaled(model, tmp_path / "out")

@@ -199,13 +199,16 @@ def prompts_longer_than_the_prompt_graph(patch: Patch) -> None:
 
 
 def short_prompts_come_as_they_are(patch: Patch) -> None:
-    """A prompt of one token was answered from the padding after it, on every backend of NxDI, without a word."""
+    """Break the rule that pads short prompts.
+
+    The story: a prompt of one token was answered from the padding after it, on every backend of NxDI, without an error.
+    """
     call = calls.prompt_call
     patch.setattr(slots, "prompt_call", lambda row, *, widest: call(row, widest=0))
 
 
 def what_slots_hold_is_forgotten(patch: Patch) -> None:
-    """A rollback that believes the slot holds more than was kept."""
+    """Break rollback: it takes more of the slot for written than was kept."""
     read = plan.reading
     patch.setattr(slots, "reading", lambda span, held: read(replace(span, start=span.start + (span.start > 0)), held))
 

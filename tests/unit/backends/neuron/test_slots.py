@@ -127,7 +127,7 @@ def test_a_span_behind_the_slot_is_an_error() -> None:
         slot_backend().forward([Span(0, 3, TOKENS[:2], 1)])
 
 
-def test_what_it_says_of_itself() -> None:
+def test_the_backend_describes_itself() -> None:
     backend = slot_backend()
     as_protocol: Backend = backend
     assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
@@ -148,7 +148,7 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
     ids=["NxDI's own", "named"],
 )
 def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, overrides: dict[str, Any]) -> None:
-    """At both sides of each bucket's end, and up to the last position; prompts of one and two tokens among them."""
+    """Lengths lie on both sides of each bucket's end, up to the last position; some prompts have one or two tokens."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, length=296, overrides=overrides))
     model = AutoModelForCausalLM.from_pretrained(path).eval()
@@ -163,7 +163,7 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
 
 
 def test_cpu_mode_at_more_than_one_bucket() -> None:
-    """NxDI's CPU mode has one mask for all buckets, and failed at the first request of a slot above 128 positions."""
+    """The story: CPU mode has one mask for all buckets, and failed for slots above 128 positions."""
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, length=300, gamma=0, overrides={"on_cpu": True}))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

@@ -60,7 +60,7 @@ def anywhere(request: pytest.FixtureRequest, root: Path) -> Path:
     return root
 
 
-def test_what_one_publishes_all_find(anywhere: Path) -> None:
+def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
     folder = find_or_compile(anywhere, WANTED, compile_into)
     assert folder.parent == anywhere / WANTED.key
     assert contents(folder) == FILES
@@ -71,15 +71,16 @@ def test_what_one_publishes_all_find(anywhere: Path) -> None:
 
 
 def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None:
-    """The finished folder was to be renamed, which Mountpoint cannot: it kept its passing name, the compiler's files
-    lay beside it for ever, and every start compiled for hours.
+    """The story: every start compiled for hours, on a bucket under Mountpoint, which cannot rename a folder.
+
+    The finished folder kept its temporary name, and the compiler's files lay beside it for ever.
     """
     find_or_compile(mounted.root, WANTED, compile_into)
     assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]
 
 
 def test_two_publishers_leave_one_model(anywhere: Path) -> None:
-    """Both begin, both compile, and neither sees the other's until both have published."""
+    """Two processes begin and compile, and neither sees the other's model until both have published."""
     first, second = store.begin(anywhere, WANTED.key), store.begin(anywhere, WANTED.key)
     for folder in (second, first):
         with workshop.workshop("key") as made:
@@ -89,7 +90,7 @@ def test_two_publishers_leave_one_model(anywhere: Path) -> None:
     assert contents(first) == contents(second) == FILES
 
 
-def test_who_is_slower_takes_what_the_faster_one_made(anywhere: Path) -> None:
+def test_a_slower_process_takes_the_faster_ones_model(anywhere: Path) -> None:
     faster: list[Path] = []
 
     def compile_while_another_finishes(folder: Path) -> None:
@@ -99,8 +100,8 @@ def test_who_is_slower_takes_what_the_faster_one_made(anywhere: Path) -> None:
     assert [find_or_compile(anywhere, WANTED, compile_while_another_finishes)] == faster
 
 
-def test_a_killed_publisher_blocks_nobody(tmp_path: Path) -> None:
-    """No process reads what it left, and the next one publishes beside it; its finished models are found."""
+def test_a_killed_publisher_blocks_no_other_process(tmp_path: Path) -> None:
+    """The next process publishes beside its remains, which are never read; its finished models are found."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
         with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +137,7 @@ def test_a_read_only_store_refuses_before_compiling(root: Path, monkeypatch: pyt
         find_or_compile(root, Wanted({"method": "another"}, ()), never)
 
 
-def test_never_compiles_nothing_and_says_what_differs(root: Path) -> None:
+def test_never_compiles_nothing_and_names_the_differences(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"--compile never\): there is no compiled model at all"):
         find_or_compile(root, WANTED, never, policy="never")
     find_or_compile(root, WANTED, compile_into)
@@ -170,7 +171,7 @@ def test_a_compilation_that_fails_leaves_nothing_in_the_store(anywhere: Path) ->
     assert store.find(anywhere, WANTED.key) is None
 
 
-def test_the_compiler_works_where_the_user_says(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_works_in_the_users_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", f"{tmp_path}/compiling/")
     seen: list[str] = []
 
@@ -233,7 +234,7 @@ def copied(source: Path, folder: Path, change: Callable[[bytes], bytes] = bytes)
 
 
 def test_a_key_depends_on_content_alone(tmp_path: Path) -> None:
-    """It held the times of weight files: every pod that downloaded the checkpoint itself compiled it again."""
+    """The story: keys held the times of weight files, so every pod with a download of its own compiled again."""
     source = checkpoint("llama")
     copy = copied(source, tmp_path / "copy")
     os.utime(copy / "model.safetensors", (1, 1))

@@ -40,7 +40,7 @@ def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package
 
 
 def write_placeholders(folder: Path) -> None:
-    """Placeholders as they are on PyPI: one raises at import, the other lies under a name that cannot be imported."""
+    """Write placeholders as on PyPI: one raises at import, the other has a name that cannot be imported."""
     text = 'raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")\n'
     for package, module in (
         ("torch_neuronx", "torch_neuronx"),
@@ -52,7 +52,7 @@ def write_placeholders(folder: Path) -> None:
 
 
 def write_information(folder: Path, package: str, version: str) -> None:
-    """Metadata folder of an installed package, as pip writes it."""
+    """Write the metadata folder of an installed package, as pip does."""
     information = folder / f"{package}-{version}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -71,8 +71,11 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
-    """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA in it. It was called a placeholder from PyPI, and
-    the operator sent to the index that it had come from; then to an image that does not start on such a host."""
+    """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA in it.
+
+    It was called a placeholder from PyPI, and the operator sent to the index that it had come from; then to an image
+    that does not start on such a host.
+    """
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").touch()
     write_information(tmp_path, "torch_neuronx", "2.14.3.0")

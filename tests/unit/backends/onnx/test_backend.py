@@ -71,7 +71,7 @@ def load(path: Path, **fields: Any) -> OnnxBackend:
 
 @lru_cache(maxsize=1)
 def backend_of(family: str) -> OnnxBackend:
-    """One backend per family for all examples: what earlier ones left in its slots must not matter."""
+    """Return one backend per family for all examples: the tokens that earlier ones left must not matter."""
     path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
     return load(save_tiny_model(path, family))
 
@@ -279,7 +279,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a family that changes its arithmetic in a later version of Transformers."""
+    """A later version of Transformers with another arithmetic for a family could cause this."""
     path = save_tiny_model(tmp_path, "llama")
 
     def wrong(model: Any) -> DecoderShape:

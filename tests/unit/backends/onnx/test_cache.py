@@ -27,7 +27,7 @@ from tests.support.models import save_tiny_model
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model with a cache of its own."""
+    """Save a model with a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return save_tiny_model(tmp_path / "model", "llama", seed=1)
 
@@ -113,7 +113,7 @@ def test_killed_builds_are_cleaned_up(model: Path) -> None:
         assert (killed.exists(), running.exists()) == (False, True)
 
 
-def test_nobody_begins_to_read_what_is_being_deleted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is being deleted is not opened.
 
     The story: the file of the lock was deleted first. A server that started in that moment made and locked a new one,
@@ -167,7 +167,7 @@ def test_an_empty_graph_is_made_again(model: Path) -> None:
     assert np.array_equal(logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1), expected)
 
 
-def test_a_cache_that_anybody_may_write_to_is_refused(model: Path) -> None:
+def test_a_cache_that_all_users_may_write_to_is_refused(model: Path) -> None:
     load_onnx_backend(ModelConfig(model, num_threads=1))
     root = packed.folder_of(model, "float32").parents[1]
     root.chmod(0o777)

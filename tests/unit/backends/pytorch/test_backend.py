@@ -28,7 +28,7 @@ from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, tiny_model
 
 @lru_cache(maxsize=1)
 def backend_of(family: str) -> TorchBackend:
-    """One backend per family for all examples: what earlier ones left in its slots must not matter."""
+    """Return one backend per family for all examples: the tokens that earlier ones left must not matter."""
     return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
 
 

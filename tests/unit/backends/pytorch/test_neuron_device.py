@@ -99,7 +99,7 @@ def test_another_models_threads_compile_nothing_again() -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
-    """A Python with TorchNeuron, as far as loading can tell; its device is the CPU."""
+    """Install a TorchNeuron that loading takes for a real one; its device is the CPU."""
     compiler = NeuronCompiler()
     monkeypatch.setitem(compilers._BACKENDS, devices.DEVICE, None)
     monkeypatch.setitem(compilers._COMPILER_FNS, devices.DEVICE, compiler)

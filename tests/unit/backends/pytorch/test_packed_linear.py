@@ -32,7 +32,7 @@ def test_it_computes_what_the_layer_did(bias: bool, width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 7])
 def test_it_computes_what_gpt2s_own_layer_did(width: int) -> None:
-    """GPT-2's blocks consist of Conv1D, which is a linear layer by another name, and ran unpacked at first."""
+    """The story: GPT-2's Conv1D, which is a linear layer by another name, ran unpacked."""
     layer = Conv1D(36, 24)
     tokens = torch.randn(1, width, 24)
     torch.testing.assert_close(PackedLinear(layer)(tokens), layer(tokens), rtol=0, atol=1e-5)

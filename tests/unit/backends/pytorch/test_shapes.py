@@ -16,7 +16,7 @@ FEW = Buckets(widths=(1, 5), prompts=(8,), shortest=MAX_LENGTH)
 
 @st.composite
 def passes(draw: st.DrawFn) -> list[Span]:
-    """Spans of distinct slots, of any width, with any number of wanted rows."""
+    """Draw spans of distinct slots, of any width, with any number of wanted rows."""
     spans = []
     for slot in draw(st.permutations(range(NUM_SLOTS)))[: draw(st.integers(1, NUM_SLOTS))]:
         start = draw(st.integers(0, MAX_LENGTH - 1))

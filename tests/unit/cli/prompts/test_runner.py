@@ -26,7 +26,7 @@ def job(prompts: list[str], *, concurrency: int) -> PromptJob:
 
 
 class ListSink:
-    """Keeps what it is shown."""
+    """Sink that keeps all results."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -42,10 +42,8 @@ class ListSink:
 
 
 @pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
-def test_the_line_of_figures_says_what_it_means(
-    temperature: float, source: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It had a seed at temperature 0, and the acceptance of a draft where no draft was: the target looked up."""
+def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The story: the line had a seed at temperature 0, and acceptance of a draft where the target looked tokens up."""
     result = Result("x")
     own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
     result.record(Started(1, 9898))
@@ -59,7 +57,7 @@ def test_the_line_of_figures_says_what_it_means(
 
 
 class ScriptedCompleter:
-    """Answers "slow" late, fails on "broken" after a token, and is full at the first attempt of "patient"."""
+    """Completer that is late for "slow", fails on "broken" after a token, and is full at "patient" once."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -132,7 +130,7 @@ async def test_a_full_server_is_asked_again() -> None:
 
 
 async def test_a_full_server_is_not_asked_for_ever() -> None:
-    """The story: the deadline was each attempt's own. Behind a server that stayed full, the command never ended."""
+    """The story: the deadline was each attempt's own. At a server that stayed full, the command never ended."""
     patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)
     (result,) = await run_prompts(ScriptedCompleter(), patient, ListSink())
     assert isinstance(result.error, CapacityError)

@@ -11,14 +11,14 @@ NUM_TRIALS = 200
 
 
 def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:
-    """Prompts differ by much, each side's noise is 5 %."""
+    """Draw pairs of times: prompts differ by much, and each side's noise is 5 %."""
     prompts = np.exp(rng.normal(0.0, 1.0, num_pairs))
     before, after = (prompts * np.exp(rng.normal(0.0, 0.05, num_pairs)) for _ in range(2))
     return list(before), list(after * ratio)
 
 
 @pytest.mark.parametrize("num_pairs", [5, 12])
-def test_intervals_cover_the_truth_as_often_as_they_say(num_pairs: int) -> None:
+def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
     rng = np.random.default_rng(3)
     found = [paired_ratio(*_paired(rng, num_pairs, 1.3)) for _ in range(NUM_TRIALS)]
     covered = sum(ratio.low <= 1.3 <= ratio.high for ratio in found) / NUM_TRIALS
@@ -26,7 +26,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(num_pairs: int) -> None:
 
 
 def test_uninterleaved_runs_are_compared_by_prompt() -> None:
-    """Prompts differ by far more than what is looked for; three runs of each are enough all the same."""
+    """Prompts differ by far more than the ratio looked for; three runs of each are enough all the same."""
     rng = np.random.default_rng(4)
     found = []
     for _ in range(NUM_TRIALS):

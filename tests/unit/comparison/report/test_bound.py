@@ -28,7 +28,7 @@ def _simulated_round(rng: random.Random, alpha: float, gamma: int) -> Round:
 
 
 def _simulate(alpha: float, gamma: int, round_s: float) -> tuple[list[Round], float]:
-    """Rounds until there are enough tokens, and the tokens per second they give."""
+    """Simulate rounds until there are enough tokens; return them and their tokens per second."""
     rng, rounds, num_tokens = random.Random(1), [], 0
     while num_tokens < NUM_TOKENS:
         rounds.append(_simulated_round(rng, alpha, gamma))
@@ -87,7 +87,7 @@ class Simulation:
     rng: random.Random
 
     def run(self, num_tokens: int) -> float:
-        """Seconds from the request's start at the draft to its last token there."""
+        """Return the seconds from the request's start at the draft to its last token there."""
         now, done = self.rtt_s / 2, 0
         end, arrival = self._foreseen(0, -self.rtt_s / 2)  # drafted while the session is opened
         while done < num_tokens:
@@ -109,7 +109,7 @@ class Simulation:
         return next((n for n in range(self.gamma) if arrival(done + n) > now), self.gamma)
 
     def _foreseen(self, start: int, known_s: float) -> tuple[int, Callable[[int], float]]:
-        """The first position that the draft gets wrong, and when each of its tokens arrives at the target."""
+        """Return the first position that the draft gets wrong, and the arrival of each of its tokens at the target."""
         end = start
         while self.rng.random() < self.alpha and end < start + 10_000:
             end += 1
@@ -144,13 +144,13 @@ def test_network_costs_targets_the_first_token_alone() -> None:
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """It is not the acceptance rate: draft tokens after a rejection were never decided on."""
+    """The probability is not the acceptance rate: draft tokens after a rejection were never decided on."""
     rounds, _ = _simulate(alpha, 5, 1.0)
     assert bound.acceptance_probability(rounds) == pytest.approx(alpha, abs=0.015)
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Tokens of a round at both ends of the acceptance; without rounds or drafts there is nothing to read."""
+    """Costs come from a round's tokens at both ends of the acceptance; without rounds or drafts there are none."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)

@@ -21,7 +21,7 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 
 
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
-    """A results.json with 3 % of noise, and `fused` times the fused pair's times."""
+    """Write a results.json with 3 % of noise, and `fused` times the fused pair's times."""
     directory.mkdir()
     settings = config(directory, workload=WorkloadConfig(SETS, num_runs=5))
     rng = random.Random(seed)
@@ -45,7 +45,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _same_models(file: Path, other: Path) -> Path:
-    """A test's models have a directory of their own each; those of a user are where they were."""
+    """Put the test's models into one place: a test has a directory of its own for them, a user does not."""
     content = json.loads(file.read_text())
     content["conditions"] = json.loads(other.read_text())["conditions"]
     file.write_text(json.dumps(content))

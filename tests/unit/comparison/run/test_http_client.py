@@ -66,8 +66,10 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: a prompt too long for a server was a 400 in every manner of asking, and from then on no request had a
-    seed, or counted its tokens: answers were another sample's, counts were guessed."""
+    """The story: a prompt too long for a server was a 400 in every manner of asking.
+
+    From then on no request had a seed or counted its tokens: answers were another sample's, and counts were guessed.
+    """
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:
         if body["prompt"] == "too long":
@@ -151,8 +153,11 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_text_below_a_token_keeps_its_time() -> None:
-    """A server, such as llama.cpp's, reports a total alone. By its characters the first message, "1", had no token, so
-    it was left out, and TTFT was that of the second one; a last message was lost likewise, and end to end with it."""
+    """A server, such as llama.cpp's, reports a total alone.
+
+    By its characters the first message, "1", had no token, so it was left out, and TTFT was that of the second one; a
+    last message was lost likewise, and end to end with it.
+    """
     texts = ("1", " and a long time", " after", ".")
     chunks = [_Chunk(float(i), text, None) for i, text in enumerate(texts)]
     chunks.append(_Chunk(9.0, "", 5))  # usage, in a message that ends the answer
@@ -199,8 +204,10 @@ async def test_an_answer_of_another_type_is_no_stream() -> None:
 
 
 async def test_thirty_two_streams_at_once_are_whole() -> None:
-    """The server's times are known: 5 ms, then 10 ms for each token. What the client reads of them is printed alone,
-    since a busy machine changes it (`pytest -s`)."""
+    """The server's times are known: 5 ms, then 10 ms for each token.
+
+    What the client reads of them is printed alone, since a busy machine changes it (`pytest -s`).
+    """
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))
     workload = WorkloadConfig((PromptSet("kind", prompts),), deadline_s=60.0)
@@ -219,8 +226,11 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: clocks of 32 streams started before their requests left, and first tokens were a tenth late. Here the
-    second of two streams must connect, and a busy event loop keeps it from that; the server knows when it read."""
+    """The story: clocks of 32 streams started before their requests left, and first tokens were a tenth late.
+
+    Here the second of two streams must connect, and a busy event loop keeps it from that; the server knows when it
+    read.
+    """
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()
     assert ready.wait(10)

@@ -49,7 +49,7 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """A server that does one thing at a time, and each takes 50 ms."""
+    """Answer as a server that does one thing at a time, for 50 ms each."""
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)

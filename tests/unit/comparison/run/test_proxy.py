@@ -28,7 +28,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def _link(conditions: LinkConditions) -> AsyncGenerator[DelayProxy, None]:
-    """A proxy in front of an echo server."""
+    """Run a proxy in front of an echo server."""
     server = await asyncio.start_server(_echo, "127.0.0.1", 0)
     try:
         async with delay_proxy(server.sockets[0].getsockname()[1], conditions) as proxy:
@@ -71,8 +71,10 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 
 
 async def test_no_end_holds_small_writes_back() -> None:
-    """The story: the port was opened by a call that does not name TCP, so asyncio left Nagle's algorithm on. It waited
-    for the client's delayed acknowledgement: 40 ms more to the first token, on each link of every topology."""
+    """The story: the port was opened by a call that does not name TCP, so asyncio left Nagle's algorithm on.
+
+    It waited for the client's delayed acknowledgement: 40 ms more to the first token, on each link of every topology.
+    """
     async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]

@@ -47,7 +47,7 @@ def test_the_margin_is_that_of_the_tokens_at_which_both_part(expected: str, actu
     assert found == (None if margin is None else pytest.approx(margin))
 
 
-def test_an_answer_that_parted_earlier_this_time_says_nothing() -> None:
+def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
     assert margin_of("Our cat sat", STEPS, "The cat sat", "The dog ran") is None
 
 
@@ -107,7 +107,7 @@ async def scored_over_http(answer: object) -> tuple[str, list[Step], dict[str, A
         return *await client.scored("text"), server.bodies[-1]
 
 
-async def test_openai_tells_tokens_in_parallel_lists() -> None:
+async def test_openai_gives_tokens_in_parallel_lists() -> None:
     scores = {
         "tokens": ["The", " cat"],
         "token_logprobs": [-0.1, -0.7],

@@ -48,7 +48,7 @@ def advised(*speedups: tuple[Contender, float]) -> Contender | None:
 
 
 def test_a_picture_of_many_conditions_has_rows() -> None:
-    """Five panels stood side by side, too small to read on a page."""
+    """The story: five panels stood side by side, too small to read on a page."""
     evidence = Evidence(SPACE, [trial(FUSED, 2.0), trial(FUSED, 0.5, concurrency=8), trial(FUSED, 1.5, rtt_ms=80.0)])
     figure = over_conditions(evidence, ["gamma", "max_new_tokens", "rtt_ms", "temperature", "concurrency"])
     assert sum(axes.get_visible() for axes in figure.axes) == 5
@@ -121,7 +121,7 @@ def test_a_draft_on_its_own_machine_costs_too() -> None:
     assert prices.per_million_tokens(None, 100.0) == pytest.approx(100.0)
 
 
-def test_without_time_it_says_so() -> None:
+def test_advice_without_time_is_marked() -> None:
     (sentence,) = sentences(Evidence(SPACE, []), None)
     assert "Nothing was measured" in sentence
 
@@ -131,8 +131,11 @@ POOL = Contender(Topology.POOL, "draft", 8, branches=3)
 
 @pytest.mark.parametrize("contender", [None, BY_ITSELF, FUSED, ASYNC, POOL, replace(FUSED, draft="ngram")])
 def test_the_service_can_be_started(tmp_path: Path, contender: Contender | None) -> None:
-    """Each role takes its table of the file, with the measured backend, and the flags of its command; an unknown key
-    would be refused. The backend was left out once: a study of torch advised what another backend would serve."""
+    """Each role takes its table of the file, with the measured backend, and the flags of its command.
+
+    An unknown key would be refused. The story: the backend was left out, so that a study of torch advised servers of
+    another backend.
+    """
     settings, file = config(tmp_path, backend=BackendConfig("torch", "onnx")), tmp_path / "service.toml"
     file.write_text(service_toml(settings, contender, 'the reason, with "quotes"'))
     role = "fused_target" if contender and contender.topology is Topology.FUSED else "target"
@@ -166,8 +169,10 @@ def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
-    """The story: at a load average of 24 on two cores a study wrote "serve the target alone" into service.toml. On the
-    same machine, when it was quiet, speculation was 2.4 times as fast."""
+    """The story: at a load average of 24 on two cores a study wrote "serve the target alone" into service.toml.
+
+    On the same machine, when it was quiet, speculation was 2.4 times as fast.
+    """
     quiet = Study(config(tmp_path, output=tmp_path), evidence(), (), None, 60.0, QUIET, spread=1.1)
     for study in (replace(quiet, load=BUSY), replace(quiet, spread=2.3)):
         write_study(quiet, tmp_path)
@@ -185,7 +190,7 @@ def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
     assert not quiet.warning
 
 
-def test_of_one_run_no_range_is_told() -> None:
+def test_one_run_has_no_range() -> None:
     """A study of one run had "7.14 (7.14-7.14) times", as if it had been measured to two digits."""
     once = replace(trial(FUSED, 1.5), speedup=Spread(7.14, 7.14, 7.14))
     assert str(once) == "7.14 (one run)"

@@ -47,7 +47,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Eleven tokens at a rate per second; drafting takes a quarter of the target's pass."""
+    """Answer with eleven tokens at a rate per second; drafting takes a quarter of the target's pass."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
@@ -61,7 +61,7 @@ def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRec
 
 @pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
 def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
-    """One stream in twenty may be slow, but no first token late: 99 in 100 of these must come in time."""
+    """One slow stream of twenty is allowed, four are not; 99 in 100 first tokens must come in time."""
     quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
     assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
 
@@ -83,7 +83,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
     return Capacities(settings, tuple(found), **{"differences": (), "load": QUIET, "duration_s": 60.0, **changes})
 
 
-def test_table_says_what_was_found(tmp_path: Path) -> None:
+def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
     """The report shows fused as a lower limit, with what the paper's theory expects of a remote draft."""
     page = tmp_path / "page.md"
     page.write_text(
@@ -123,7 +123,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
     assert not searcher.found
 
 
-def test_nothing_found_is_said_without_figures() -> None:
+def test_no_capacity_found_has_no_figures() -> None:
     settings = config()
     none = Capacity(ALONE, 50.0, 0, (), False)
     assert "| target    | up to 50       | 0 " in text_of(replace(capacities(settings), found=(none,)))

@@ -53,7 +53,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def study(folder: Path, **changes: Any) -> StudyConfig:
-    """Two drafts and three lengths of one graph, at one place."""
+    """Return a study of two drafts and three lengths of one graph, at one place."""
     folder.mkdir(exist_ok=True)
     (folder / "report").mkdir(exist_ok=True)
     drafts = tuple(str(model_directory(folder, name)) for name in ("small", "large"))
@@ -92,7 +92,7 @@ async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Ser
 
 
 async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
-    """It is the same study, though a length that cannot be compiled is no longer asked for."""
+    """A study that goes on is the same one, except that lengths that cannot be compiled are not asked for again."""
     servers.broken = 5
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))

@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """A search in which every group takes a second of a clock of its own."""
+    """Search while every group takes a second of a clock of its own."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 
@@ -59,7 +59,7 @@ def trial(place: Conditions, contender: Contender, speedup: float) -> Trial:
 
 
 def rounds(place: Conditions, contender: Contender) -> float:
-    """Leviathan's rounds over passes of 25 ms, with acceptance and step by draft; the network where it is crossed."""
+    """Simulate Leviathan's rounds: passes of 25 ms, acceptance and step by draft, the network where it is crossed."""
     alpha, step_s = {"small": (0.7, 0.001), "large": (0.85, 0.012), "ngram": (0.3, 0.0), LOOKUP: (0.1, 0.0)}[
         contender.draft or ""
     ]
@@ -104,7 +104,7 @@ def test_every_condition_meets_every_way_once() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [0.5, 3.0, 6.0, 11.0])
-def test_it_ends_in_time_and_says_what_was_left(budget_s: float) -> None:
+def test_it_ends_in_time_and_names_the_conditions_left_out(budget_s: float) -> None:
     everything = studied(rounds, rtt_ms=(10.0, 0.2, 80.0), concurrency=(1, 8, 32))
     evidence = studied(rounds, budget_s, rtt_ms=(10.0, 0.2, 80.0), concurrency=(1, 8, 32))
     assert 0 < len(evidence.trials) < len(everything.trials)
@@ -114,8 +114,11 @@ def test_it_ends_in_time_and_says_what_was_left(budget_s: float) -> None:
 
 
 def test_a_group_ends_with_the_budget() -> None:
-    """The story: `study --budget 3m` took 4 min 17 s. A group that took longer than the estimate, as with 16 requests
-    in flight after groups with one, was measured to its end, however late that was."""
+    """The story: `study --budget 3m` took 4 min 17 s.
+
+    A group that took longer than the estimate, as with 16 requests in flight after groups with one, was measured to its
+    end, however late that was.
+    """
     now, measured = [0.0], list[Group]()
 
     async def measure(group: Group) -> Speeds:

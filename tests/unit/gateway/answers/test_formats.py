@@ -12,7 +12,7 @@ HELD_BACK = ("one", "", "", " two three")
 
 
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
-    """Once a chunk's offset was that of the text sent so far, so a stream and a whole answer disagreed."""
+    """The story: a chunk's offset was that of the text sent so far, so a stream and a whole answer disagreed."""
     positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]
     choice, answer = Choice(), CompletionFormat("tiny")
     chunks = [

@@ -121,9 +121,11 @@ async def test_too_many_items_are_refused_by_field_and_limit(path: str, document
     ],
     ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
 )
-def test_what_is_dear_to_parse_is_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: json.loads keeps the interpreter to itself on every thread: 8 MB of members froze all streams and
-    health checks of a gateway for 0.4 s."""
+def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story: 8 MB of JSON members froze all streams and health checks of a gateway for 0.4 s.
+
+    json.loads keeps the interpreter to itself on every thread.
+    """
     monkeypatch.setattr(json, "loads", None)
     assert parse_fault(body, 1_000_000) is not None
 
@@ -154,8 +156,10 @@ async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
 
 
 async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: once for each of 64 prompts times 64 answers, of which no more than 128 may be asked for: 60 kB of
-    schema kept a gateway for 7 s, to be refused."""
+    """The story: 60 kB of schema kept a gateway for 7 s, to be refused.
+
+    It was written once for each of 64 prompts times 64 answers, while a request may have 128 answers at most.
+    """
     num_written, write = 0, structured.the_grammar
 
     def counted(given: Any) -> Any:
@@ -173,7 +177,7 @@ async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytes
 
 
 async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
-    """Seconds until the server closes a connection that sends this, and then, for ever, more of the other."""
+    """Send `first`, then `more` for ever; return the seconds until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.monotonic()
 
@@ -227,8 +231,10 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
 async def test_another_host_gets_the_way_out(host: str) -> None:
-    """It was 400 "Invalid host header" as plain text, without a line in the log; a proxy in front of a gateway on
-    loopback met it."""
+    """The story: a gateway on loopback answered the host of a proxy with 400 "Invalid host header", as plain text.
+
+    No line of the log mentioned it.
+    """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
     error = answer.json()["error"]
@@ -239,7 +245,7 @@ async def test_another_host_gets_the_way_out(host: str) -> None:
 
 
 async def test_a_compressed_body_gets_the_way_out() -> None:
-    """Its bytes were parsed as they were: the fault named a character of the compressed text."""
+    """The story: compressed bytes were parsed as they were; the error named a character of them."""
     body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
         headers = {**json_type, "Content-Encoding": "gzip"}
@@ -252,7 +258,7 @@ async def test_a_compressed_body_gets_the_way_out() -> None:
 
 @pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
 async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
-    """It got nothing: its end of the connection looks like that of a client that has left, which cancels a request."""
+    """The story: such a client got nothing, since it looks like one that has left, which cancels its request."""
     head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
     lines = (*head, b"Content-Length: 15", b"\r\n")
     front = HttpFront(gateway(completer := ScriptedCompleter([["a"]], gap_s=30.0), port=free_port()), ServerConfig())
@@ -319,15 +325,20 @@ CHUNKED = (
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """The story: only headers before the body were counted. A field after it took all that 30 s can carry, and the
-    loop's time by the square of that: 80 MB came to some seconds."""
+    """The story: only headers before the body were counted.
+
+    A field after it took all that 30 s can carry, and the loop's time by the square of that: 80 MB came to some
+    seconds.
+    """
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
 
 
 async def test_fields_after_a_body_are_no_headers() -> None:
-    """The story: fields after a chunked body passed for headers, and the last of a name counts: past a proxy that
-    checks headers, a request changed its id, its token or its deadline."""
+    """The story: fields after a chunked body passed for headers, and the last of a name counts.
+
+    So a request changed its id, its token or its deadline after a proxy had checked its headers.
+    """
     body = b'{"prompt": "x"}'
     fields = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
     async with serving([["a"]]) as (port, _):
@@ -341,8 +352,10 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
-    """The story: of two hosts the first was checked, of two tokens the last; a proxy in front may have gone by the
-    other."""
+    """The story: of two hosts the first was checked, and of two tokens the last.
+
+    A proxy in front may have checked the other one.
+    """
     async with serving([["a"]]) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         given = b"Host: localhost\r\nAuthorization: Bearer one\r\n"
@@ -357,8 +370,11 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """The story: each of 4096 connections could hold 8 MiB for 30 s; 120 of one account, with `in_flight = 1`, took
-    1.2 GB. An account may have half of the total, here as all where there are none: two bodies and no third."""
+    """The story: 120 connections of one account with `in_flight = 1` took 1.2 GB.
+
+    Each of 4096 connections could hold 8 MiB for 30 s. An account may have half of the total; without accounts, all
+    clients together may: two bodies here, and no third.
+    """
     size, auth_file = 90_000, tmp_path / "auth.toml"
     auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
     monkeypatch.setattr(middleware, "MAX_UNFINISHED_BYTES", size * 5 // (1 if has_accounts else 2))
@@ -393,8 +409,11 @@ async def test_bodies_that_have_not_ended_have_a_total(
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """The story: the time for a request ran while the answer to the one before was still being written, and a long
-    stream ended after 10 s. It runs after that answer."""
+    """The story: a long stream ended after 10 s, if part of the next request had come.
+
+    The time for a request ran while the answer to the one before was still being written. Now it runs after that
+    answer.
+    """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
     front = HttpFront(gateway(ScriptedCompleter([["a"]] * 10, gap_s=0.1), port=0), ServerConfig())
@@ -414,8 +433,10 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 
 
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a body so long that reading it paused kept its request's context: all that came later on the
-    connection was in the trace of that request."""
+    """The story: a body so long that reading it paused kept its request's context.
+
+    All later requests on the connection were in the trace of that request.
+    """
     found: list[str] = []
     answer = Probes.__call__
 
@@ -431,7 +452,7 @@ async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.Mo
 
 
 async def test_a_reader_that_stands_still_is_dropped() -> None:
-    """Its request ends with it; another reader, however slow, gets its whole answer."""
+    """The request of such a reader ends with it; another reader, however slow, gets its whole answer."""
     passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
     async with serving(passes, stall_timeout_s=0.5) as (port, front):
         completer = front._gateway.completer
@@ -462,8 +483,10 @@ async def test_probes_separate_a_restart_from_a_pause() -> None:
 
 
 async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
-    """The story: clients with a pool kept their connections to a gateway that drained, until it closed them, and
-    lost the requests that were under way to it just then."""
+    """The story: clients with a pool kept their connections to a gateway that drained, until it closed them.
+
+    They lost the requests that were under way to it just then.
+    """
     body = {"prompt": "a"}
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert "connection" not in (await client.post("/v1/completions", json=body)).headers
@@ -472,7 +495,7 @@ async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
-async def test_choices_that_nobody_reads_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: 128 choices ran on past a reader that stood still, and their events took 0.8 GB."""
     monkeypatch.setattr(requests, "MAX_UNREAD", 10)
     completer = ScriptedCompleter([["x"]] * 5000)

@@ -172,7 +172,7 @@ def test_event(event: Started | Delta | Finished) -> None:
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """So that a target which knows of no reasoning masks alike, and no field is needed there."""
+    """A target that knows no reasoning then masks the same tokens, and needs no field for it."""
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
@@ -181,7 +181,7 @@ def test_a_preamble_becomes_part_of_the_grammar() -> None:
     assert convert.open_from_message(message).grammar == written_out(grammar)
 
 
-def test_a_card_says_what_its_server_hears() -> None:
+def test_a_card_survives_the_wire() -> None:
     card = ModelCard("m", "target", 8, 9, "f")
     assert convert.card_from_message(convert.card_to_message(card)) == card
 
@@ -205,7 +205,7 @@ def test_unset_fields() -> None:
     assert (request.seed, request.max_new_tokens, request.gamma) == (None, None, None)
 
 
-def test_what_is_set_to_zero_is_set() -> None:
+def test_fields_set_to_zero_are_set() -> None:
     message = pb.GenerateRequest(text="a", gamma=0, sampling=pb.SamplingParams(seed=0))
     request = convert.completion_from_message(message)
     assert (request.gamma, request.seed) == (0, 0)

@@ -74,7 +74,7 @@ async def test_a_changed_name_is_published_once(monkeypatch: pytest.MonkeyPatch)
     await told.aclose()
 
 
-async def test_a_name_that_nobody_knows_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_name_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Resolver(monkeypatch).hosts = None
     with pytest.raises(UnreachableError, match="the host is not known"):
         await anext(addresses_of([f"dns:///{NAME}:7"]))
@@ -119,8 +119,10 @@ async def test_joining_servers_are_used_leaving_ones_drain(
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """The story: one of two servers had vanished without a word, and the other was well. A gateway asks both for its
-    own health, and waited for both: probes that have a second each took it out of service."""
+    """The story: one of two servers had vanished without a word, and the other was well.
+
+    A gateway asks both for its own health, and waited for both: probes that have a second each took it out of service.
+    """
     good = Place(Counting())
     await good.server.open()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -134,8 +136,10 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """The story: the question whether the target serves waited after them for a stream, and a gateway was taken out of
-    service for being busy."""
+    """The story: a gateway was taken out of service for being busy.
+
+    The question whether the target serves waited for a stream, after all requests.
+    """
     busy = Place(Counting())
     await busy.server.open()
     async with Fleet([busy.address]) as fleet:
@@ -156,9 +160,11 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: an hour after a client's certificate was replaced, the old channel was closed under the watch of
-    health, which ended as if it had been cancelled: from then on the drain of a server went unnoticed. A request that
-    was still on that channel ended without an error."""
+    """The story: an hour after a client's certificate was replaced, it no longer noticed the drain of a server.
+
+    The old channel was closed under the watch of health, which ended as if it had been cancelled. A request that was
+    still on that channel ended without an error.
+    """
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     trust, completer = pki(tmp_path / "ours"), Counting()
@@ -185,8 +191,11 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a new server's channel read the files anew. One that was cut off at that moment ended the task that
-    follows the list, and no server that came later was ever found; a pool worker left all of its targets."""
+    """The story: a new server's channel read the files anew.
+
+    One that was cut off at that moment ended the task that follows the list, and no server that came later was ever
+    found; a pool worker left all of its targets.
+    """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"
     token.write_text("secret")

@@ -163,7 +163,7 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
 @pytest.mark.parametrize(
     ("who", "default", "expected"), [(ALICE, 20, 20), (ALICE, 70, 50), (ALICE, None, 50), (BOB, 70, 70)]
 )
-async def test_what_is_left_open_is_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
+async def test_an_open_length_stays_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
     """The story: a key with a limit did not know the length that the server's operator had set for all."""
     with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
@@ -182,7 +182,7 @@ async def test_requests_in_flight_are_counted_by_caller() -> None:
     await ask(completer, request, ALICE)
 
 
-async def test_a_line_says_who_asked_and_never_what(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_line_names_the_caller_and_never_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     observer = Observer(Metrics("tiny"))
     failing = CapacityError("full", retry_after_s=1)

@@ -41,7 +41,7 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
         assert back.retry_after_s == 2.5
 
 
-def test_what_a_caller_can_act_on_survives_two_hops() -> None:
+def test_details_for_callers_survive_two_hops() -> None:
     """A gateway needs the field at fault, not the sentence about it, and for its log the server that failed."""
     told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
     for address in ("target:1", "draft:2"):
@@ -87,18 +87,18 @@ def test_every_error_of_a_request_has_a_status() -> None:
     ],
 )
 def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    """Also without details: a proxy knows nothing of ours."""
+    """A status may lack details: a proxy knows nothing of ours."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 
 def test_a_write_to_a_broken_connection_is_lost() -> None:
-    """grpcio calls it INTERNAL; taken at its word, the request failed instead of dialling again."""
+    """The story: grpcio calls it INTERNAL, so the request failed instead of dialling again."""
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError
     assert "host:1" in str(error)
 
 
-def test_what_is_not_ours_is_internal() -> None:
+def test_foreign_errors_are_internal() -> None:
     assert to_status(KeyError("x")) is None
     assert code_name(KeyError("x")) == "INTERNAL"
     assert code_name(errors.DeadlineError("x")) == "DEADLINE_EXCEEDED"
@@ -106,7 +106,7 @@ def test_what_is_not_ours_is_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """It would look for a fault of its own token; the log names the server that holds the wrong one."""
+    """The client would look for a fault of its own token; the log names the server that holds the wrong one."""
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
@@ -118,7 +118,7 @@ def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDe
 
 
 def test_a_handshake_that_fails_at_work_is_named() -> None:
-    """gRPC's own words, as of 1.85."""
+    """The words are gRPC's own, as of 1.85."""
     words = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
         "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"

@@ -23,7 +23,7 @@ from tests.support.models import tiny_tokenizer
 
 
 class RefusingGenerator:
-    """Has no room for a prompt."""
+    """Generator without room for any prompt."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 

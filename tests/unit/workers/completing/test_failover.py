@@ -106,7 +106,7 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Servers, and what asks them; the first of them is asked first."""
+    """Yield servers and a completer that asks them; the first of them is asked first."""
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:
@@ -129,7 +129,7 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 async def interrupted(
     completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[TextEvent] | None = None
 ) -> list[TextEvent]:
-    """An answer that loses its server after the first token."""
+    """Return the events of an answer that loses its server after the first token."""
     place.completer.go.clear()
     events = [] if events is None else events
     async for event in completer.complete(REQUEST):
@@ -156,7 +156,7 @@ async def test_a_server_dies_and_another_goes_on() -> None:
     assert (asked.resume.token_ids, asked.resume.provenance, asked.seed) == ((0,), ORIGIN, 7)
 
 
-async def test_a_lost_server_is_told_with_how_long_it_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.LogCaptureFixture) -> None:
     """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
     caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
     async with places(Counting(), patience_s=0.3) as (completer, (only,)):
@@ -184,7 +184,7 @@ async def test_a_drain_keeps_requests_without_another_server() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """It would begin anew: its client would read the answer's first half twice, with code OK."""
+    """Such a server would begin anew: its client would read the answer's first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
@@ -219,9 +219,11 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: each request that one full server passed on to the next took from the budget of resumes. Where more
-    than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams that had lost their server had nothing left
-    to go on with."""
+    """The story: each request that one full server passed on to the next took from the budget of resumes.
+
+    Where more than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams that had lost their server had
+    nothing left to go on with.
+    """
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
         (resuming, "MAX_REDIAL_S", 0.01),
@@ -237,7 +239,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """It waits for those before it to get a token, which gives back what their way took."""
+    """A refused request waits until an earlier one gets a token, which returns its part of the budget."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
@@ -245,8 +247,11 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """The story: a gateway asks a draft, which asks targets. Three of these broke, the draft gave up, and the gateway
-    asked it again, as it would ask another: nine broke. An empty message before it breaks is no progress."""
+    """The story: a gateway asks a draft, which asks targets.
+
+    Three of these broke, the draft gave up, and the gateway asked it again, as it would ask another: nine broke. An
+    empty message before it breaks is no progress.
+    """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
     async with places(poison) as (between, _), places(between) as (completer, _):
@@ -256,8 +261,10 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 
 
 async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the token of a gateway was revoked at one of two targets. That one refused at once, so it was always
-    the least loaded and never at fault: 38 of 40 requests were refused."""
+    """The story: the token of a gateway was revoked at one of two targets.
+
+    That one refused at once, so it was always the least loaded and never at fault: 38 of 40 requests were refused.
+    """
     monkeypatch.setattr(
         "specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0
     )  # on a busy machine one second was over
@@ -271,8 +278,10 @@ async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_server_of_another_kind_is_left_out() -> None:
-    """The story: a list named a port that serves something else. It answered UNIMPLEMENTED at once, so it was always
-    the least loaded, and its clients read 404."""
+    """The story: a list named a port that serves something else.
+
+    It answered UNIMPLEMENTED at once, so it was always the least loaded, and its clients read 404.
+    """
     async with places(Counting(serves=False), Counting()) as (completer, _):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
     async with places(Counting(serves=False)) as (completer, _):
@@ -290,8 +299,11 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """The story: two servers were killed one after the other. The first was back, and its channel had not dialled yet,
-    or the second was ready, and ejected for the streams that had broken: a gateway refused whatever came meanwhile."""
+    """The story: two servers were killed one after the other.
+
+    The first was back, and its channel had not dialled yet, or the second was ready, and ejected for the streams that
+    had broken: a gateway refused whatever came meanwhile.
+    """
     async with places(Counting()) as (completer, (only,)):
         await only.die()
         asking = asyncio.create_task(answer(completer))

@@ -71,7 +71,7 @@ async def test_a_drain_call_returns_the_load() -> None:
 
 
 @pytest.mark.parametrize("operation", [None, Operation(Load(), may_drain=False)])
-async def test_where_nobody_may_end_it_the_call_is_refused(operation: Operation | None) -> None:
+async def test_a_call_without_a_way_to_end_the_server_is_refused(operation: Operation | None) -> None:
     front = Server(
         "127.0.0.1:0", [GenerationServicer(ScriptedCompleter([]), CARD, None, operation)], status_of=to_status
     )
@@ -84,7 +84,7 @@ async def test_where_nobody_may_end_it_the_call_is_refused(operation: Operation 
     await front.close()
 
 
-def test_off_loopback_an_auth_file_says_who_may(tmp_path: Path) -> None:
+def test_off_loopback_the_auth_file_names_those_that_may(tmp_path: Path) -> None:
     assert ServerConfig().ends_by_call
     assert not ServerConfig("0.0.0.0", security=PortSecurity(insecure=True)).ends_by_call
     assert ServerConfig("0.0.0.0", security=PortSecurity(insecure=True, auth_file=tmp_path)).ends_by_call

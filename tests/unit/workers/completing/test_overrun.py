@@ -65,7 +65,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Never names an end: each resume would have asked for one more token."""
+    """Yield deltas without an end: each resume would have asked for one more token."""
     return one_by_one(position, range(left))
 
 
@@ -91,12 +91,12 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Begins with the scores of a prompt that is far longer; see `Target`."""
+    """Yield nothing: the stream ends after the scores of a far longer prompt, which `Target` sends first."""
     yield from ()
 
 
 def boasting(position: int, left: int) -> Iterator[pb.Delta]:
-    """Claims that a pass verified 80 million draft tokens."""
+    """Yield a pass that claims 80 million verified draft tokens."""
     for commit in honest(position, left):
         for name in BOASTS:
             setattr(commit, name, 80_000_000)
@@ -114,11 +114,11 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
     alternatives: (0, r"logprobs.top has 200000 elements, the limit is 20"),
     prompt_scores: (0, "prompt_logprobs has 200000 elements, and none were asked for"),
 }
-"""Each recipe with the tokens that are good, and the words of the error."""
+"""Recipes, each with its number of good tokens and the words of the error."""
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Answers each request by the next recipe, and by the last one from then on; draft workers are welcome."""
+    """Target that answers requests by one recipe after another, then by the last; draft workers are welcome."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -172,7 +172,7 @@ async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """A server that is known to be there: otherwise a request that has not begun is not asked again."""
+    """Yield a fleet of one server, which is ready: a request to an unknown server is not sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(20), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -189,7 +189,7 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """An edge draft."""
+    """Yield a completer that asks through an edge draft."""
     async with AsyncExitStack() as stack:
         server = Server("127.0.0.1:0", [target], status_of=to_status)
         await server.open()
@@ -209,7 +209,7 @@ async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """A draft that serves, and its client."""
+    """Yield a client of a draft that serves."""
     async with asked_by_draft(target) as draft:
         server = Server("127.0.0.1:0", [GenerationServicer(draft, CARD)], status_of=to_status)
         await server.open()
@@ -279,8 +279,10 @@ async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> Non
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """The story: 30 bytes of a target became a list of 80 million numbers: 7 s of a gateway's loop, and 160 MB for its
-    client."""
+    """The story: 30 bytes of a target became a list of 80 million numbers.
+
+    That took 7 s of a gateway's loop, and 160 MB of its client.
+    """
     async with asked_by(Target(boasting)) as completer:
         deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]
         counts = [(each.num_draft_tokens, each.num_accepted_tokens, each.own) for each in deltas]

@@ -53,8 +53,10 @@ def codec() -> LocalCodec:
 
 
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
-    """The story: a body asked for 32 answers at once to 20,000 characters. Each of them was read on the loop, one after
-    the other: no other request was served for 0.15 to 1.3 s."""
+    """The story: a body asked for 32 answers at once to 20,000 characters.
+
+    Each of them was read on the loop, one after the other: no other request was served for 0.15 to 1.3 s.
+    """
     reader, num_turns = codec(), 0
 
     async def other() -> None:
@@ -90,9 +92,11 @@ async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.Monkey
 
 
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: Detokenize made text of whatever a message held, and so did the echo of a prompt that was to be
-    refused: 1 kB of gzip froze a server for 0.1 s. At /tokenize, 2.6 MB of characters that take four tokens each froze
-    it for 0.4 s."""
+    """The story: 1 kB of gzip froze a server for 0.1 s.
+
+    Detokenize made text of whatever a message held, and so did the echo of a prompt that was to be refused. At
+    /tokenize, 2.6 MB of characters that take four tokens each froze it for 0.4 s.
+    """
     reader = codec()
     with pytest.raises(InvalidRequestError, match="token id 999 is outside"):
         await reader.decode([5, 999])
@@ -107,7 +111,7 @@ async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: p
 
 
 class NoGenerator:
-    """Is never asked."""
+    """Generator that is never asked."""
 
     max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
     generate: Any = None

@@ -63,7 +63,7 @@ def model(models: ModelDirectories) -> ModelConfig:
 
 
 async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[TextEvent]:
-    """All events, over the wire's messages both ways."""
+    """Return all events, sent over the wire's messages both ways."""
     asked = completion_from_message(completion_to_message(request))
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
@@ -85,7 +85,7 @@ async def cut(
 
 
 def rounded(score: TokenLogprobs) -> TokenLogprobs:
-    """A pass over many tokens differs from one over one in the last bits."""
+    """Round, since a pass over many tokens differs from one over a single token in the last bits."""
     return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 
@@ -204,8 +204,10 @@ async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tu
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before a check found that no context
-    has room for them; a thousand such at once kept the event loop for 1 s at a time."""
+    """The story: half a megabyte of committed tokens became text, in 2 s, before a check found them too long.
+
+    A thousand such at once kept the event loop for 1 s at a time.
+    """
     async with server(model) as completer:
         started = (await events_of(completer, REQUESTS["token ids"]))[0]
         assert isinstance(started, Started)
@@ -218,8 +220,10 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: those of 2000 tokens, with the 20 best of each, were named in one go: 0.13 s of frozen loop, and at
-    each server that an answer passes 0.1 s more to convert them; 16 times as much in a context of 32,000."""
+    """The story: the best tokens of 2000 positions, 20 each, were named in one go, which froze the loop for 0.13 s.
+
+    Each server that an answer passes took 0.1 s more to convert them; a context of 32,000 takes 16 times as much.
+    """
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()

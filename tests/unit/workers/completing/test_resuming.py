@@ -77,7 +77,7 @@ LAST = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
 
 
 async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are a function of what is committed: INTERNAL of one replica is no reason to give up."""
+    """Tokens depend on committed tokens alone, so INTERNAL of one replica is no reason to give up."""
     assert await generated(monkeypatch, Delta(2, (7,)), FAILED, LAST) == [7, 8]
 
 
@@ -88,7 +88,7 @@ async def test_a_request_that_breaks_targets_is_not_carried_on(monkeypatch: pyte
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """gRPC calls both UNAVAILABLE; dialling for 30 s would only hide why."""
+    """Errors of gRPC are UNAVAILABLE for both; dialling for 30 s would only hide the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
@@ -122,7 +122,7 @@ async def test_commits_without_a_token_are_no_progress(monkeypatch: pytest.Monke
 
 
 async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the 5 s that it waits for a first message; the request's own deadline is another matter."""
+    """A target waits 5 s for a first message, for instance; the request's own deadline is another matter."""
     assert await generated(monkeypatch, Delta(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
 
 

@@ -35,8 +35,10 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 
 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: such an answer was 16 MB, and a call that had all its tokens and did not read kept no slot: there
-    could be hundreds of them until they were given up."""
+    """The story: hundreds of answers of 16 MB could be kept until they were given up.
+
+    A call that had all its tokens and did not read kept no slot.
+    """
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 30)
     writer, deaf, good = ScoreWriter(), Peer(reads=False), Peer(reads=True)
     unread = [writing(writer, deaf), writing(writer, deaf)]
@@ -51,7 +53,7 @@ async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPat
     unread[1].cancel()
 
 
-async def test_who_is_alone_has_room_for_any_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_alone_has_room_for_any_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 5)
     peer = Peer(reads=True)
     await writing(ScoreWriter(), peer)

@@ -57,8 +57,10 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """The first measurement held the opening of the connection; nothing was expected of any message, so none was sent,
-    so nothing corrected it: whole answers went without a draft."""
+    """The story: whole answers went without a draft, since the first measurement held the opening of the connection.
+
+    So no message was expected to be worth its time: none was sent, and none corrected the measurement.
+    """
     link = Link()
     link.record_round_trip(FAR_S)
     async with scene(link) as scene_:
@@ -140,7 +142,7 @@ async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
-    """Its stream declines the session then; otherwise a target in rounds waits for it."""
+    """The worker's stream declines the session then; otherwise a target in rounds waits for it."""
     async with scene() as scene_:
         session = scene_.begin(schedule)
         await until(lambda: len(scene_.sent) > 0)

@@ -63,8 +63,10 @@ async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: one of two targets had an expired certificate for a minute, or another model for an hour. The worker
-    helped the other one alone from then on, and was ready."""
+    """The story: one of two targets had an expired certificate for a minute, or another model for an hour.
+
+    The worker helped the other one alone from then on, and was ready.
+    """
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
 
@@ -167,7 +169,7 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 @asynccontextmanager
 async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> AsyncGenerator[PoolWorker, None]:
-    """A worker with two slots in the target's pool."""
+    """Attach a worker with two slots in the target's pool."""
     server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     engine.start()
