@@ -110,8 +110,10 @@ def load_table(findings: Findings) -> str:
 
 
 def verdict(findings: Findings) -> str:
-    """Return how many contenders are slower than the target alone, and the slowest one; rounds, which wait for the
-    network, are not counted."""
+    """Return how many contenders are slower than the target alone, and the slowest one.
+
+    Rounds, which wait for the network, are not counted.
+    """
     asked = [it for it in findings.summaries if it.cell.contender.topology is not Topology.TARGET]
     medians = {it.cell: it.speedup.median for it in asked if it.speedup and it.cell.contender.schedule != Schedule.SYNC}
     enough = sum(median >= LEAST for median in medians.values())
