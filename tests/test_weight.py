@@ -38,7 +38,7 @@ WEIGHTS: dict[str, int] = {
     "scripts": 660,
     "specdec": 340,
     "tests": 30480,
-    "words of pages": 63220,
+    "words of pages": 63200,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` writes them anew, rounded up to the next twenty."""
