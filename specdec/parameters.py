@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 from specdec.inference.cli.config_file import meant
 from specdec.inference.cli.flags import add_group
 from specdec.inference.errors import ConfigError, InvalidRequestError
-from specdec.inference.request import SamplingParams
+from specdec.inference.request import Options, SamplingParams
 from specdec.inference.text.chat import Chat
 from specdec.inference.text.structured import KINDS, the_grammar
 from specdec.inference.workers.completion import CompletionRequest
@@ -26,7 +26,9 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 PROMPT_KINDS = "a text, a list of token ids, or a list of messages with role and content"
 _OURS = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar"}
 _SAMPLING = {each.name: each for each in fields(SamplingParams) if each.name != "seed"}
-_REQUEST = {each.name: each for each in fields(CompletionRequest) if each.name not in _OURS}
+_OPTIONS = {each.name for each in fields(Options)}
+_FIELDS = sorted(fields(CompletionRequest), key=lambda each: each.name in _OPTIONS)  # seed and max_new_tokens first
+_REQUEST = {each.name: each for each in _FIELDS if each.name not in _OURS}
 _HINTS = {**get_type_hints(SamplingParams), **get_type_hints(CompletionRequest)}
 _PLAIN: dict[type, tuple[type, str]] = {
     bool: (bool, "True or False"),

@@ -77,7 +77,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # downloads torch
+@pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
     """An empty environment, and the extra `server`."""
     home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")

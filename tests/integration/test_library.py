@@ -138,6 +138,8 @@ def test_names_show_themselves_before_they_are_used() -> None:
     assert run.stdout.rstrip().endswith(f"{VERSION} False")
     for method in (specdec.LLM.generate, specdec.LLM.stream, specdec.AsyncLLM.compare):
         assert {"max_new_tokens", "temperature", "structured_outputs"} <= signature(method).parameters.keys()
+        shown = list(signature(method).parameters)
+        assert shown.index("max_new_tokens") < shown.index("cache_salt"), "the fields that few set came before it"
     assert {"batch", "dtype", "gamma"} <= signature(specdec.LLM).parameters.keys()
     assert {"tls_ca", "batch"} <= signature(specdec.Client).parameters.keys()
 
