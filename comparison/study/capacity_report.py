@@ -127,7 +127,8 @@ def draw(found: Capacities, file: Path) -> None:
     from specdec.comparison.report.chart_style import DRAFTS, STYLE, panels, powers_of_two, save
 
     config = found.config
-    promised, most = 1 / config.itl_s, max(probe.streams for it in found.found for probe in it.probes)
+    promised = 1 / config.itl_s
+    most = max((probe.streams for it in found.found for probe in it.probes), default=1)  # the budget had room for none
     looks = dict(zip(dict.fromkeys(way(it.contender) for it in found.found), itertools.cycle(DRAFTS), strict=False))
 
     def panel(axes: Axes, _: str, rtt_ms: float) -> None:
