@@ -191,7 +191,9 @@ def test_the_demo_installs_what_it_runs() -> None:
 
 def test_make_help_has_every_goal() -> None:
     goals = re.findall(r"^([a-z][a-z -]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    shown = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
     lines = [re.fullmatch(f"make ({'|'.join(goals)}) +\\S.*", line) for line in shown.splitlines()]
     assert [line and line[1] for line in lines] == goals
 
