@@ -240,7 +240,7 @@ class VllmEngine:
         return output
 
     async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
-        """Wait for the reports of the passes that gave these tokens: they are on their way before the tokens."""
+        """Wait for the reports of the passes that gave these tokens; a core sends them before the tokens."""
         rank = session.rank or 0
         while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
             session.reported.clear()

@@ -42,7 +42,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Has(msgspec.Struct, frozen=True, tag="has"):
-    """A request has arrived at the core, which can be helped from now on."""
+    """A request has arrived at the core; its draft tokens may be sent from now on."""
 
     name: Name
 

@@ -43,7 +43,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 
 @pytest.fixture(autouse=True)
 def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in this tree, to which an image's flags have relative paths."""
+    """Run each test in the repository's root, where the manifests' relative paths exist; skip it without kubectl."""
     need_kubectl()
     monkeypatch.chdir(ROOT)
 

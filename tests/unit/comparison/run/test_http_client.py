@@ -226,10 +226,10 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: clocks of 32 streams started before their requests left, and first tokens were a tenth late.
+    """The story: the clocks of 32 streams started before their requests left, so TTFTs were 10 % too long.
 
-    Here the second of two streams must connect, and a busy event loop keeps it from that; the server knows when it
-    read.
+    Here the second of two requests needs a new connection, and a busy event loop delays that by 0.3 s. The server
+    answers with the time at which it read the request.
     """
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()
