@@ -30,7 +30,7 @@ LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--s
 START_S = 120.0
 ANSWER_S = 300.0
 TYPES = {"float32": "f32", "int8": "f16"}
-"""Types of keys and values; float16 is its default."""
+"""Types of keys and values; float16 is llama.cpp's default."""
 
 
 def load(setup: Setup) -> Loaded:

@@ -21,7 +21,7 @@ CONFIDENCE = 0.4
 """OpenVINO's own default of the confidence below which a draft ends."""
 NGRAM = 3
 BLOCK = 32
-"""Positions of a block of its cache on CPUs."""
+"""Positions of a block of OpenVINO's cache on CPUs."""
 
 
 def load(setup: Setup) -> Loaded:

@@ -106,7 +106,7 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 
 
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
-    """The story: it loaded its model, and every prompt failed with "Method not found!"."""
+    """The story: the worker loaded its model, and every prompt failed with "Method not found!"."""
     async with fused_server(models.target, models.related) as fused:
         flags = ("--role", "draft", "--model", str(models.related), "--port", str(fused.port))
         prompts, serving = await asyncio.gather(

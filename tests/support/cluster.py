@@ -31,7 +31,7 @@ NUM_SLOTS = 8
 COMMON = ("--threads", "1", "--batch", str(NUM_SLOTS))
 IMPATIENT = ("--stall_timeout_s", "5")
 PROMPT_LENGTH = 2000
-"""Fills a slot of the bundled pair."""
+"""Length of a prompt that fills a slot of the bundled pair."""
 SETTLE_S = 30.0
 """Time after which every slot is free and every restored server ready; the idle time-out is 5 s."""
 

@@ -152,7 +152,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 
 def test_the_readme_lists_every_role() -> None:
-    """The story: the role `artifacts` was missing there."""
+    """The story: the role `artifacts` was missing in README."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 

@@ -66,7 +66,7 @@ class Unforkable:
 
 
 class Forkable(Unforkable):
-    """The same, but it copies; a copy can fail too."""
+    """Slot model that can copy; a pass or a copy that is to fail writes nonsense first."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         self.backend.fork(source_slot, destination_slot, start, end)

@@ -368,7 +368,7 @@ async def test_a_request_has_a_deadline() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_a_deadline_is_counted_as_one(n: int) -> None:
-    """The story: it was counted as CANCELLED, as if the client had left."""
+    """The story: an expired deadline was counted as CANCELLED, as if the client had left."""
     async with client_of(ScriptedCompleter(PASSES, gap_s=5.0), deadline_s=0.05) as client:
         assert (await client.post("/v1/completions", json={"prompt": "x", "n": n})).status_code == 504
         exposition = (await client.get("/metrics")).text
