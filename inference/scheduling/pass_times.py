@@ -157,7 +157,7 @@ class PassTimes:
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or, while they have no slope, over a number near it that has.
 
-        If there is none, they are those of the nearest number known; all 0 if nothing is.
+        If no number has a slope, return the costs of the nearest known one; all are 0 if none is known.
         """
         own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
         if own is not None and own.has_slope:

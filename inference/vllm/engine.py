@@ -38,13 +38,13 @@ STOPPING = "the server is stopping"
 
 
 class VllmEngine:
-    """The `VerificationEngine` over vLLM; it is also what a host watches.
+    """The `VerificationEngine` over vLLM, and the `Work` that a host watches.
 
     Args:
-        llm: vLLM's `AsyncLLM`, which runs.
-        mailbox: mailbox that its cores have dialled.
-        load: load of its cores.
-        limits: those of its fields that do not belong to vLLM: max_waiting, gamma, eos_token_ids, pass_timeout_s.
+        llm: vLLM's `AsyncLLM`, running.
+        mailbox: mailbox that vLLM's engine cores have dialled.
+        load: load of vLLM's engine cores.
+        limits: only max_waiting, gamma, eos_token_ids and pass_timeout_s are read; vLLM has the others.
     """
 
     seed_invariant = True

@@ -254,7 +254,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """lm-eval scores a text: nothing is generated, and the values of one forward over the prompt."""
+    """lm-eval scores a text: nothing is generated, and the scores are those of one forward over the prompt."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)

@@ -34,7 +34,7 @@ class Foreign:
         return OurTokenizer(self.tokenizer, frozenset([self.tokenizer.eos_token_id]))
 
     def save(self, directory: Path, model: PreTrainedModel) -> Path:
-        """Write the model for this tokenizer that computes what `model` does for the first one; change `model`."""
+        """Write the model that computes for this tokenizer what `model` does for the first one; change `model`."""
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             layer.weight = torch.nn.Parameter(layer.weight.data[self.rows])
         model.tie_weights()

@@ -142,7 +142,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The last of two `--prompt` won, and no message named the other."""
+    """The story: the last of two `--prompt` won, and no message named the other prompt."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 

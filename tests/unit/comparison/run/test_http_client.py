@@ -29,7 +29,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """The first manners of asking are refused by this server; the one that it takes is kept."""
+    """This server refuses the first ways to ask for counts; the way that it accepts is kept."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)
@@ -66,7 +66,7 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: a prompt too long for a server was a 400 in every manner of asking.
+    """The story: a prompt too long for a server got a 400 for every way to ask for counts.
 
     From then on no request had a seed or counted its tokens: answers were another sample's, and counts were guessed.
     """

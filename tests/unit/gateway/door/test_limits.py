@@ -518,7 +518,7 @@ async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPa
 
 
 async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
+    """The story: log-probabilities of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
     threads, encode = [], stream.ChunkStream._encode
 
     def watched(self: Any, index: int, event: TextEvent) -> bytes:
