@@ -34,7 +34,7 @@ TYPES = {"float32": "f32", "int8": "f16"}
 
 
 def load(setup: Setup) -> Loaded:
-    """Return its variants, whose servers have started."""
+    """Start a server for each variant of llama.cpp; return the variants."""
     sys.path.insert(0, str(llama_build.gguf_package(FOLDER)))
     program = llama_build.built_server(FOLDER)
     target, draft = (_gguf(setup, name) for name in ("target", "draft"))

@@ -25,7 +25,7 @@ BLOCK = 32
 
 
 def load(setup: Setup) -> Loaded:
-    """Return its variants; the lengths of drafts and the confidence are its `GenerationConfig`'s."""
+    """Return OpenVINO's variants; its `GenerationConfig` has the lengths of drafts and the confidence."""
     target, draft = (str(setup.converted(name, partial(_export, setup.dtype))) for name in ("target", "draft"))
     properties = _properties(setup.dtype)
     plain, drafted, looked_up = (

@@ -178,7 +178,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """Return its figures now, without requests."""
+    """Return the present figures of a server that has no requests."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
     return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 

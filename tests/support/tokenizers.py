@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer, and per id of it the id of the same token in the one that it was made of."""
+    """A tokenizer made of another one; `rows` has, for each of its ids, the other's id of the same token."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]
