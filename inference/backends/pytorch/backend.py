@@ -36,7 +36,7 @@ CAPTURED = Buckets(widths=(1, 2, 3, 5, 9, 17), prompts=(128, 512), batches=(1, 2
 """Sizes of passes on CUDA, where a graph takes 0.1 s to make; width 17 verifies 16 draft tokens."""
 
 NUM_TEST_TOKENS = 4
-"""Number of tokens whose logits are compared before and after linear layers are packed."""
+"""Number of tokens for which logits are compared before and after linear layers are packed."""
 
 
 class TorchBackend:
