@@ -20,7 +20,7 @@ from specdec.inference.workers.completion import ModelCard
 
 GAP_S, NUM_TOKENS = 0.01, 20
 _PLACE = b"_____________ "
-"""Place of a time in a prepared message. A time has as many characters, so lengths that stand before it stay true."""
+"""Place of a time in a prepared message. Each time has as many characters, so lengths in the message stay true."""
 _DATA, _HEADERS, _SETTINGS, _PING, _WINDOW = 0, 1, 4, 6, 8
 _STREAM = b"\xffsid"
 """Place of a stream's number in a prepared frame."""

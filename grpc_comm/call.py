@@ -19,7 +19,7 @@ CAN_MOVE = (("specdec-can-move", "1"),)
 class Call:
     """Messages of one call, in and out.
 
-    One timer limits all writes of a call: a timer for each write would add a twentieth to the cost of a token.
+    One timer limits all writes of a call: a timer for each write would add 5 % to the cost of a token.
 
     Args:
         context: gRPC's side of the call.

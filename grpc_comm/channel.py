@@ -46,7 +46,7 @@ async def wait_until_ready(
     """Wait for the connection; for start-up only.
 
     Raises:
-        UnreachableError: there is none after `timeout_s` seconds; or, at once, the host is not known or the server
+        UnreachableError: no connection after `timeout_s` seconds; or, at once, the host is not known or the server
             speaks HTTP/1.
         HandshakeError: the server and this client cannot agree on TLS.
     """

@@ -83,7 +83,7 @@ def _listed(path: Path) -> Addresses:
     """Return the servers in a file, one HOST:PORT a line; empty lines and those that begin with # do not count.
 
     Raises:
-        UnusableError: a line is something else; or there is none, as while the file is being written.
+        UnusableError: a line is something else, or the file has no line, as while it is being written.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("#")]

@@ -49,8 +49,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     # A balancer of connections moves work from an old server to a new one only when clients connect again. gRPC spreads
-    # the age by a tenth either way, so that not all come back at once. The grace has no end: a running stream is never
-    # cut. Idle connections end by their age too, so that no idle timeout is needed.
+    # the age by 10 % either way, so that not all reconnect at once. The grace has no end: no running stream is cut.
+    # Idle connections end by their age too, so that no idle timeout is needed.
     ("grpc.max_connection_age_ms", 30 * 60_000),
     # Accept the pings above; the default (one in 5 minutes) would close the connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -69,5 +69,5 @@ def max_request_bytes(max_length: int) -> int:
 
 
 def server_options(longest_request_bytes: int) -> list[tuple[str, int]]:
-    """Return the options of a server; gRPC refuses messages far above its longest request unread."""
+    """Return gRPC options for a server: it rejects a message over this size, or MAX_MESSAGE_BYTES if more, unread."""
     return [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max(MAX_MESSAGE_BYTES, longest_request_bytes))]

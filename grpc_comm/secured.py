@@ -133,7 +133,7 @@ class SecuredChannel:
         return self._current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
-        """Wait until the state is not `last`, or until the channel is another, which is looked for every `LOOK_S`."""
+        """Wait until the state is not `last`, or until the channel is replaced, which is checked every `LOOK_S`."""
         channel = self._channel
         waiting = asyncio.ensure_future(channel.wait_for_state_change(last))
         try:

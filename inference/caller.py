@@ -136,7 +136,7 @@ def audit(status: str, *, model: str = "-", num_tokens: int = 0, seconds: float 
 
 
 class NamesRequests(logging.Filter):
-    """Filter that adds the current request's id to each record, for formats with `%(request)s`; audit lines have it."""
+    """Filter that adds the request's id to each record, for formats with `%(request)s`; audit lines have it already."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the id; no record is held back."""

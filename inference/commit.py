@@ -36,8 +36,8 @@ class TokenLogprob(NamedTuple):
 class TokenLogprobs:
     """Log-probabilities at one position: of the chosen token, then of the most probable ones, best first.
 
-    Stored in columns: as objects, those of a few long prompts held up all requests for a tenth of a second in every
-    full garbage collection. The collector looks at a tuple of numbers only once.
+    Stored in columns: as objects, those of a few long prompts held up all requests for 0.1 s in every full garbage
+    collection. The collector looks at a tuple of numbers only once.
 
     Attributes:
         token_ids, logprobs, texts: see `TokenLogprob`; texts are empty until a completer with a tokenizer adds them.
@@ -219,7 +219,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta(Commit):
-    """Commit with its text. The last one may have text alone; `position` is -1 if the server sent none.
+    """Commit with its text. An answer's last one may have text and no token; `position` is -1 if the server sent none.
 
     Attributes:
         piece_lengths: number of characters of `text` that each token added.

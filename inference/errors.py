@@ -40,7 +40,7 @@ class ConfigError(SpecDecError):
 
 
 class MissingPackageError(ConfigError):
-    """Package that is not installed: the base is that of clients, and the rest is the extra `server`."""
+    """Package that is not installed: clients need the base packages alone, servers those of the extra `server` too."""
 
     def __init__(self, what: str, package: str | None) -> None:
         how = "`pip install 'specdec-serve[server]'`; in a checkout `pip install '.[server]'`"

@@ -20,7 +20,7 @@ HEAD = "# Generated from pyproject.toml by `python -m scripts.requirements`: cha
 OF_THE_SDK = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "numpy")
 """Packages whose oldest versions are those of the Neuron SDK, which belong together."""
 RUNTIME = "server"
-"""The extra that is a file with the base, requirements.txt; the others are for an environment that has it."""
+"""Extra that requirements.txt has beside the base; the other extras' files are for an environment with that file."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
 _START = re.compile(r"^(?P<name>[\w-]+) = \[$")
 

@@ -1,7 +1,7 @@
 """The weight of each room is held by a table: lines of code, and words of pages.
 
 Blank lines, docstrings, comments and imports weigh nothing. A room above its number fails: make it lighter, or raise
-the number and give the reason in the commit. A room a tenth below its number fails too: it could grow back unseen.
+the number and give the reason in the commit. A room 10 % below its number fails too: it could grow back unseen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def weights() -> dict[str, int]:
 
 
 def complaints(found: Mapping[str, int], table: Mapping[str, int]) -> list[str]:
-    """Return a sentence for each room that is heavier than its number, or a tenth lighter."""
+    """Return a sentence for each room that is heavier than its number, or 10 % lighter."""
     heavy = (
         "{} weighs {}, {} more than its number: make it lighter, or raise the number and give the reason in the commit"
     )

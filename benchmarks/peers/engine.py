@@ -16,7 +16,7 @@ from benchmarks.peers.environment import UnavailableError, last_line, python_of
 from specdec.inference.config import ROOT
 
 LOAD_S = 3600.0
-"""A first load builds llama.cpp, and converts models."""
+"""Limit in seconds of a load; the first one builds llama.cpp, and converts models."""
 ANSWER_S = 600.0
 END_S = 20.0
 OURS = "specdec"

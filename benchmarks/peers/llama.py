@@ -30,11 +30,11 @@ LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--s
 START_S = 120.0
 ANSWER_S = 300.0
 TYPES = {"float32": "f32", "int8": "f16"}
-"""Types of keys and values; float16 is its default."""
+"""Types of keys and values; float16 is llama.cpp's default."""
 
 
 def load(setup: Setup) -> Loaded:
-    """Return its variants, whose servers have started."""
+    """Start a server for each variant of llama.cpp; return the variants."""
     sys.path.insert(0, str(llama_build.gguf_package(FOLDER)))
     program = llama_build.built_server(FOLDER)
     target, draft = (_gguf(setup, name) for name in ("target", "draft"))

@@ -21,11 +21,11 @@ CONFIDENCE = 0.4
 """OpenVINO's own default of the confidence below which a draft ends."""
 NGRAM = 3
 BLOCK = 32
-"""Positions of a block of its cache on CPUs."""
+"""Positions of a block of OpenVINO's cache on CPUs."""
 
 
 def load(setup: Setup) -> Loaded:
-    """Return its variants; the lengths of drafts and the confidence are its `GenerationConfig`'s."""
+    """Return OpenVINO's variants; its `GenerationConfig` has the lengths of drafts and the confidence."""
     target, draft = (str(setup.converted(name, partial(_export, setup.dtype))) for name in ("target", "draft"))
     properties = _properties(setup.dtype)
     plain, drafted, looked_up = (

@@ -12,7 +12,7 @@ from specdec.inference.config import ROOT
 
 FILE = ROOT / "docs" / "peers.json"
 GOALS = {"float32": 1.2, "int8": 1.5}
-"""Ratio of our best speculative variant to a peer's best, by arithmetic."""
+"""Least ratio of our best speculative variant's tokens per second to a peer's best, for each arithmetic."""
 NUMBERS = {"float32": "float32", "int8": "8 bits"}
 
 Row = Mapping[str, Any]

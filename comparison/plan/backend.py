@@ -20,7 +20,7 @@ NEURON = "neuron"
 START_TIMEOUT_S = 120.0
 """Limit in seconds for all servers to load their models at the same time, on few cores."""
 VLLM_TIMEOUT_S = 900.0
-"""The same where vLLM is the engine, each start of which takes a minute of a core."""
+"""Limit in seconds for all servers to start where vLLM is the engine; each start takes a minute of a core."""
 COMPILE_TIMEOUT_S = 4 * 3600.0
 """Limit in seconds if a server may have to compile its model first."""
 

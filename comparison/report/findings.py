@@ -135,7 +135,7 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
 
 
 def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
-    """Return the findings in samples; those of the warm-up serve only the check of tokens."""
+    """Return the findings of samples; samples of the warm-up serve only the check of tokens."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)
@@ -188,7 +188,7 @@ def measured_conditions(config: ComparisonConfig, load: HostLoad) -> list[tuple[
 HOST_LOAD = "Host load"
 """Name of the condition that differs in every run."""
 UNLIKE_SHARE = 0.1
-"""Difference between shares of kept prompts from which two contenders did unlike work."""
+"""Difference between two contenders' shares of cached prompt tokens, from which TTFTs are not comparable."""
 MAX_CLIENT_SHARE = 0.5
 """Share of a core from which the client, which has one thread for all streams, delays what it reads."""
 

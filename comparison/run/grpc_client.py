@@ -44,7 +44,7 @@ class _Departure:
 
 
 class GrpcClient:
-    """Client of a server of this project; see `Client`. Messages are read after the last one has arrived."""
+    """Client of a server of this project; see `Client`. It parses an answer's messages once all have arrived."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, workload: WorkloadConfig, contender: Contender) -> None:
         self._completer = RemoteCompleter(channel, address, deadline_s=workload.deadline_s)

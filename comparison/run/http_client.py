@@ -94,7 +94,7 @@ class _Arrived:
     """Parts of one answer that have arrived.
 
     Args:
-        due_s: as of `Client.complete`.
+        due_s: see `Client.complete`.
 
     Attributes:
         sent_s: monotonic seconds from which times count.
@@ -109,7 +109,7 @@ class _Arrived:
         self.is_complete = False
 
     def leave(self) -> None:
-        """Note that the request leaves now: after its turn for a connection, which is not the server's time."""
+        """Record that the request leaves now; its wait for a connection before that is not the server's time."""
         self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:

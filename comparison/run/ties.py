@@ -18,7 +18,7 @@ async def with_margins(
     """Return the samples, with a margin in every record that parts from its reference where one can be found.
 
     Args:
-        before: earlier samples; the first answers are among them.
+        before: earlier samples, which have the first answers.
     """
     asking = _Asking(config, clients)
     margins = {

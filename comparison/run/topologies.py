@@ -26,7 +26,7 @@ SERVER_GRACE_S = 1.0
 """Seconds for running requests when a server is stopped; no client waits for them by then."""
 
 GRACE_S = 2.0
-"""Seconds from a failed request to the end of its dead server, which is reported instead."""
+"""Seconds to wait after a failed request for the end of its server, which is then reported instead."""
 
 ATTACHED = "attached as"
 """Log line of a pool worker that is attached to its target."""

@@ -26,9 +26,9 @@ from specdec.comparison.run.topologies import deployment
 from specdec.comparison.study.search import Budget
 
 FIRST = 8
-"""Streams of the first probe."""
+"""Number of streams in the first probe."""
 RESOLUTION = 16
-"""Part of a number of streams to which the search is exact."""
+"""Inverse precision of the search, which ends when the number of streams is known to 1/16."""
 PATIENCE = 1.5
 """Time that an answer may take, over the promised one, before a probe ends without it."""
 TRIES = 2
@@ -39,7 +39,7 @@ def search(limit: int, first: int) -> Generator[int, bool, int]:
     """Yield numbers of streams, in steps that double and then by bisection; return the most, up to `limit`, that held.
 
     Args:
-        first: expected number; the first step from it is a quarter.
+        first: expected number of streams; the first step from it is a quarter of it.
     """
     low, high, streams = 0, limit + 1, min(max(1, first), limit)
     step = max(1, streams // 4)
@@ -155,7 +155,7 @@ class Searcher:
         (self._prompts,) = config.workload.prompt_sets
 
     async def take(self, measurement: Measurement, contender: Contender) -> None:
-        """Search a contender's capacity at each round trip time; at the longest alone if its draft is not remote."""
+        """Search a contender's capacity at each round trip time; only at the longest one if its draft is not remote."""
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
         is_new = True

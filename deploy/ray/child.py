@@ -68,11 +68,11 @@ class Child:
         return self._process.pid
 
     async def ended(self) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait for the child's end; return its exit code."""
         return await asyncio.to_thread(self._process.wait)
 
     async def is_alive(self) -> bool:
-        """Return whether its probe answers that it is alive; False as well if no answer comes in `PROBE_S`."""
+        """Return whether the child answers, within `PROBE_S`, that it is alive."""
         return await asyncio.to_thread(self._probe)
 
     def _probe(self) -> bool:
@@ -86,21 +86,21 @@ class Child:
             connection.close()
 
     def kill(self) -> None:
-        """End it at once, as it does not answer; `ended` returns."""
+        """Kill the child, which does not answer; `ended` returns then."""
         self._process.kill()
 
     async def load(self) -> pb.GetLoadResponse:
-        """Return how busy it is.
+        """Return the load of the child.
 
         Raises:
-            grpc.aio.AioRpcError: it does not answer.
+            grpc.aio.AioRpcError: the child does not answer.
         """
         stub = rpc.GenerationServiceStub(self._channel)
         load: pb.GetLoadResponse = await stub.GetLoad(pb.GetLoadRequest(), timeout=CALL_S)
         return load
 
     async def drain(self) -> int:
-        """Drain it as on SIGTERM, kill it if it does not end in time, and return its exit code."""
+        """Drain the child as on SIGTERM, kill it if it does not end in time, and return its exit code."""
         if self._channel is not None:
             try:
                 await rpc.GenerationServiceStub(self._channel).Drain(pb.DrainRequest(), timeout=CALL_S)

@@ -26,7 +26,7 @@ class Context(Protocol):
 def by_slots(context: Context) -> tuple[int, dict[str, Any]]:
     """Return the number of targets at which all sessions, running or waiting, take `FULL` of the slots.
 
-    Serve keeps it within its limits.
+    Serve keeps the number within the limits of the deployment.
     """
     metrics, state = context.aggregated_metrics or {}, dict(context.policy_state or {})
     busy, slots = metrics.get("busy", {}), metrics.get("slots", {})

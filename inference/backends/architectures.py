@@ -68,7 +68,7 @@ def require_supported_config(config: Config, max_length: int, *, windows: bool =
 
 
 def require_supported_model(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if the model has other state, or takes no positions or no wanted logits."""
+    """Raise UnsupportedModelError if the model has recurrent state, or its forward lacks an argument that we pass."""
     reasons = [f"its forward takes no {name}" for name in REQUIRED_ARGUMENTS if name not in forward_arguments(model)]
     if getattr(model, "_is_stateful", False):  # Transformers' own word for recurrent state
         reasons.append("it carries recurrent state, which cannot be rolled back by position")
@@ -77,7 +77,7 @@ def require_supported_model(model: PreTrainedModel) -> None:
 
 
 def layer_windows(config: Config) -> list[int | None]:
-    """Return each layer's sliding window; None where a layer sees everything before."""
+    """Return each layer's sliding window; None for a layer that attends to all earlier tokens."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers

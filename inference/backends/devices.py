@@ -1,6 +1,6 @@
-"""Devices that a backend chooses by name: whether TorchNeuron, which adds one to PyTorch, is installed; its cores.
+"""Checks of Neuron devices: whether TorchNeuron, which adds one to PyTorch, is installed, and whether cores suffice.
 
-Backends torch and neuron share this. It imports no package of Neuron's before it is asked to.
+Backends torch and neuron share them. No package of Neuron's is imported before a function needs it.
 """
 
 from __future__ import annotations

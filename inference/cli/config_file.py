@@ -41,7 +41,7 @@ ELSEWHERE = {
     "benchmark": "compare",
     "check": "doctor",
 }
-"""Names that other programs have for what is here."""
+"""Names of flags and commands in other programs, each with the name of the same thing here."""
 
 
 OTHERS = "--engine_flag"

@@ -26,7 +26,7 @@ from specdec.inference.observe.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 PASS_TIMEOUT_S = 60.0
-"""Seconds after which a running step may never end; the server then reports that it is not ready."""
+"""Seconds after which a running step is taken for one that never ends; the server then reports that it is not ready."""
 LAST_STEP_S = 1.0
 """Seconds that a shutdown waits for the running step, after all sessions have left."""
 SHUTTING_DOWN = "the server is shutting down"
@@ -179,7 +179,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                 await self._wake.wait()
 
     def _check(self) -> None:
-        """Log, once, that an engine without any session has lost a slot or kept one: the last request can show it."""
+        """Log, once, that an engine without any session has lost a slot, or that one is still held."""
         if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
             self._contradicted = True
             logger.error("the idle engine contradicts itself, please report this: %s", fault)

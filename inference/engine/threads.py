@@ -16,7 +16,7 @@ _Out = TypeVar("_Out")
 
 
 class _Job:
-    """Holder of a thread; `turn` is done when it has one. No thread can be stopped, so a job keeps its own."""
+    """Job that waits for a thread; `turn` is done once it has one. It never yields, since no thread can be stopped."""
 
     can_yield = False
     wanted = held = Prefix((), 0)

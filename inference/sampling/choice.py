@@ -168,7 +168,7 @@ def rank_tokens(
 
 def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
     """Return the `count` largest scores of each row, descending; they are set to -inf in `scores`."""
-    if scores.shape[0] == 1:  # a single element takes a tenth of the time of a list of them
+    if scores.shape[0] == 1:  # a single element takes 10 % of the time of a list of them
         return [[_take_best(scores[0]) for _ in range(count)]]
     rows, places = list(range(scores.shape[0])), []
     for _ in range(count):

@@ -32,9 +32,9 @@ class _Outlook:
     Attributes:
         chain: the list that grows.
         session_rate: acceptance of the session before.
-        num_seen: tokens of the chain that the rest is about.
-        last: probability that the last one is right if all before it are; without any, the session's rate.
-        survival: probability that all are right.
+        num_seen: number of the chain's first tokens that the other fields describe.
+        last: probability that the last of these is right if all before it are; without any, the session's rate.
+        survival: probability that all of these are right.
         tokens: expected tokens of a pass that verifies them.
     """
 
@@ -104,10 +104,11 @@ class DraftLength:
     ) -> list[bool]:
         """Return for each growing chain whether one more draft token in it raises the tokens per second of a pass.
 
-        While the times are unknown, FIRST_LENGTH draft tokens are enough. Several sessions then have a pass without
-        any, since theirs have too many rows to guess the time of fewer. The further tokens' rate is assumed to be the
-        mean of the last token's and the session's, since an easy passage is usually longer than one token. Their share
-        of the time is that of all growing chains, which share draft steps and the kernels' sweeps.
+        While the times are unknown, FIRST_LENGTH draft tokens are enough. Several sessions then run a few
+        passes without any: their other passes have too many rows to show the time of fewer. The rate of further tokens
+        is assumed to be the mean of the last token's and the session's, since an easy passage is usually longer than
+        one token. Their share of the time is that of all growing chains, which share draft steps and the kernels'
+        sweeps.
 
         Args:
             growing: slots and tokens of the chains that may grow.

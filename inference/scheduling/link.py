@@ -10,7 +10,7 @@ from collections import deque
 
 _NUM_ROUND_TRIPS = 32
 _NUM_PASSES = 15
-"""Number of latest passes whose median time counts; in a mean, the first pass, which reads the prompt, would weigh."""
+"""Number of latest passes, the median of which counts: a mean would contain the first, which reads the prompt."""
 
 
 class Link:

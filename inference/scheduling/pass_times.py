@@ -15,12 +15,12 @@ DECAY = 0.98  # weight of the past at each pass: about 50 passes count
 NUM_RECENT = 5
 """Passes over one number of draft tokens of which the median counts: another process may delay any of them."""
 MAX_AGE = 300
-"""Number of passes after which a number of draft tokens that none of them had is forgotten, and tried again.
+"""Number of passes after which times of a number of draft tokens that no pass had are forgotten; it is tried again.
 
-One of fewer than NUM_RECENT passes is forgotten sooner: one pass that was delayed would keep drafts short for long.
+Times of fewer than NUM_RECENT passes are forgotten sooner: one pass that was delayed would keep drafts short for long.
 """
 NUM_SHORT = 3
-"""Number of times that a short pass over some number of sessions is asked for."""
+"""Number of times that a pass with few draft tokens is wanted, for each number of sessions."""
 _BITS_OF_TOKENS = 4  # leading ones that count: near numbers of draft tokens are measured together from 16 on
 _BITS_OF_SESSIONS = 2
 """Leading bits of a number of sessions that count. So 8 to 11 sessions share a table, which is soon full of times."""
@@ -74,9 +74,9 @@ class PassCosts:
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def asks_for_short(self) -> bool:
-        """Return whether a pass with few draft tokens should show what those of the others cost.
+        """Return whether a pass with few draft tokens is wanted, to show by comparison what draft tokens cost.
 
-        It is asked for a few times only: draft tokens of other sources, or prompts, may keep it from being recorded.
+        Return True at most NUM_SHORT times: draft tokens of other sources, or prompts, may keep that pass unrecorded.
         """
         if self.has_slope or not self.is_known or self._num_asked == NUM_SHORT:
             return False
@@ -148,7 +148,7 @@ class PassTimes:
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; the first over each pair of numbers is ignored: in it a backend may prepare later ones."""
+        """Record one pass; the first with each pair of numbers is ignored: in it a backend may prepare later passes."""
         numbers = sessions, _ = _place(num_sessions, _BITS_OF_SESSIONS), _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)
@@ -157,7 +157,7 @@ class PassTimes:
     def of(self, num_sessions: int) -> PassCosts:
         """Return the costs of passes over `num_sessions`, or, while they have no slope, over a number near it that has.
 
-        If there is none, they are those of the nearest number known; all 0 if nothing is.
+        If no number has a slope, return the costs of the nearest known one; all are 0 if none is known.
         """
         own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
         if own is not None and own.has_slope:

@@ -16,7 +16,7 @@ SHORT_PART_TOKENS, USUAL_PART_TOKENS = 8, 16
 """Shortest parts, where the share has room for none: the short one if it costs little more time for each token.
 
 Attention of a backend may take nearly as long for 8 tokens as for 16 (onnx far into a prompt: 14 and 17 ms), or not
-(torch). Then the others wait half as long, for a prompt that takes little longer.
+(torch). With short parts the other sessions then wait half as long, and the prompt takes little longer.
 """
 MAX_LOSS = 1.5
 """Most seconds per prompt token in passes with short parts, as a multiple of those in passes with usual ones."""
@@ -36,9 +36,9 @@ class PromptParts:
     _num_tokens: float = 0.0
     _seconds: float = 0.0
     _known: dict[int, float] = field(default_factory=dict)
-    """Recent seconds of the shortest parts, by their tokens.
+    """Recent seconds of a part of each of the two shortest lengths.
 
-    Times grow with the position: of the length that is not in use they are soon too low, so that it is tried again.
+    Times grow with the position. Those of the length that is not in use are soon too low, so that it is tried again.
     """
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -61,7 +61,10 @@ class PromptParts:
         return max(self._least(pass_s), min(MAX_PART_TOKENS, int(num_tokens) // STEP_TOKENS * STEP_TOKENS))
 
     def _least(self, pass_s: float) -> int:
-        """Return the number of tokens of the shortest part; a length that was never tried comes first."""
+        """Return the length of the shortest part: the short one, or the usual one if that is much cheaper per token.
+
+        A length that has no measured time yet is returned first, so that it gets one.
+        """
         per_token = {}
         for number in (USUAL_PART_TOKENS, SHORT_PART_TOKENS):
             if (seconds := self._known.get(number)) is None:

@@ -1,4 +1,4 @@
-"""Law of all speculation: of several plans, take the one with the most expected tokens per second. Pure.
+"""Rule of all speculation: of several plans, take the one with the most expected tokens per second. Pure.
 
 Plans differ in their draft tokens: how many are drafted before a pass or sent in a message, how many a pass verifies,
 and whether it waits for them. A draft token gains a token if the target agrees with it and with all before it, and

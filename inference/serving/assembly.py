@@ -69,7 +69,7 @@ class LoadedDraft:
         """Return this draft for a target with another tokenizer, which takes a second if that has many ids.
 
         Raises:
-            IncompatibleDraftError: the draft has too few of its tokens, or no model.
+            IncompatibleDraftError: the draft has too few of the target's tokens, or no model.
         """
         if self.own is None:
             raise IncompatibleDraftError(f"prompt lookup has tokenizer {self.tokenizer.fingerprint} alone")

@@ -121,7 +121,7 @@ class SpeculativeDecoder:
         return self._proposer.extend(drafts, ranked=self._length is not None)
 
     def _append(self, chain: _Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
-        """Append the tokens of one step that have room, and of a lookup's those that pay; the first cut is the last."""
+        """Append one step's tokens that have room, of a lookup's those that pay; end the chain if one is left out."""
         if tokens is None:
             return
         kept = tokens[: chain.turn.gamma - len(chain.tokens)]

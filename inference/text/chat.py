@@ -15,7 +15,7 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.text.unicode import check_unicode
 
 MAX_MESSAGES = 1024
-"""Limit of one conversation."""
+"""Limit of messages in one conversation."""
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 128 * 1024
@@ -46,7 +46,7 @@ class ChatMessage:
         """Return a message that is written as in OpenAI's API; its content may be a list of text parts.
 
         Raises:
-            InvalidRequestError: it is none; the message names the `place`.
+            InvalidRequestError: it is malformed; the error names the `place`.
         """
         given = {name: value for name, value in message.items() if value is not None}
         calls = given.pop("tool_calls", None)

@@ -65,10 +65,10 @@ def written_out(grammar: Grammar) -> Grammar:
 
 
 def nested(lark: str, output: Grammar) -> Grammar:
-    """Return a grammar in Lark, in which another one has the name @output.
+    """Return the grammar `lark`, in which @output is the name of the grammar `output`.
 
     Raises:
-        ValueError: the other one is malformed.
+        ValueError: `output` is malformed.
     """
     source = _plain_source(output)
     first, *others = json.loads(source)["grammars"] if source.startswith(_SEVERAL) else [{"lark_grammar": source}]
@@ -92,7 +92,7 @@ def source_of_schema(schema: Any) -> str:
     """Return a JSON schema in the library's own form; its use will fail for keywords that the library lacks.
 
     Raises:
-        ValueError: it is none, in a way that is seen at once.
+        ValueError: the schema is malformed, as far as this shows before it is compiled.
     """
     from llguidance import LLMatcher
 

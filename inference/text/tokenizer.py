@@ -35,14 +35,14 @@ MAX_SILENT_TOKENS = 16  # without text, in a row: more than a character has; eac
 MAX_PACKED_BYTES = 16 * 1024 * 1024
 """Limit of a tokenizer that is sent to another process."""
 MAX_TOKENIZER_BYTES = 4 * MAX_PACKED_BYTES
-"""Limit of its tokenizer.json; compressed, a few megabytes could fill a process's memory."""
+"""Limit of the tokenizer.json in it: a few compressed megabytes could fill a process's memory."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Space as SentencePiece writes it."""
 _ESCAPES = re.compile(r"([^\udc80-\udcff]*)([\udc80-\udcff]?)")
 """Text, and perhaps a byte after it that is no whole character, as Python escapes it."""
 Piece: TypeAlias = tuple[bytes, bool]
-"""Bytes of a token, and whether it is special: then they are its name."""
+"""Bytes of a token, and whether it is special, in which case the bytes are its name."""
 
 
 class Tokenizer:
@@ -70,7 +70,7 @@ class Tokenizer:
         """Read the tokenizer of a Hugging Face model directory.
 
         Raises:
-            ConfigError: there is none, or it has no fast form.
+            ConfigError: the directory has no tokenizer, or one that has no fast form.
         """
         tokenizer = _load(path)
         if not tokenizer.is_fast:

@@ -97,7 +97,7 @@ def token_map(own: Tokenizer, num_rows: int, target: Tokenizer, *, min_share: fl
         min_share: least share of the target's tokens that the draft must have.
 
     Raises:
-        IncompatibleDraftError: the draft has fewer, or the target more than any vocabulary may have.
+        IncompatibleDraftError: the draft has a smaller share, or the target more tokens than any vocabulary may have.
     """
     size = Vocabulary(target.fingerprint, target.num_ids).size  # an id of a peer's tokenizer may be any number
     own_pieces, columns = own.pieces(), np.zeros(size, dtype=np.int64)

@@ -19,12 +19,12 @@ from specdec.inference.tokens import Tally, TokenView
 from specdec.inference.vllm.translation import Asked
 
 KEPT = 64
-"""Most requests that are kept beyond those that the runner has."""
+"""Most requests kept after the runner has dropped them, before all of these are forgotten."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """Request with what its choice counts: tokens only grow, so that each is counted once."""
+    """Request with counts of its tokens for penalties; its tokens only grow, so that each is counted once."""
 
     asked: Asked
     token_ids: list[int]
@@ -38,8 +38,8 @@ class Span:
 
     Attributes:
         name: vLLM's id of the request.
-        token_ids: its tokens so far.
-        extra_args: vLLM's field of that name.
+        token_ids: the request's tokens so far.
+        extra_args: the request's `extra_args` in vLLM.
     """
 
     name: str

@@ -46,7 +46,7 @@ class Drafted:
     acceptance: Acceptance = field(default_factory=Acceptance)
 
     def follow(self, help_: int | None) -> None:
-        """Begin a help, with a tree of its own, or end it."""
+        """Begin the help of a worker under this number, with a new tree; None ends the help."""
         self.tree = None if help_ is None else DraftTree(self.token_ids)
         self.help = help_ or 0
         self.num_acknowledged, self.arrivals = 0, Arrivals()
@@ -119,7 +119,7 @@ class Drafts:
             self._requests.pop(name, None)
 
     def receive(self, frame: ToCore | None) -> None:
-        """Take a frame of the front; None ends all help, since there is no front."""
+        """Take a frame of the front; None ends the help of all requests, since the link to the front is lost."""
         with self._news:
             if frame is None:
                 for each in self._requests.values():
@@ -160,7 +160,7 @@ class Drafts:
         return min(wait_s(r.arrivals, r.acceptance.rate, costs, now=now, ready_s=now - r.since) for r in requests)
 
     def passed(self, name: str, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int) -> Row | None:
-        """Commit the tokens of one request; return its row of the report, None of an unknown request."""
+        """Commit the tokens of one request; return its row of the report, or None for an unknown request."""
         with self._news:
             request = self._requests.get(name)
             return None if request is None else request.commit(name, token_ids, proposal, num_accepted)

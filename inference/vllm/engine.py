@@ -38,13 +38,13 @@ STOPPING = "the server is stopping"
 
 
 class VllmEngine:
-    """The `VerificationEngine` over vLLM; it is also what a host watches.
+    """The `VerificationEngine` over vLLM, and the `Work` that a host watches.
 
     Args:
-        llm: vLLM's `AsyncLLM`, which runs.
-        mailbox: mailbox that its cores have dialled.
-        load: load of its cores.
-        limits: those of its fields that do not belong to vLLM: max_waiting, gamma, eos_token_ids, pass_timeout_s.
+        llm: vLLM's `AsyncLLM`, running.
+        mailbox: mailbox that vLLM's engine cores have dialled.
+        load: load of vLLM's engine cores.
+        limits: only max_waiting, gamma, eos_token_ids and pass_timeout_s are read; vLLM has the others.
     """
 
     seed_invariant = True
@@ -240,7 +240,7 @@ class VllmEngine:
         return output
 
     async def _until_reported(self, session: VllmSession, num_tokens: int) -> None:
-        """Wait for the reports of the passes that gave these tokens: they are on their way before the tokens."""
+        """Wait for the reports of the passes that gave these tokens; a core sends them before the tokens."""
         rank = session.rank or 0
         while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
             session.reported.clear()

@@ -42,7 +42,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Has(msgspec.Struct, frozen=True, tag="has"):
-    """A request has arrived at the core, which can be helped from now on."""
+    """A request has arrived at the core; its draft tokens may be sent from now on."""
 
     name: Name
 
@@ -128,7 +128,7 @@ def length_of(head: bytes) -> int:
 
 
 def from_core(body: bytes) -> FromCore:
-    """Read a core's frame; raise FrameError if it is none."""
+    """Read the body of a core's frame; raise FrameError if it is no such frame."""
     try:
         return _from_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
@@ -136,7 +136,7 @@ def from_core(body: bytes) -> FromCore:
 
 
 def to_core(body: bytes) -> ToCore:
-    """Read a front's frame; raise FrameError if it is none."""
+    """Read the body of a front's frame; raise FrameError if it is no such frame."""
     try:
         return _to_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8

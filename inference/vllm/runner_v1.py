@@ -40,7 +40,7 @@ class NoProposer:
 
 
 class WinningSampler(Sampler):
-    """Sampler of passes without draft tokens, and of the rows after the last one."""
+    """Sampler of each request's token in a pass without draft tokens, else of the token after its draft tokens."""
 
     def __init__(self, runner: Any, choice: Choice) -> None:
         super().__init__(logprobs_mode=runner.model_config.logprobs_mode)
@@ -104,7 +104,7 @@ class WinningVerifier(RejectionSampler):
             self._winning.last = self._last = None
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
-        """Let our winners win the rows before the last one of each request."""
+        """Let our winners win every row of a request but its last, which `WinningSampler` decides."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
 

@@ -51,7 +51,7 @@ class DraftScheduler(Scheduler):
         return super().schedule(*arguments, **options)
 
     def _room(self, request: Any) -> int:
-        """Return the number of draft tokens before a request's end; each pass adds a token of the target too."""
+        """Return how many draft tokens fit before a request's end; each pass adds a token of the target too."""
         left = request.max_tokens - request.num_output_tokens
         return min(left, self.max_model_len - request.num_tokens) - 1
 
@@ -59,7 +59,7 @@ class DraftScheduler(Scheduler):
         """Ignore drafts of the model's runner: its proposer has none."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Let vLLM commit a pass, and report it to the front before vLLM does: its counts are there first."""
+        """Let vLLM commit a pass; report its counts to the front before vLLM sends the tokens."""
         seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         rows = []
@@ -91,13 +91,13 @@ class DraftScheduler(Scheduler):
             self._drafts.leave(name)
 
     def shutdown(self) -> None:
-        """End in order: the loss of the link is then no fault."""
+        """Close the link, so that its loss is no fault, and shut vLLM's scheduler down."""
         self._link.close()
         super().shutdown()
 
 
 def _ours(request: Any) -> dict[str, Any] | None:
-    """Return what the front has added to a request; None of one that is not the front's."""
+    """Return what the front has added to a request; None if the request is not the front's."""
     params = request.sampling_params
     return ((params.extra_args or {}) if params is not None else {}).get(KEY)
 

@@ -51,7 +51,7 @@ class VllmSession:
             self.reading.cancel()
 
     def follow(self, *, is_helped: bool) -> list[ToCore]:
-        """Begin or end a help; return the frames for the core."""
+        """Begin or end the help of a draft worker; return the frames for the core."""
         self._num_helps += 1
         self._tree = DraftTree(self.token_ids)
         self._early.clear()

@@ -28,7 +28,7 @@ REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Choice that a request asks for, as a worker reads it."""
+    """Parameters of the choice of a request's tokens, as a worker reads them."""
 
     sampling: SamplingParams
     output_start: int
@@ -36,7 +36,7 @@ class Asked:
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
-        """Read a request's `extra_args`; None of a request that is greedy, or not ours."""
+        """Read a request's `extra_args`; return None if the request is greedy, or not ours."""
         ours = (extra_args or {}).get(KEY)
         if ours is None or (values := ours["sampling"]) is None:
             return None

@@ -44,7 +44,7 @@ def python_with_boto3() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch:
-    """`environment`: of programs that are to take it for AWS. `log`: a line for each request that it got."""
+    """CloudWatch on loopback: the environment of programs that take it for AWS's, and its log, a line a request."""
 
     environment: dict[str, str]
     log: Path
@@ -70,7 +70,7 @@ def _place(metric: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """Return an environment in which boto3 finds a region, keys and that service."""
+    """Return an environment in which boto3 finds a region, keys and the service at `url`."""
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
     return without_credentials() | keys | {"AWS_ENDPOINT_URL": url}
 

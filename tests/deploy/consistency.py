@@ -55,7 +55,7 @@ def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return the environment variables of its server."""
+    """Return the environment variables of a workload's server."""
     container = pod_of(workload)["containers"][0]
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(documents, "ConfigMap")}
     variables: dict[str, str] = {}

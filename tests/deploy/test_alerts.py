@@ -1,4 +1,4 @@
-"""deploy/prometheus and what CloudWatch's agents read: alerts that call when they should, about metrics that exist."""
+"""Tests of deploy/prometheus and CloudWatch's files: alerts fire when they should, and use metrics that exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_alert_is_tried() -> None:
 
 
 def test_complete_jobs_raise_no_alert() -> None:
-    """A pod that has ended is not ready any more. Those of the benchmark called for it after five minutes, for ever."""
+    """The story: a pod that has ended is not ready, so the benchmark's pods fired an alert, for ever."""
     [rule] = [each for each in RULES if each.get("record") == "specdec:pod_ready"]
     [excluded] = re.findall(r'pod!~"([^"]+)"', rule["expr"])
     jobs = {job["metadata"]["name"] for name in KUSTOMIZATIONS for job in of_kind(manifests(KUBERNETES / name), "Job")}

@@ -166,7 +166,7 @@ def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
 
 @pytest.mark.parametrize("role", ["targets", "gateways", "drafts"])
 async def test_a_role_is_restarted_pod_by_pod(role: str, site: Site, bar: Bar) -> None:
-    """Roles that are restarted so: targets, gateways, and draft workers of the pool."""
+    """The roles are targets, gateways, and draft workers of the pool."""
     async with cpu_demo(site) as demo:
         await bar(f"rolling restart of {role}", site, demo.gateways, demo.load, roll(getattr(demo, role)))
         assert demo.load.num_cut == 0
@@ -247,7 +247,7 @@ async def shown(port: int) -> str:
 
 
 async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) -> None:
-    """cert-manager writes new ones into the Secrets of targets and gateways; open connections go on."""
+    """cert-manager writes new certificates into the Secrets of targets and gateways; open connections go on."""
     (tmp_path / "tls").mkdir()
     documents = with_components(tmp_path / "tls", "overlays/cpu-demo", "components/tls")
     secure = Site(site.folder, site.access, pki(tmp_path / "ca"), documents)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.deploy
 
 NUM_CASES = 9
 OWN_LINE = "Shall I compare thee to a summer's day?"
-"""Stands for LLMPerf's own text, which is one case more."""
+"""Stand-in for LLMPerf's own text, which is one more case."""
 METRICS = {
     *("TTFT", "InterTokenLatency", "EndToEndLatency", "InputTokens", "OutputTokens", "RequestOutputThroughput"),
 }
@@ -164,9 +164,9 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """Its flags stand in token_benchmark_ray.py at that commit; prompts are lines of a text.
+    """The flags are those of token_benchmark_ray.py at the pinned commit; prompts are lines of a text.
 
-    The sample's one long open-ended load, LLMPerf's own text, was missing.
+    The story: the sample's one long open-ended load, LLMPerf's own text, was missing.
     """
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
@@ -194,7 +194,7 @@ def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> None:
-    """The others are measured, published and kept; then the Job fails."""
+    """All other runs are measured, published and kept; then the Job fails."""
     failing = BENCHMARK.replace("\nfor word", "\ncase $* in *variant=SD,test_case=json*) exit 1 ;; esac\nfor word", 1)
     pod, done = told_to_llmperf(tmp_path, failing)
     assert done.returncode == 1

@@ -54,7 +54,7 @@ def test_a_base_is_written_once_for_each_recipe() -> None:
     ],
 )
 def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, replaced: bool, tmp_path: Path) -> None:
-    """The story: pip installs the runtime on top of the SDK, and the image did not ask whether both still fit."""
+    """The story: pip installs the runtime on top of the SDK, and the build did not check whether the two still fit."""
     step = re.findall(r"^RUN (sed .*?[^\\])$", (FOLDER / "neuron.Dockerfile").read_text(), re.MULTILINE | re.DOTALL)[0]
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "neuron.txt").write_text("# The runtime\nnumpy\n")

@@ -43,7 +43,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 
 @pytest.fixture(autouse=True)
 def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in this tree, to which an image's flags have relative paths."""
+    """Run each test in the repository's root, where the manifests' relative paths exist; skip it without kubectl."""
     need_kubectl()
     monkeypatch.chdir(ROOT)
 
@@ -152,7 +152,7 @@ def devices(workload: Manifest) -> bool:
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The story: it wanted 190 CPUs and 8 devices of a node with 192 and 16, all held by two servers.
+    """The story: the Job wanted 190 CPUs and 8 devices of a node with 192 and 16, all held by two servers.
 
     It stayed pending until both were scaled to 0, so every upgrade of the SDK was hours without service.
     """
@@ -166,7 +166,7 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
 
 
 def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
-    """The story: they asked for 16 CPUs of nodes that have 16 less what every node runs, and stayed pending."""
+    """The story: draft pods asked for 16 CPUs of nodes that have 16 less what every node runs, and stayed pending."""
     [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
     template = pool["spec"]["template"]
     sizes = {each["key"]: each["values"] for each in template["spec"]["requirements"]}

@@ -106,7 +106,7 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 
 
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
-    """The story: it loaded its model, and every prompt failed with "Method not found!"."""
+    """The story: the worker loaded its model, and every prompt failed with "Method not found!"."""
     async with fused_server(models.target, models.related) as fused:
         flags = ("--role", "draft", "--model", str(models.related), "--port", str(fused.port))
         prompts, serving = await asyncio.gather(
@@ -184,7 +184,7 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
 def test_draft_of_another_vocabulary_is_refused(
     target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same tokens under other ids would be accepted now and then, and mean something else: one clear line."""
+    """The error is one clear line. Equal tokens under other ids would be accepted at times, and mean something else."""
     flags = ["--port", str(target.port), "--prompt", "x"]
     assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

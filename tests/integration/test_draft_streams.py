@@ -66,7 +66,7 @@ async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) 
 
 @REQUESTS
 async def test_draft_tokens_that_come_before_their_request(request_: pb.GenerateRequest) -> None:
-    """The first pass, which reads the prompt, verifies them."""
+    """The first pass of the request, which reads the prompt, verifies draft tokens that came before it."""
     async with serving() as target, raw_worker(target.address) as worker:
         session = await sent_after(target, worker.request(request_), after(3, *ANSWER[:3]))
         first = await session.delta()

@@ -61,7 +61,7 @@ async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, t
 
 
 async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
-    """Exit code, the last line of stdout, and stderr."""
+    """Return the exit code, the last line of stdout, and stderr."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / "compare_architectures.py"),

@@ -167,9 +167,9 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
-    """Its bodies and its parser are written here by its rules: no package registry has it.
+    """LLMPerf's bodies and parser are written anew here, since no package registry has LLMPerf.
 
-    An event per token and a last one with the reason are needed, or it would take speculation for slow.
+    Streams need an event per token and a last one with the reason, or LLMPerf would take speculation for slow.
     """
     body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
@@ -254,7 +254,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """lm-eval scores a text: nothing is generated, and the values of one forward over the prompt."""
+    """lm-eval scores a text: nothing is generated, and the scores are those of one forward over the prompt."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
@@ -435,7 +435,7 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """Streams and whole answers free it; while the slot is taken, others get a time to try again."""
+    """Streams and whole answers free the slot; while it is taken, others get a time to try again."""
     client = client_of(slow[1])
     for stream in (True, False):
         call = asyncio.create_task(

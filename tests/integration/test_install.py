@@ -110,7 +110,7 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.long
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """An empty environment. Both clients ended at once, since they imported llguidance and Pydantic."""
+    """The environment is empty. The story: both clients ended at once, since they imported llguidance and Pydantic."""
     client = (await asyncio.to_thread(environment_with, tmp_path, *TESTED, wheel)) / "bin"
     async with target_server(models.chat_target) as server:
         flags = ("--port", str(server.port), "--prompt", "a house", "--max_new_tokens", "4", "--format", "json")

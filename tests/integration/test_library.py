@@ -117,7 +117,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[str(given) for given, _ in WRONG])
 def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: dict[str, Any], message: str) -> None:
-    """The story: each was a TypeError, KeyError or ExceptionGroup of inner code, or pydantic's text with a link."""
+    """The story: such values were a TypeError, KeyError or ExceptionGroup of inner code, or pydantic's own text."""
     with pytest.raises(specdec.errors.InvalidRequestError, match=message) as caught:
         llm.generate(**{"prompts": "x", "max_new_tokens": 2, **given})
     assert "\n" not in str(caught.value)

@@ -159,7 +159,7 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 
 @pytest.mark.parametrize("name", ["fused", "eagle"])
 async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
-    """The story: all were refused, with temperature 0.7 (curl), 1.0 (LLMPerf's '{}') or 0.9 (their client)."""
+    """The story: all were refused: temperature 0.7 (curl), 1.0 (LLMPerf's '{}') or 0.9 (the tutorials' client)."""
     body = {"prompt": "the wind", "max_tokens": 4}
     async with httpx.AsyncClient(base_url=_http(started[name])) as client:
         for fields in ({}, {"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.0}):

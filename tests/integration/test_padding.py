@@ -69,7 +69,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 async def pairs(
     tmp_path_factory: pytest.TempPathFactory, drafts: dict[int, Path]
 ) -> AsyncGenerator[dict[int, Pair], None]:
-    """Yield the pairs by the size of the target; the draft has the other."""
+    """Yield the pairs by the size of the target; the draft of each has the other size."""
     root = tmp_path_factory.mktemp("targets")
     async with AsyncExitStack() as stack:
 

@@ -1,7 +1,7 @@
 """Supervision of servers, as by Ray, Kubernetes or a script: real processes, ports of their choice.
 
-It learns their ports from one line, names them in a file that others follow, asks for their load, has them drain, and
-is not outlived by them.
+A supervisor reads their ports from one line, names them in a file that others follow, requests their load, drains them,
+and they end when it ends.
 """
 
 from __future__ import annotations

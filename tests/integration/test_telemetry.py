@@ -81,7 +81,7 @@ async def collecting() -> AsyncGenerator[Collector, None]:
 
 
 async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
-    """Every span hangs on the one of the process before it, the first one on the client's; all are sent at the end."""
+    """Each process's span is a child of the previous one's, the gateway's of the client's; all arrive by the end."""
     async with collecting() as collector:
         flags = ("--otlp_endpoint", collector.endpoint)
         async with AsyncExitStack() as stack:

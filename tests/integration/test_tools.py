@@ -111,7 +111,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: openai.AsyncOpenAI) ->
 
 @pytest.mark.long
 async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
-    """The agent must call, reads what came of it, and then writes something; streamed too."""
+    """The agent must call a tool, reads the result, and then writes an answer; streamed too."""
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 
     called = []

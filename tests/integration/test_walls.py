@@ -45,7 +45,7 @@ HARD_OF_HEARING: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.ht
 SENDS_ANYTHING: list[tuple[str, int]] = [("grpc.max_send_message_length", -1)]
 RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": bytes}
 SLOW_S = 3.0
-"""A recipe's worst health check may take so long on a slow and busy machine; before, it was 5 to 50 s."""
+"""Limit of a health check during an attack, on a slow and busy machine; without our limits it took 5 to 50 s."""
 WORDS = Vocabulary("f", VOCAB_SIZE)
 PROMPT: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[1, 2, 3]), "ignore_eos": True}
 
@@ -127,7 +127,7 @@ async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
-    """The story: the idle time-out spoke to a draft that hung in a write, and the only slot was taken for ever."""
+    """The story: the idle time-out messaged a draft that was stuck in a write, and the only slot was taken for ever."""
     async with (
         serving(1, idle_timeout_s=0.5, stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,
@@ -143,7 +143,7 @@ async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
 
 
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
-    """The story: 5 MB of them took 1.2 GB."""
+    """The story: 5 MB of late branches took 1.2 GB."""
     async with serving() as target, raw_worker(target.address) as worker:
         ids = [5] * 250
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=300, schedule=pb.SCHEDULE_SYNC)
@@ -190,7 +190,7 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
-    """The story: its outbox grew for as long as it answered pings, and its sessions had no drafts."""
+    """The story: the worker's outbox grew for as long as it answered pings, and its sessions had no drafts."""
     async with (
         serving(stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,

@@ -1,7 +1,7 @@
 """Thousands of short sessions on every topology, with cancels and deadlines: afterwards nothing is left of them.
 
 Slots, tasks of the event loop, descriptors, threads and memory of every server return to where they were after the
-warm-up, which is a tenth of the sessions and fills every slot once. Whole answers are compared with the target's.
+warm-up, which is 10 % of the sessions and fills every slot once. Whole answers are compared with the target's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BY_HAND_S = 2.0
 LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
 MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
 MORE_MEMORY, MORE_MIB = 0.1, 40.0
-"""Beyond what it is with all slots touched, memory may grow by a tenth and so many MiB: an allocator's."""
+"""Growth, as a share and in MiB, of a server's memory with all slots touched: an allocator keeps so much."""
 
 Ask = Callable[..., Awaitable[Answer]]
 
@@ -178,7 +178,7 @@ def _said(trial: Trial, number: int, numbers: range) -> int:
 
 
 async def left_in(member: Member) -> Left:
-    """Return its figures now, without requests."""
+    """Return the present figures of a server that has no requests."""
     num_tasks, one = int((await member.gauges())["specdec_event_loop_tasks"]), member.vitals
     return Left(await member.num_requests(), num_tasks, one.num_fds, one.num_threads, one.rss_mib, one.own_mib)
 

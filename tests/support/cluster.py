@@ -31,7 +31,7 @@ NUM_SLOTS = 8
 COMMON = ("--threads", "1", "--batch", str(NUM_SLOTS))
 IMPATIENT = ("--stall_timeout_s", "5")
 PROMPT_LENGTH = 2000
-"""Fills a slot of the bundled pair."""
+"""Length of a prompt that fills a slot of the bundled pair."""
 SETTLE_S = 30.0
 """Time after which every slot is free and every restored server ready; the idle time-out is 5 s."""
 
@@ -79,7 +79,7 @@ class Member:
         return self.server is not None and self.server.process.returncode is None
 
     async def start(self) -> None:
-        """Run it until `stop`, or until it dies."""
+        """Run the server until `stop`, or until it dies."""
         self._num_lives += 1
         log = self.logs / f"{self.name}.{self._num_lives}.log"
         process = server_process(
@@ -93,14 +93,14 @@ class Member:
         await self._life.aclose()
 
     async def restart(self) -> float:
-        """Start it anew on its ports; the seconds that took."""
+        """Start the server anew on its ports; return the seconds that this took."""
         began = time.monotonic()
         await self.stop()
         await self.start()
         return time.monotonic() - began
 
     async def end(self) -> None:
-        """Send SIGTERM, as a cluster does, and wait for the end."""
+        """Send SIGTERM, as a cluster does, and wait for the server's end."""
         assert self.server is not None
         self.send(signal.SIGTERM)
         await self.server.process.wait()
@@ -179,7 +179,7 @@ class Cluster:
         return {name: member.vitals.rss_mib + member.branch_slots_mib for name, member in self.members.items()}
 
     async def settled(self) -> bool:
-        """Wait until every server is alive and ready and no request is left; False: that does not come."""
+        """Wait until each server is alive, ready and without requests; return False if that is not so in time."""
         try:
             async with asyncio.timeout(SETTLE_S):
                 for member in self.members.values():
@@ -191,7 +191,7 @@ class Cluster:
 
 
 async def _is_idle(member: Member) -> bool:
-    """Return whether it lives, is ready, and has no request."""
+    """Return whether a server lives, is ready, and has no request."""
     if not member.is_alive:
         return False
     if member.port:

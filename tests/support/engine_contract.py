@@ -211,7 +211,7 @@ class EngineContract:
         assert tokens == (await completed(engine, wanted()))[0]
 
     async def test_workers_change_while_a_request_runs(self, engine: Any) -> None:
-        """Node numbers of a new worker start at 0, and messages for the one before mean nothing."""
+        """Node numbers of a new worker start at 0, and messages of the worker before it are ignored."""
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
         drafted: list[int] = []

@@ -1,8 +1,8 @@
-"""A toy language model, the speculative loop over it, and the exact law that its output must have.
+"""A toy language model, the speculative loop over it, and the exact distribution that its output must have.
 
 Helpers of test_law.py. The loop takes every choice from `specdec.inference.sampling` and every verdict from the
-function it is given, over many seeds; the exact law is computed without either, by the definitions of the truncations.
-So the two can disagree, and the deliberately wrong variants in test_law.py show that they would.
+function it is given, over many seeds; the exact distribution is computed without either, by the definitions of the
+truncations. So the two can disagree, and the deliberately wrong variants in test_law.py show that they would.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def exact_distribution(logits: Sequence[float], sampling: SamplingParams) -> Flo
 
 
 def exact_pair_law(logits: FloatArray, sampling: SamplingParams, position: int) -> FloatArray:
-    """Return the joint law of the tokens at `position` and `position + 1`: float64 [vocab_size, vocab_size]."""
+    """Return the joint distribution of two tokens, from `position` on: float64 [vocab_size, vocab_size]."""
     transition = np.stack([exact_distribution(row.tolist(), sampling) for row in logits])
     marginal: FloatArray = np.linalg.matrix_power(transition, position + 1)[0]
     return np.asarray(marginal[:, None] * transition, dtype=np.float64)

@@ -64,12 +64,12 @@ class Mountpoint:
             patch.setattr(module, "open", self._opened)
 
     def restart(self) -> None:
-        """Start anew, as a process does after one was killed: files that it had open are lost."""
+        """Let a new process take the place of a killed one: files that the killed one had open are lost."""
         self.is_dead, self.killed_at = False, None
         self._open_uploads.clear()
 
     def step(self) -> None:
-        """Count an operation, unless it is the last one."""
+        """Count an operation, or raise `Killed` if it is the one at which the process is killed."""
         if self.is_dead:
             raise OSError(errno.EIO, "the process was killed")
         if self.operations == self.killed_at:

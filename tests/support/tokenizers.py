@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer, and per id of it the id of the same token in the one that it was made of."""
+    """A tokenizer made of another one; `rows` has, for each of its ids, the other's id of the same token."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]
@@ -34,7 +34,7 @@ class Foreign:
         return OurTokenizer(self.tokenizer, frozenset([self.tokenizer.eos_token_id]))
 
     def save(self, directory: Path, model: PreTrainedModel) -> Path:
-        """Write the model for this tokenizer that computes what `model` does for the first one; change `model`."""
+        """Write the model that computes for this tokenizer what `model` does for the first one; change `model`."""
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             layer.weight = torch.nn.Parameter(layer.weight.data[self.rows])
         model.tie_weights()

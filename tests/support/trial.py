@@ -16,7 +16,7 @@ from benchmarks.report import print_json, print_table
 TO_CLEAN_UP_S = 90.0
 """Time to end the servers; after it the process ends, and prints where it hung."""
 QUIET_S = 10.0
-"""Time between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Trial:
         self._promises.append(Promise(name, str(measured), str(limit), kept))
 
     def conclude(self) -> int:
-        """Print the verdict; the exit code."""
+        """Print the verdict; return the exit code."""
         if sys.stderr.isatty():
             print(file=sys.stderr)
         rows = [[one.name, one.measured, one.limit, "kept" if one.kept else "BROKEN"] for one in self._promises]
@@ -74,7 +74,7 @@ class Trial:
 
 
 def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:
-    """Run a suite within `limit_s` seconds, whatever hangs, or until SIGTERM; the exit code."""
+    """Run a suite for at most `limit_s` seconds, whatever hangs, or until SIGTERM; return the exit code."""
     trial = Trial(name)
     faulthandler.dump_traceback_later(limit_s + TO_CLEAN_UP_S, exit=True)
     try:

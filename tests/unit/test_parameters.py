@@ -128,8 +128,8 @@ def test_a_device_sampler_serves_or_names_each_parameter(decoder: DeviceDecoder,
 def test_a_device_refuses_an_unknown_sampling_parameter(decoder: DeviceDecoder, temperature: float) -> None:
     """Parameters that are added later are refused too.
 
-    The story: the decoder named the refused ones, so that another would have been ignored in silence, and the law of
-    the tokens been another than asked for.
+    The story: the decoder named the refused parameters, so that another one would have been ignored in silence, and
+    the tokens would have had another distribution than the request's.
     """
     with pytest.raises(InvalidRequestError, match=r"typical_p 0\.3: .*chooses tokens on the device") as caught:
         check_request(decoder, GenerationRequest((3, 4), LaterSampling(temperature=temperature, typical_p=0.3)))

@@ -99,7 +99,7 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """Its front may come late, go and come again; meanwhile draft tokens of the old one are dropped."""
+    """The core's front may come late, go and come again; meanwhile draft tokens of the old front are dropped."""
     first = Mailbox("model", tmp_path)
     await first.open()
     received: list[ToCore | None] = []

@@ -14,7 +14,7 @@ from specdec.inference.model.slots import Span
 
 INT32_INPUTS = ("lasts", "lengths")
 MAX_KEPT_BYTES = 1 << 18
-"""Largest logits that are kept: beyond, writing them takes longer than finding memory for them."""
+"""Largest logits for which memory is kept; writing larger ones takes longer than allocating memory for them."""
 
 
 @dataclass(slots=True)
@@ -107,8 +107,8 @@ class Feeds:
     shape write into the same memory instead.
 
     Args:
-        inputs: of one such pass.
-        num_rows: of the token ids, all of the same length.
+        inputs: inputs of one pass of this shape.
+        num_rows: number of rows, all of the same length, into which the token ids are split.
     """
 
     def __init__(self, inputs: Mapping[str, Sequence[int]], num_rows: int, vocab_size: int) -> None:

@@ -47,13 +47,13 @@ CONSTANTS = {
     *("qkv_sizes", "heads_shape", "flat_shape", "logit_cap", "flat_hidden", "flat_attended"),
     *onnx_int8.CONSTANTS,
 }
-"""Initializers that are no weights, but for a number: every graph brings its own."""
+"""Names, without a number at the end, of initializers that are no weights: every graph has its own."""
 
 ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
     "silu": ("QuickGelu", {"alpha": 1.0}),  # x * sigmoid(1 * x), as one operator
     "gelu_pytorch_tanh": ("FastGelu", {}),
 }
-"""Operators, which ONNX Runtime brings."""
+"""ONNX Runtime's operator and its attributes for each activation, by Transformers' name."""
 
 
 def is_constant(name: str) -> bool:

@@ -46,8 +46,8 @@ class OnnxPass:
         """Return the logits of the wanted rows, in the order of the spans, float32 [num_rows, vocab_size].
 
         Args:
-            spans: of the whole pass; the places name those that run here.
-            places: their number is this pass's.
+            spans: spans of the whole pass; the places name those that run here.
+            places: exactly `num_places`.
         """
         places = self._arranged(places)
         flat = flattened(spans, places)
@@ -73,7 +73,7 @@ class OnnxPass:
         return feeds
 
     def _arranged(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places in an order in which as many as possible have their slots bound; bind the others'."""
+        """Return the places in an order in which the most have their slots bound; bind the slots of the others."""
         if [place.slots for place in places] == self._bound:
             return places
         new = {place.slots: place for place in places}

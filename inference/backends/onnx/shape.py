@@ -109,16 +109,16 @@ class DecoderShape:
         return 2 * len(self.rotaries[0][0])
 
     def narrowed(self) -> DecoderShape:
-        """Return the shape with windows that the test at loading leaves."""
+        """Return the shape with windows so narrow that the tokens of the test at loading leave them."""
         return replace(self, windows=tuple(min(window, PROBE_WINDOW) for window in self.windows))
 
     def save(self, path: Path) -> None:
-        """Write it as JSON; floats survive unchanged."""
+        """Write the shape as JSON, in which floats survive unchanged."""
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
     def load(path: Path) -> DecoderShape:
-        """Read a file of `save`."""
+        """Return the shape in a file that `save` wrote."""
         fields = json.loads(path.read_text())
         return DecoderShape(**{name: _tuples(value) for name, value in fields.items()})
 

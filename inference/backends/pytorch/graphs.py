@@ -97,7 +97,7 @@ class Compiled:
     def make(self, run: Run) -> Run:
         """See `Maker`."""
         # All passes are one code object: without caches of their own the ninth would exceed the limit of recompiling.
-        # Nothing that a pass reads is ever replaced, and guards of every weight would cost a tenth of a small pass.
+        # Nothing that a pass reads is ever replaced, and guards of every weight would take 10 % of a small pass.
         unguarded = {"guard_filter_fn": lambda guards: [False] * len(guards)}
         return _compile(
             run, backend=self._counted, fullgraph=True, dynamic=False, isolate_recompiles=True, options=unguarded

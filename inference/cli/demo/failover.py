@@ -1,4 +1,4 @@
-"""Demo of a loss: the server of a streaming answer is killed, and another server goes on with the same tokens."""
+"""Demo of failover: the server of a streaming answer is killed, and another server continues with the same tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loss:
     """Loss of the server that answers the one running request.
 
     Attributes:
-        at: time of the loss in monotonic seconds; None before.
+        at: monotonic time in seconds at which the server was killed; None before.
     """
 
     def __init__(self, fleet: Fleet, servers: Mapping[str, ServerProcess]) -> None:
@@ -45,7 +45,7 @@ class Loss:
 
 
 async def run() -> int:
-    """Return 1 if the answer with a loss has other tokens than the one without."""
+    """Return 0 if an answer has the tokens of an undisturbed one although its server was killed, else 1."""
     console.print("Starting two servers, each with target and draft ...")
     async with AsyncExitStack() as stack:
         servers = {}
@@ -64,7 +64,7 @@ async def run() -> int:
 
 
 async def _answer(completer: FailoverCompleter, loss: Loss | None = None) -> Result:
-    """Return the answer; with a loss, show it as it comes, and lose its server after some tokens."""
+    """Return the answer to the prompt; with `loss`, print it as it arrives, and kill its server after some tokens."""
     result = Result(PROMPT)
     request = CompletionRequest(PROMPT, PROSE, seed=SEED, max_new_tokens=MAX_NEW_TOKENS)
     async with aclosing(completer.complete(request)) as events:

@@ -143,7 +143,7 @@ def _verdict(comparisons: Sequence[Comparison]) -> int:
 
 
 def next_steps() -> str:
-    """Return commands to go on with, as they are typed where this one was."""
+    """Return commands to try next, which begin as the demo's own command line did."""
     is_installed = Path(sys.argv[0]).stem == "specdec"
     call = "specdec" if is_installed else f"{os.path.relpath(sys.executable)} -m specdec"
     return f"""

@@ -96,7 +96,7 @@ async def _show(result: Result, queue: _Deltas, sink: Sink) -> None:
 async def run_prompt(
     completer: Completer, job: PromptJob, places: asyncio.Semaphore, result: Result, queue: _Deltas
 ) -> None:
-    """Complete one prompt of a job: `result` and `queue` get what comes; a full server is asked again."""
+    """Complete one prompt of a job into `result` and `queue`; send it again if the server is full."""
     request = replace(job.template, prompt=result.prompt)
     async with places:
         ends_at = time.monotonic() + job.deadline_s

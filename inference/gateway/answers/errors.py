@@ -127,7 +127,7 @@ def _message(error: errors.SpecDecError) -> str:
 
 
 def unexpected() -> ApiError:
-    """Return an unforeseen failure; its cause is in the log only."""
+    """Return the error for an unforeseen failure; the cause is only in the log."""
     return ApiError(500, "unexpected failure; the server's log has the cause", _FAULT[0], code=_FAULT[1])
 
 

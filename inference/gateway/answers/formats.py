@@ -215,9 +215,9 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_prompt: bool = False) -> dict[str, Any]:
-    """Return the older format: parallel lists; `offset` is where in the choice's text the first token begins.
+    """Return log-probabilities as completions have them, in parallel lists; `offset` is the first token's in the text.
 
-    A prompt's first token follows nothing: it has nulls.
+    The first token of a prompt follows no other, so its values are null.
     """
     offsets = []
     for position in positions:
@@ -233,7 +233,7 @@ def text_logprobs(positions: Sequence[TokenLogprobs], offset: int, *, begins_pro
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Return the newer format: one object per token."""
+    """Return log-probabilities as chats have them, in one object per token."""
     entries = [list(map(_entry, position)) for position in positions]
     content = [{**chosen, "top_logprobs": top} for chosen, *top in entries]
     return {"content": content, "refusal": None}

@@ -108,7 +108,7 @@ class ResponsesFormat:
 
     Args:
         reader: returns the reader of an answer to a prompt, as of a chat.
-        body: of the request.
+        body: body of the request.
     """
 
     shows_prompt = False

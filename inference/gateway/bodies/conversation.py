@@ -16,7 +16,7 @@ from specdec.inference.text.json_schema import closed
 from specdec.inference.text.unicode import check_unicode
 
 MAX_PARTS = 1024
-"""Limit of one message or item."""
+"""Limit of parts in one message or item."""
 TEXT_ALONE = "this model reads text alone"
 FUNCTIONS_ALONE = "tools are functions; give this one as a function with a text parameter"
 OTHER_CHOICES = "give the tools that may be called as tools, with tool_choice none, auto, required, or one function"

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 NoOps: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Values that change nothing, by field; none where every value is refused with a hint."""
 UNSUPPORTED = "unsupported"
-"""Pydantic's type of the fault."""
+"""Type that Pydantic gives to the fault of a refused field."""
 MAX_SHOWN_CHARACTERS = 40
 
 

@@ -63,7 +63,7 @@ class CallReader:
     """Reader of calls; a subclass defines what introduces a call, and what follows it.
 
     Args:
-        names: of the offered functions.
+        names: names of the offered functions.
     """
 
     def __init__(self, names: frozenset[str]) -> None:

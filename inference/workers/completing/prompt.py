@@ -16,7 +16,7 @@ MAX_INLINE_CHARACTERS = 20_000
 MAX_INLINE_IDS = 4096
 """Most token ids that the event loop decodes; more go to a thread."""
 MIN_CHARACTERS, MIN_IDS = 640 * 1024, 256 * 1024
-"""Lengths that are read whatever the context: a draft's own may be shorter than its target's."""
+"""Lengths that are read whatever the context, since the context of a draft may be shorter than its target's."""
 NUM_THREADS = 2
 MAX_READING = 16
 """Limit of long prompts being read or waiting for it: each takes up to 150 times its length in memory."""

@@ -197,9 +197,9 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @contextmanager
     def _place(self) -> Generator[None, None, None]:
-        """Hold a private worker's place, of which an account may have as many as it leaves free, during the block.
+        """Hold a private worker's place during the block; an account may hold no more places than are left free.
 
-        So the first account gets half of them, and there is always room for another account.
+        So the first account gets half of the places, and there is always room for another account.
 
         Raises:
             CapacityError: the account has its share.
@@ -216,10 +216,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             self._places[name] -= 1
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
-        """Return the answer to a worker, with the tokenizer if it has another one and takes this one.
+        """Return the answer to a worker, with the target's tokenizer if the worker has another one and takes this one.
 
         Raises:
-            IncompatibleDraftError: the worker does not fit. One of version 1 is a worker of the pool, as it is today.
+            IncompatibleDraftError: the worker does not fit. A worker of version 1 is served as one of the pool.
         """
         if not 1 <= attach.protocol_version <= PROTOCOL_VERSION:
             fault = f"the draft worker speaks protocol version {attach.protocol_version}"

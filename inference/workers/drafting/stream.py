@@ -204,7 +204,7 @@ class AssistStream:
         """Draft in the ids of the target's tokenizer, if it sent one; the next streams to it need not send it again.
 
         Raises:
-            IncompatibleDraftError: the draft has too few of its tokens.
+            IncompatibleDraftError: the draft has too few of the target's tokens.
         """
         if attached.tokenizer and self._offer.learn is not None:
             eos = frozenset(attached.eos_token_ids)

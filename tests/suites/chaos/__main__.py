@@ -29,7 +29,7 @@ CLEAR = ("UNAVAILABLE", "DISCONNECTED")
 """Statuses that may end an answer that nothing could resume."""
 RUN_LIMIT_S = 120.0
 AFTER_FAULT_S = 25.0
-"""An answer goes on, or ends, so long after the fault is over, also on a machine three times as slow."""
+"""Longest time from a fault's end until the answer goes on, or ends, on a machine three times as slow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
 
 
 async def strike(cluster: Cluster, recipe: Recipe) -> float:
-    """Do it, and undo it after the time that it lasts; how long in all, in seconds."""
+    """Cause a recipe's fault, and undo it after its time; return how long both took, in seconds."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
         cluster[case.victim].send(signal.SIGKILL)

@@ -41,7 +41,7 @@ BAD = ("UNKNOWN", "INTERNAL", "500")
 
 
 Checks = dict[str, dict[str, float]]
-"""The longest one in seconds, by what the attackers did meanwhile and by server."""
+"""Longest health check in seconds, by the attackers' recipe at that time and by server."""
 
 
 class Watch:
@@ -49,8 +49,8 @@ class Watch:
 
     Attributes:
         phase: the current recipe.
-        worst: the checks, without waits for a core.
-        raw: the same, with it.
+        worst: the longest checks, without waits for a core.
+        raw: the longest checks, with such waits.
         num_failed: checks that failed.
     """
 

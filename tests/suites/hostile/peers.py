@@ -71,7 +71,7 @@ async def late_branches(scene: Scene, seen: Seen) -> None:
 
 
 async def early_names(scene: Scene, seen: Seen) -> None:
-    """Draft tokens by the megabyte for requests that never come."""
+    """Send megabytes of draft tokens for requests that never come."""
     branches = [pb.Branch(prefix_length=3, token_ids=[5] * 250)] * 16
     async with dialled(scene.target) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=30)
@@ -152,7 +152,7 @@ async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
-    """Log-probabilities of a whole prompt, with the best of each token; as many ids as are made text."""
+    """Ask for log-probabilities of a whole prompt with the best of each token, and for the text of the most ids."""
     ids = [30 + index * 7 % 2000 for index in range(1900)]
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_logprobs=20, max_new_tokens=1)
     for server in scene.grpc_servers:

@@ -51,7 +51,7 @@ class Prober:
             await asyncio.sleep(PROBE_S)
 
     async def tell(self) -> None:
-        """Print for ever."""
+        """Print the longest checks of each interval, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             print(json.dumps({"worst": self._worst, "raw": self._raw, "failed": self._num_failed}), flush=True)

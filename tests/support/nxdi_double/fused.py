@@ -55,7 +55,7 @@ class Part(torch.nn.Module):
 
 
 def sampled(logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor:
-    """Sample in law, by the row's own top_k and temperature: a draft token that equals one is accepted."""
+    """Sample a token of each row by its own top_k and temperature; a draft token that equals it is accepted."""
     rows = []
     for row, (top_k, _, temperature) in zip(logits, sampling_params.tolist(), strict=True):
         values, ids = row.topk(int(top_k))

@@ -16,8 +16,8 @@ class Memory:
     """Keys and values of one model.
 
     Args:
-        checkpoint: of a Transformers model.
-        num_rooms, length: B and L.
+        checkpoint: directory of a Transformers model.
+        num_rooms, length: number of rooms (B), and positions of each (L).
     """
 
     def __init__(self, checkpoint: Path, *, num_rooms: int, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Equal for copies of a model, different for any other."""
+"""Model ids are equal for copies of a model, and different for any other."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
-    """A GGUF file that exists was "no such directory"."""
+    """The story: a GGUF file that exists was reported as "no such directory"."""
     make, way_out = FOREIGN[name]
     make(tmp_path / name)
     with pytest.raises(ConfigError, match=way_out):
@@ -252,7 +252,7 @@ def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path:
 
 
 def test_a_pickle_is_not_read(checkpoint: Path) -> None:
-    """A .bin is one, and may run whatever its author liked."""
+    """A .bin file is a pickle, which may run any code of its author."""
     torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model.bin")
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="safetensors"):

@@ -142,7 +142,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The last of two `--prompt` won, and no message named the other."""
+    """The story: the last of two `--prompt` won, and no message named the other prompt."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
@@ -185,7 +185,7 @@ def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[st
 def test_a_misspelt_command_names_the_one_meant(
     name: str, meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The list of roles had no suggestion, and no `compare`."""
+    """The story: the error listed the roles without a suggestion, and without `compare`."""
     usage_error("--role", name)
     error, *listed = capsys.readouterr().err.splitlines()
     assert error == f"error: no command is called {name}" + (f" (did you mean {meant}?)" if meant else "")
@@ -252,7 +252,7 @@ CASES = [
 def test_a_bad_value_is_named_with_its_limit(
     role: str, flags: tuple[str, ...], message: str, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A thin client used to send some of them, or wait for ever with --batch 0."""
+    """The story: a thin client sent some of these values, or waited for ever with --batch 0."""
     model = [] if role == "fused_client" else ["--model", str(models.target)]
     prompt = [] if role == "target" else ["--prompt", "x"]
     usage_error("--role", role, *model, *prompt, *flags)
@@ -266,7 +266,7 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bundled draft was, silently: the error then was about vocabularies of a draft that had not been named."""
+    """The story: the bundled one was, silently, and the error was about vocabularies of a draft that was not named."""
     usage_error("--role", role, *flags)
     report = capsys.readouterr().err
     assert all(way in report for way in ("--draft_model DIR", "--draft_model ngram", "role target")), report
@@ -294,7 +294,7 @@ def test_servers_refuse_what_they_cannot_use_before_they_load(
 def test_bad_values_of_parts_that_are_off_are_refused(
     role: str, flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: without --http_port or --serve they passed; the fault showed on the day the part was turned on."""
+    """The story: without --http_port or --serve such values passed; the fault showed once the part was turned on."""
     usage_error("--role", role, "--model", "/nowhere", *flags)
     assert capsys.readouterr().err == f"error: {fault}\n"
 

@@ -69,7 +69,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """A misspelt name would leave the flag in without an error."""
+    """A misspelt name in `without` would remove no flag, and nothing would report it."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -152,7 +152,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 
 def test_the_readme_lists_every_role() -> None:
-    """The story: the role `artifacts` was missing there."""
+    """The story: the role `artifacts` was missing in README."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 

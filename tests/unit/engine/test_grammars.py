@@ -1,4 +1,4 @@
-"""Grammars in the engine: compiled off the loop and within bounds; what fails ends one request, with a word."""
+"""Grammars in the engine: compiled off the loop and within bounds; a failure ends one request, with an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, gram
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiles when it is let."""
+    """Compiler that waits until a test lets it compile."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, DEFAULT_VOCAB_SIZE)

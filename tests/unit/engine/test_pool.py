@@ -62,7 +62,7 @@ class GoodWorker(SilentWorker):
 
 
 class JunkWorker(GoodWorker):
-    """Proposes at once, and is never right."""
+    """Worker that proposes at once, and is never right."""
 
     def _propose(self, session: VerificationSession) -> None:
         branch = Branch(None, len(session.token_ids), [7] * 4)
@@ -87,7 +87,7 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
 
 
 async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
-    """The story: one that claimed 4096 slots and proposed nothing took every session, and kept it."""
+    """The story: a worker that claimed 4096 slots and proposed nothing took every session, and kept it."""
     silent, good = SilentWorker("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
     pool.attach(good)
@@ -135,7 +135,7 @@ async def test_a_good_worker_fills_its_room(pool: DraftPool) -> None:
 
 
 class FullWorker(SilentWorker):
-    """Claims room for many, and has room for one."""
+    """Worker that claims room for many sessions, and has room for one."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -213,13 +213,13 @@ async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None
 
 
 class OldWorker(SilentWorker):
-    """Speaks version 1, which has no rounds."""
+    """Worker of protocol version 1, which has no rounds."""
 
     does_rounds = False
 
 
 class PrivateWorker(SilentWorker):
-    """Drafts for the requests of its own connection."""
+    """Worker that drafts for the requests of its own connection."""
 
     scope = "alice 1/"
 
@@ -321,7 +321,7 @@ async def test_an_invalid_proposal_costs_a_private_worker_one_session(
 
 
 async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
-    """The same session as one that runs ahead, for a worker of the pool and a private one; but each pass has drafts."""
+    """Every pass of a session in rounds verifies draft tokens of its worker, which may be one of the pool."""
     pool.attach(GoodWorker("good", 8, pool))
     commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
@@ -329,7 +329,7 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
 
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
-    """The request decodes alone; it was ended with an error."""
+    """The request decodes alone. The story: it was ended with an error."""
     engine = TargetEngine(ScriptedDecoder(num_slots=8))
     engine.start()
     pool = DraftPool(engine, idle_timeout_s=0.05)

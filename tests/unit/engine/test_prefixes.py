@@ -66,7 +66,7 @@ class Unforkable:
 
 
 class Forkable(Unforkable):
-    """The same, but it copies; a copy can fail too."""
+    """Slot model that can copy; a pass or a copy that is to fail writes nonsense first."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         self.backend.fork(source_slot, destination_slot, start, end)
@@ -288,11 +288,11 @@ class Asked:
     """A request of a history.
 
     Attributes:
-        parent: how many requests before this one that which it goes on with was asked; 0 goes on with none.
-        keep: share of its prompt and output that it keeps.
-        leaves_after: commits after which it is given up.
-        beside: asked while the one before still runs.
-        fails: the next pass or copy does, unless it is asked beside another.
+        parent: how many requests ago the one that this one continues was sent; 0: it continues none.
+        keep: share of the parent's prompt and output that this request begins with.
+        leaves_after: commits after which the client leaves.
+        beside: the request is sent while the one before it still runs.
+        fails: the next pass or copy fails, unless the request is sent beside another.
     """
 
     parent: int

@@ -384,7 +384,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
 
 
 async def test_draft_tokens_after_a_stop_token_do_not_count(engine: TargetEngine) -> None:
-    """The story: they were reported as verified and rejected, so that even a perfect draft seemed to miss."""
+    """The story: such tokens were reported as verified and rejected, so that even a perfect draft seemed to miss."""
     session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)

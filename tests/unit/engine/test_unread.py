@@ -34,7 +34,7 @@ async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
 
 
 async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: its commits piled up to its last token, 300 MB of them where the context was long."""
+    """The story: the commits of such a call piled up to its last token, 300 MB where the context was long."""
     monkeypatch.setattr(module, "UNREAD_BYTES_OF_CALL", 20_000)
     session = unread(engine, 900)
     await until(lambda: engine.num_running == engine.num_waiting == 0)
@@ -47,7 +47,7 @@ async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypa
 async def test_of_many_answers_that_wait_the_longest_goes_first(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a finished call holds no slot, so that there could be as many of them as one liked."""
+    """The story: a finished call holds no slot, so that a client could leave any number of them unread."""
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     sessions = [unread(engine, num_tokens) for num_tokens in (40, 120, 60)]
     await until(lambda: engine.num_running == engine.num_waiting == 0)

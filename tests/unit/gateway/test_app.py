@@ -320,7 +320,7 @@ UNREACHABLE = errors.UnavailableError(
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused",
     address="10.0.0.7:5",
 )
-"""Error with two addresses: the first one alone was taken away once, and clients read the second."""
+"""Error with two addresses. The story: only the first was removed from its message, and clients read the second."""
 FAILURES = {
     "too long": (errors.ContextLengthError("This model's maximum context length is 128"), 400, None, None),
     "invalid": (
@@ -368,7 +368,7 @@ async def test_a_request_has_a_deadline() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_a_deadline_is_counted_as_one(n: int) -> None:
-    """The story: it was counted as CANCELLED, as if the client had left."""
+    """The story: an expired deadline was counted as CANCELLED, as if the client had left."""
     async with client_of(ScriptedCompleter(PASSES, gap_s=5.0), deadline_s=0.05) as client:
         assert (await client.post("/v1/completions", json={"prompt": "x", "n": n})).status_code == 504
         exposition = (await client.get("/metrics")).text
@@ -485,7 +485,7 @@ async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, A
     "fields", [{"prediction": {"type": "content", "content": "1, 2"}}, {"keep_alive": "5m"}, {"keep_alive": -1}]
 )
 async def test_fields_that_change_no_answer_are_taken(fields: dict[str, Any]) -> None:
-    """The story: clients that send a prediction, or Ollama's keep_alive, by one switch got 400."""
+    """The story: clients with a switch that sends a prediction, or Ollama's keep_alive, got 400."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         answers = [
             (await client.post("/v1/chat/completions", json={"messages": [HELLO], **each})).json()

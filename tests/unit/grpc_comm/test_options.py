@@ -93,7 +93,7 @@ async def test_connections_have_a_number() -> None:
 
 
 async def test_a_dial_into_a_black_hole_ends_soon() -> None:
-    """The story: it hung for gRPC's own 20 s, though the link had been back for long; promised are 3 s, here 0.3."""
+    """The story: dials hung for gRPC's own 20 s, though the link had long been back; promised are 3 s, here 0.3."""
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -34,7 +34,7 @@ COUNTS = Counts(bytes_up=30, bytes_down=20)
 
 
 class Completer:
-    """Two passes, then the end or an error."""
+    """Completer that gives two passes, then the end or an error."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""The output of speculation has exactly the target's law, and depends on nothing else.
+"""The output of speculation has exactly the target's distribution, and depends on nothing else.
 
 One G-test judges right and wrong variants alike: what the right ones pass, plausible mistakes must fail, so that a pass
 means something. Seeds are fixed: a result here is a fact about the code, not about luck.
@@ -24,7 +24,7 @@ VOCAB_SIZE = 5
 NUM_SEEDS = 3000
 NUM_POSITIONS = 5
 NUM_COMPARED = 600
-"""Seeds whose very tokens are compared for each draft and gamma; a law takes all of them."""
+"""Number of seeds of which tokens are compared for each draft and gamma; tests of the distribution take all."""
 
 GAMMAS = range(5)
 TARGET = law.toy_logits(np.random.default_rng(1), VOCAB_SIZE)
@@ -95,7 +95,7 @@ def test_a_draft_that_samples_otherwise_changes_nothing(drafted: SamplingParams)
 
 
 def test_a_draft_with_other_noise_changes_nothing() -> None:
-    """The same for a worker with another seed: the target's noise alone decides."""
+    """A worker with another seed may only cost acceptance: the target's noise alone decides."""
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("near", ASKED)[::-1], gamma=3, verify=verify)
     assert generated.outputs == law.decode(target)
@@ -151,7 +151,7 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     """The G-test sees rows that are off by one and tokens accepted without reason.
 
-    A near draft hides some of them from the law, not from the comparison with the target alone.
+    With a near draft the distribution hides some of these faults; the comparison with the target alone does not.
     """
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("far", ASKED), gamma=gamma, verify=wrong)
@@ -171,7 +171,7 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """Tokens have the right law one by one with such noise; only joint laws over positions and seeds show the fault."""
+    """With such noise each token has the right distribution; joint ones over positions and seeds show the fault."""
     generated = law.speculate(target_choices(noise_key=noise_key), choices("near", ASKED), gamma=gamma, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 

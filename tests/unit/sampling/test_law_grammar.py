@@ -1,4 +1,4 @@
-"""Output under a grammar has exactly the law of the masked logits: masked before temperature and truncation.
+"""Output under a grammar has exactly the masked logits' distribution: masked before temperature and truncation.
 
 A toy grammar allows each token some followers. As in test_law.py one G-test judges right and wrong variants alike.
 """

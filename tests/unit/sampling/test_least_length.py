@@ -1,4 +1,4 @@
-"""min_new_tokens is part of the law: no end of the sequence has a chance before it is long enough."""
+"""min_new_tokens changes the distribution: tokens that end a sequence have probability 0 before that length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_draft_keeps_the_law_too(temperature: float) -> None:
-    """The same tokens with a draft and without; and a draft that is the target itself is never rejected."""
+    """Tokens are the same with a draft and without, and the proposals of a draft equal to the target are accepted."""
     limits = EngineLimits(gamma=4, eos_token_ids=EOS)
     sampling = SamplingParams(temperature, seed=5)
     for least in (0, 1, 7, 12):

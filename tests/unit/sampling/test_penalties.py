@@ -217,7 +217,7 @@ def test_a_resumed_output_begins_where_it_did() -> None:
 
 
 def test_penalties_without_the_tokens_before_are_refused() -> None:
-    """A caller that forgot them would silently get other tokens."""
+    """A caller that forgot the tokens before a row would silently get another choice."""
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]

@@ -46,7 +46,7 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
-    """The story: two wrong drafts of 16 tokens took a tenth of a short answer's time."""
+    """The story: two wrong drafts of 16 tokens took 10 % of a short answer's time."""
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
 
@@ -141,7 +141,7 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """A pass over 16 sessions costs each of them a sixteenth: there a draft token must save more to pay."""
+    """A pass over 16 sessions costs each of them 1/16 of its time: there a draft token must save more to pay."""
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
     assert length_of_chain(crowded, 0, unsure, 16) < length_of_chain(alone, 0, unsure)

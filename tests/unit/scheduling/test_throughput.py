@@ -1,4 +1,4 @@
-"""The law that all speculation follows, against its definition."""
+"""Tests of the rule that all speculation follows: the most expected tokens per second."""
 
 from __future__ import annotations
 

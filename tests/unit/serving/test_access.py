@@ -401,7 +401,7 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 
 
 async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
-    """The story: its name was cut, so that two users with names that begin alike became one account."""
+    """The story: a user's name was cut, so that two users with names that begin alike became one account."""
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
         link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of("gateway")))

@@ -101,7 +101,7 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: its HTTP port answered 503 without a server.
+    """The story: a gateway's HTTP port answered 503 without a server.
 
     The port of probes, which the kubelet asks, answered 200, and the balancer went on sending requests.
     """

@@ -142,7 +142,7 @@ async def test_failed_work_ends_the_host() -> None:
 
 
 async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: whatever went wrong in looking at the work ended the server as if that were wanted, with 0."""
+    """The story: an error in the check of the work ended the server with exit code 0, as if that were wanted."""
 
     async def fail(self: Host) -> None:
         raise RuntimeError("no such figure")

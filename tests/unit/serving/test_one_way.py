@@ -68,7 +68,7 @@ async def gateway() -> AsyncGenerator[str, None]:
 
 
 async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: it passed 9 functions of a gateway and 10 of a target, two nested waits among them."""
+    """The story: an event passed 9 functions of a gateway and 10 of a target, two nested waits among them."""
     at_gateway: list[list[str]] = []
     at_target: list[list[str]] = []
     get = CommitQueue.get

@@ -90,7 +90,7 @@ class Helper:
 
 @dataclass
 class Scene:
-    """Servers that hang together, and where their files lie."""
+    """Servers of one service, and the folder of their files."""
 
     folder: Path
     stack: AsyncExitStack

@@ -76,7 +76,7 @@ async def test_draining_is_reported_before_requests_are_refused(forced: list[flo
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
-    """The story: it was SERVING for ever, and was not restarted."""
+    """The story: a server with a broken engine was SERVING for ever, and was not restarted."""
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()

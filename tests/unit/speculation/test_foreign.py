@@ -1,7 +1,7 @@
-"""A draft with another tokenizer: the target's tokens and law, the acceptance that shared noise promises, any history.
+"""A draft with another tokenizer: the target's tokens and distribution, the acceptance that shared noise promises.
 
 The toys share four ids under other numbers, each has ids of its own, and one of the target's is read as two of the
-draft's. Wrong maps keep the law and fail the promise.
+draft's. Wrong maps keep the distribution, and lower the acceptance.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 
 
 class NoModel(ModelProposer):
-    """Breaks where it is asked."""
+    """Model that raises when it is run."""
 
     def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")

@@ -94,7 +94,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """A plain text pays for tries: where one costs a twentieth of a pass, few passes of a hundred may have one."""
+    """A plain text pays for tries: where one costs 5 % of a pass, few passes of a hundred may have one."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Draft with a vocabulary that is padded to another size: the target's tokens, law and acceptance.
+"""Draft with a vocabulary that is padded to another size: the target's tokens, distribution and acceptance.
 
 The tokens must be those of the target alone, though the draft lacks ids or has too many. Over the ids that both have,
 the draft must be accepted as often as shared noise promises. Wrong variants of each part fail the same statistics.

@@ -24,7 +24,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 class GraphDecoder(CompiledModel, ABC):
     """Compiled graph and its slots; see `specdec.inference.model.decoder`.
 
-    The width of its shape is a step's at most.
+    The width of its shape is the most tokens of a step.
     """
 
     seed_invariant = True

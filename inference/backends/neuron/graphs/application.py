@@ -66,7 +66,7 @@ class Compilation:
 
     @property
     def _has_own_graph(self) -> bool:
-        """Return whether NxDI by itself would compile other graphs, or a graph with other results."""
+        """Return whether our classes compile other graphs than NxDI's own, or graphs with other results."""
         host_chooses = self.arguments.get("enable_fused_speculation") and self.arguments.get("output_logits")
         verifies = self.model.neuron.method == "vanilla" and self.arguments["speculation_length"] > 0
         return bool(host_chooses or verifies)
@@ -255,8 +255,8 @@ def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) ->
 def _check_fused_qkv(arguments: dict[str, Any], parameter: str, num_layers: int) -> None:
     """Refuse a list that leaves out a layer's attention other than by its name.
 
-    NxDI's models take each entry for a part of a name, its reader of checkpoints for the whole name. It ends with a
-    KeyError, after hours of compiling.
+    NxDI's models take each entry for a part of a name, its reader of checkpoints for the whole name. Such a list
+    leads to a KeyError, after hours of compiling.
     """
     entries = arguments.get(parameter) or ()
     for name in (f"layers.{layer}.self_attn" for layer in range(num_layers)):

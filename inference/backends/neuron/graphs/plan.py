@@ -83,7 +83,7 @@ def reading(span: Span, held: Sequence[int]) -> Reading:
     """Return the reading of a span at its start; `held` is what its slot holds.
 
     Raises:
-        ValueError: the span starts after the end of that.
+        ValueError: the span starts after the end of what the slot holds.
     """
     if span.start > len(held):
         raise ValueError(f"slot {span.slot} holds {len(held)} tokens, a span starts at {span.start}")

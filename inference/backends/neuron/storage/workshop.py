@@ -40,7 +40,7 @@ def workshop(key: str) -> Iterator[Path]:
 
 @contextmanager
 def _compiler_files(folder: Path) -> Iterator[None]:
-    """Give the compiler a folder of its own: two in one folder would overwrite each other's files."""
+    """Give the compiler a folder of its own: two compilers in one would overwrite each other's files."""
     before = os.environ.get(WORK_DIR)
     folder.mkdir()
     os.environ[WORK_DIR] = f"{folder}/"
@@ -55,7 +55,7 @@ def _compiler_files(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(key: str) -> Iterator[None]:
-    """Log progress from a separate thread, since the compiler holds this one."""
+    """Log progress from a separate thread, since the compiler blocks this one."""
     started, done = time.monotonic(), threading.Event()
 
     def report() -> None:

@@ -33,7 +33,7 @@ def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
 
 @pytest.fixture
 def compiled_in(nxdi: Nxdi) -> list[str]:
-    """Work directory of every compilation."""
+    """Return the work directory of every compilation."""
     return nxdi.compiled_in
 
 

@@ -29,7 +29,7 @@ TP_DEGREES = {
     "llama3.1-405b-fp8_llama3.2-1b_trn2": 64,
 }
 ALONE = "llama3.1-405b_trn2"
-"""The file without a draft."""
+"""Name of the file of CONFIGS that configures a target without a draft."""
 COMMON = ("--backend", "neuron", "--dtype", "float32", "--sequence_length", "48", "--batch", "2")
 
 
@@ -92,7 +92,7 @@ def test_servers_find_the_models_that_compile_made(
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
-    """The story: a draft took four times the memory, and was another model than compiled ahead for `--batch 2`."""
+    """The story: with `--batch 2` a draft took four times the memory, and did not match its model compiled ahead."""
     drafts = ("--model", str(models.related), *flags)
     assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0
     on_torch: DraftSettings = settings_of("draft", [*drafts, "--backend", "torch"])

@@ -44,7 +44,7 @@ LLAMA3 = {
     ("family", "fields"), [*((family, {}) for family in FAMILIES), ("llama", {"rope_scaling": LLAMA3})]
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
-    """The last one has the rotary scaling of Llama 3.1 and later, scaled down to these lengths."""
+    """The last case has the rotary scaling of Llama 3.1 and later, scaled down to these lengths."""
     path = save(tmp_path, family, **fields)
     backend = load_neuron_backend(neuron_config(path))
     spans = [Span(2, 0, TOKENS[:7], 1), Span(0, 0, TOKENS[3:4], 1)]

@@ -37,7 +37,7 @@ TAKEN = (
     *("fused_qkv", "quantized", "quantization_dtype", "quantization_type"),
     *("modules_to_not_convert", "draft_model_modules_to_not_convert"),
 )
-"""The file's settings without those of kernels, sizes and cores."""
+"""Names of the settings of CONFIG that the tests use: all but those of kernels, sizes and cores."""
 
 
 def is_quantized(name: str) -> bool:
@@ -91,7 +91,7 @@ def logits_of(model: Path) -> np.ndarray[Any, Any]:
 
 
 def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """Return the file's settings, for a model of four layers."""
+    """Return the settings of CONFIG that `TAKEN` names, for a model of `NUM_LAYERS` layers."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     found = {name: values[name] for name in TAKEN}
     found["modules_to_not_convert"] = [
@@ -143,7 +143,7 @@ def test_and_so_is_a_drafts(rescaled: Path, tmp_path: Path) -> None:
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:
-    """AWS's list for it leaves out attention of all 126 layers, and the MLPs of the first and the last."""
+    """AWS's list of modules to leave unquantized has attention of all 126 layers, and the outer two layers' MLPs."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     attention = {f"layers.{layer}.self_attn" for layer in range(LAST_OF_405B + 1)}
     assert set(values["modules_to_not_convert"]) == {

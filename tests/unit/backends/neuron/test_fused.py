@@ -251,7 +251,7 @@ def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
 def test_eagle_that_samples_has_the_target_s_law(
     models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
 ) -> None:
-    """Each request's parameters reach the device: without its temperature, or its top_k, the law is another."""
+    """Parameters of requests reach the device: without temperature or top_k, tokens have another distribution."""
     torch.manual_seed(1)
     device = DeviceDecoder._device_sampling
     lost = {

@@ -312,7 +312,7 @@ def test_an_artifact_names_its_origin(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a new version loaded models of the one before, since changes of our graphs stand in no setting."""
+    """The story: a new version loaded models of the one before it, since changes of our graphs are in no setting."""
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))

@@ -1,4 +1,4 @@
-"""A public fp8 checkpoint becomes Neuron's, and one that did not is refused."""
+"""A public fp8 checkpoint is converted to Neuron's format, and one that was not converted is refused."""
 
 from __future__ import annotations
 

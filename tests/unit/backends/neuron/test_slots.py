@@ -45,7 +45,7 @@ class TestContract(BackendContract):
 
 
 class TestContractWithoutDrafts(TestContract):
-    """The same where no pass has room for draft tokens."""
+    """The contract of backends where no pass has room for draft tokens."""
 
     @pytest.fixture(params=["llama"])
     def family(self, request: pytest.FixtureRequest) -> str:

@@ -258,7 +258,7 @@ def test_a_missing_packed_file_is_made_again(tmp_path: Path, name: str) -> None:
 
 
 def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one is faster: its folder is there when ours is to be put in place."""
+    """The other process is faster: its folder is there when ours is to be put in place."""
     path = save_tiny_model(tmp_path, "llama")
     write = onnx_make._write
 

@@ -70,7 +70,7 @@ def test_it_is_near_float32(family: str, tmp_path: Path) -> None:
 
 
 def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
-    """A large activation beside it would change its scale, if the scale were one for the whole pass."""
+    """A large activation of another token would change a token's scale, if a pass had one scale for all."""
     expected = one_by_one(target, 0, TOKENS)
     wide = target.forward([Span(1, 0, TOKENS, len(TOKENS))])
     np.testing.assert_array_equal(wide, expected)

@@ -37,7 +37,7 @@ QUICK = ("llama", "gpt2", "qwen3", "gemma3")
 REST = [family for family in CONTRACTS["torch", "float32"] if family not in QUICK]
 BUCKETS = Buckets(widths=(4,), prompts=(8,))
 ONE_SHAPE = Buckets(widths=(MAX_LENGTH,), prompts=())
-"""Less to compile, for `make test`."""
+"""Single shape of fixed passes, with fewer graphs than `BUCKETS` for `make test` to compile."""
 
 
 @cache

@@ -105,7 +105,7 @@ class Simulation:
         return now + self.rtt_s / 2
 
     def _arrived(self, arrival: Callable[[int], float], done: int, now: float) -> int:
-        """Draft tokens of one pass, right or wrong."""
+        """Return how many draft tokens have arrived for a pass, right or wrong."""
         return next((n for n in range(self.gamma) if arrival(done + n) > now), self.gamma)
 
     def _foreseen(self, start: int, known_s: float) -> tuple[int, Callable[[int], float]]:

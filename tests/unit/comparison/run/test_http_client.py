@@ -29,7 +29,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """The first manners of asking are refused by this server; the one that it takes is kept."""
+    """This server refuses the first ways to ask for counts; the way that it accepts is kept."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)
@@ -66,7 +66,7 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: a prompt too long for a server was a 400 in every manner of asking.
+    """The story: a prompt too long for a server got a 400 for every way to ask for counts.
 
     From then on no request had a seed or counted its tokens: answers were another sample's, and counts were guessed.
     """
@@ -226,10 +226,10 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: clocks of 32 streams started before their requests left, and first tokens were a tenth late.
+    """The story: the clocks of 32 streams started before their requests left, so TTFTs were 10 % too long.
 
-    Here the second of two streams must connect, and a busy event loop keeps it from that; the server knows when it
-    read.
+    Here the second of two requests needs a new connection, and a busy event loop delays that by 0.3 s. The server
+    answers with the time at which it read the request.
     """
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()

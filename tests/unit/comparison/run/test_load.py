@@ -1,4 +1,4 @@
-"""Loads of requests. Of Locust: imports of its process, and the way of a record through JSON."""
+"""Tests of load generators; for Locust, of its process's imports and of a record that goes through JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network on loopback: what it does to bytes. Delays are only bounded from below: this machine may be busy."""
+"""Tests of the proxy that imitates a network link; delays have only lower bounds, since the machine may be busy."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def study(folder: Path, **changes: Any) -> StudyConfig:
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
-    """Draft and length of every trial, each of which is at both kinds of prompts."""
+    """Return the draft and length of every trial, each of which has both kinds of prompts."""
     trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
     assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
     return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]

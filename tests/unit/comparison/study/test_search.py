@@ -40,7 +40,7 @@ def space(**conditions: tuple[float, ...]) -> Space:
 
 
 def studied(speedup: Speedup, budget_s: float = 1e9, **conditions: tuple[float, ...]) -> Evidence:
-    """Search while every group takes a second of a clock of its own."""
+    """Return the evidence of a search in which every group takes `GROUP_S` of a simulated clock."""
     now, trials = [0.0], list[Trial]()
     searched = space(**conditions)
 

@@ -51,7 +51,7 @@ async def test_numbers_are_compared_as_json_has_them(name: str, value: object) -
 
 
 async def test_sglangs_benchmark_is_served() -> None:
-    """The story: its warm-up has best_of 1, and ended there with 400."""
+    """The story: the benchmark's warm-up has best_of 1, and was refused with 400."""
     body = {"model": "tiny", "prompt": "x", "temperature": 0.0, "best_of": 1, "max_tokens": 6, "stream": False}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "ignore_eos": True})).is_success
 

@@ -62,7 +62,7 @@ async def serving(
     ids=["content", "prompt", "prompts", "fields", "biases"],
 )
 async def test_wrong_items_by_the_million_are_refused_at_once(document: dict[str, object]) -> None:
-    """The story: 1.9 MB of them became a million error objects: 10 s of frozen loop and 1.5 GB."""
+    """The story: 1.9 MB of wrong items became a million error objects: 10 s of frozen loop and 1.5 GB."""
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
         began = time.monotonic()
         answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=document)
@@ -276,7 +276,7 @@ async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
 
 
 async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections beyond it are closed at once, before their first byte; the others go on."""
+    """Connections beyond the limit are closed at once, before their first byte; the others go on."""
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 1)
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/livez")).status_code == 200
@@ -518,7 +518,7 @@ async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPa
 
 
 async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: those of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
+    """The story: log-probabilities of 2000 tokens, with the 20 best of each, froze a gateway for 0.1 s."""
     threads, encode = [], stream.ChunkStream._encode
 
     def watched(self: Any, index: int, event: TextEvent) -> bytes:
@@ -537,7 +537,7 @@ async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.M
 
 
 async def test_the_deadline_runs_while_a_write_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: it was looked at between events alone, and a reader that stood still was never late."""
+    """The story: the deadline was checked between events only, so a reader that stood still was never late."""
     monkeypatch.setattr(stream, "LAST_WORD_S", 0.1)
     async with serving([["x" * 200_000]] * 100) as (port, front):
         completer: Any = front._gateway.completer

@@ -184,7 +184,7 @@ async def test_a_drain_keeps_requests_without_another_server() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """Such a server would begin anew: its client would read the answer's first half twice, with code OK."""
+    """A server of an earlier version would begin anew, and its client would read the first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
@@ -263,7 +263,7 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The story: the token of a gateway was revoked at one of two targets.
 
-    That one refused at once, so it was always the least loaded and never at fault: 38 of 40 requests were refused.
+    That target refused at once, so it was always the least loaded and never at fault: 38 of 40 requests were refused.
     """
     monkeypatch.setattr(
         "specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0

@@ -23,7 +23,7 @@ from tests.support.completers import CARD, ScriptedCompleter
 
 @dataclass
 class Load:
-    """Six sessions in four slots."""
+    """Load of a server with six sessions and four slots."""
 
     num_slots: int = 4
     num_running: int = 4
@@ -45,7 +45,7 @@ class Slow:
 
 
 class Front(Server):
-    """A port without the rest of the house."""
+    """`Front` of a host: a gRPC port over a scripted completer."""
 
     ports = GrpcFront.ports
 

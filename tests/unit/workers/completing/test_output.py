@@ -28,7 +28,7 @@ ANSWER: list[TextEvent] = [
 
 
 class Says:
-    """A completer that yields these events and no others."""
+    """Completer that yields these events and no others."""
 
     def __init__(self, events: list[TextEvent]) -> None:
         self._events = events

@@ -257,7 +257,7 @@ async def test_a_broken_tokenizer_is_a_refusal() -> None:
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
-    """The target's own size counts, if it is one that a vocabulary can have: counts of tokens have a place per id."""
+    """A session uses its target's number of ids, up to a limit: counts of tokens have a place per id."""
     target = Target()
     async with attached(target) as worker:
         target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
