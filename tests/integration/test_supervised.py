@@ -25,7 +25,7 @@ from tests.conftest import ModelDirectories
 from tests.support.scripted import until
 from tests.support.servers import ENVIRONMENT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 NUM_TOKENS = 600
 BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS, "stream": True}

@@ -20,7 +20,7 @@ from tests.conftest import ModelDirectories
 from tests.integration.test_gateway import gateway_process
 from tests.support.servers import draft_server, run_command, target_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TRACES = {"0af7651916cd43dd8448eb211c80319c": False, "1af7651916cd43dd8448eb211c80319c": True}
 """Trace id of a request -> whether it streams."""
