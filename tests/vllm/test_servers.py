@@ -214,13 +214,23 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
     server = site.servers[0]
     async with site.attached(server) as worker:
         asking = asyncio.create_task(site.asked(server))
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while (message := await worker.call.read()) != grpc.aio.EOF:
-                if message.WhichOneof("message") == "open":
-                    await worker.call.write(proposing(message.open.session_id, *branches))
-                    break  # a write to an ended stream would give it a status of the client's library
+        opened: asyncio.Queue[str] = asyncio.Queue()
+        reading = asyncio.create_task(_read_opened(worker.call, opened))
+        while not reading.done():
+            with suppress(TimeoutError):
+                await worker.call.write(proposing(await asyncio.wait_for(opened.get(), 1.0), *branches))
+            # A session may be over already; and a write to an ended stream would give it a status of the client's library.
+            await asyncio.wait([reading], timeout=1.0)
         assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert (await asking)[0] == site.answers
+
+
+async def _read_opened(call: Any, opened: asyncio.Queue[str]) -> None:
+    """Read a worker's stream to its end; put the ids of the sessions that it opens into the queue."""
+    with suppress(grpc.aio.AioRpcError):
+        while (message := await call.read()) != grpc.aio.EOF:
+            if message.WhichOneof("message") == "open":
+                opened.put_nowait(message.open.session_id)
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
