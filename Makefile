@@ -173,9 +173,9 @@ hostile chaos soak schemas: install
 
 # Short forms of these trials. A machine that others use answers late by itself: health checks have room here.
 suites-short: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 60 --bound_ms 1000 --factor 5
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 10
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 200
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 30 --bound_ms 1000 --factor 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 5
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 100
 
 # vLLM as the engine of a target, on a CPU, in an environment of its own (some 3.5 GB); ARGS=release runs the rest.
 test-vllm: $(VLLM)/.installed
