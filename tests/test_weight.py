@@ -41,7 +41,7 @@ WEIGHTS: dict[str, int] = {
     "words of pages": 63200,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
-`python -m tests.test_weight` writes them anew, rounded up to the next twenty."""
+`python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
 SKIPPED = {"build", "reports", "venv", "v1"}
 """Folders with generated code or that of others."""
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -68,7 +68,7 @@ class Clock:
         self.restart(time.monotonic())
 
     def restart(self, now: float) -> None:
-        """Begin anew: the session is ready for its next pass."""
+        """Restart the clocks: the session is ready for its next pass."""
         self._ready_since = self._waiting_since = now
         self._compute_s = 0.0  # in passes since then
 

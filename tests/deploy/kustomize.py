@@ -62,7 +62,7 @@ def complaints(*command: str | Path) -> str:
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    """Return the manifests that a folder builds, anew for each caller, which may change them."""
+    """Return a copy of the manifests that a folder builds, which the caller may change."""
     return [each for each in yaml.safe_load_all(text_of(folder)) if each]
 
 

@@ -167,7 +167,7 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
-    """LLMPerf's bodies and parser are written anew here, since no package registry has LLMPerf.
+    """LLMPerf's bodies and parser are imitated here, since no package registry has LLMPerf.
 
     Streams need an event per token and a last one with the reason, or LLMPerf would take speculation for slow.
     """

@@ -93,7 +93,7 @@ class Member:
         await self._life.aclose()
 
     async def restart(self) -> float:
-        """Start the server anew on its ports; return the seconds that this took."""
+        """Restart the server on the same ports; return the seconds that this took."""
         began = time.monotonic()
         await self.stop()
         await self.start()

@@ -148,7 +148,7 @@ def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     drafts = Drafts()
     drafts.enter("a", [1, 2, 3], gamma=4)
     ready = [Ready("a", room=9)]
-    drafts.receive(Grow("a", [Chain(None, 3, [4, 5])]))  # nobody helps
+    drafts.receive(Grow("a", [Chain(None, 3, [4, 5])]))  # no draft worker helps
     assert drafts.proposals(ready, may_wait=False) == [[]]
     drafts.receive(Help("a", 1))
     drafts.receive(Grow("a", [Chain(None, 3, [4, 5, 6, 7, 8])]))

@@ -190,7 +190,7 @@ async def test_one_token_is_always_computed() -> None:
 @pytest.mark.parametrize(
     ("fields", "num_cached"), [({"cache_salt": "b"}, 0), ({"cache_salt": "a"}, 39), ({"prompt_logprobs": 0}, 0)]
 )
-async def test_salts_and_scored_prompts_begin_anew(fields: dict[str, Any], num_cached: int) -> None:
+async def test_prefixes_are_cached_by_salt_and_for_no_scored_prompt(fields: dict[str, Any], num_cached: int) -> None:
     engine = TargetEngine(SlotDecoder(torch_backend()))
     engine.start()
     for salt in ("a", ""):

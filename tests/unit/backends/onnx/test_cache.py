@@ -43,7 +43,7 @@ def age(folder: Path) -> None:
 
 
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server keeps the packed weights of its model while another one packs anew.
+    """A server keeps the packed weights of its model while another one packs them again.
 
     The story: a second start deleted the first one's folder. The first server's next wide pass, with a graph that was
     not built yet, ended all 16 sessions with INTERNAL, and health stayed SERVING.

@@ -191,7 +191,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a new server's channel read the files anew.
+    """The story: a new server's channel read the files again.
 
     One that was cut off at that moment ended the task that follows the list, and no server that came later was ever
     found; a pool worker left all of its targets.
