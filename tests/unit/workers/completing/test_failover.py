@@ -184,7 +184,7 @@ async def test_a_drain_keeps_requests_without_another_server() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """A server of an earlier version would start from the first token: its client would read half twice, with code OK."""
+    """A server of an earlier version would start over, and its client would read the first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
