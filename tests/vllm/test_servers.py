@@ -214,23 +214,27 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
     server = site.servers[0]
     async with site.attached(server) as worker:
         asking = asyncio.create_task(site.asked(server))
-        opened: asyncio.Queue[str] = asyncio.Queue()
-        reading = asyncio.create_task(_read_opened(worker.call, opened))
-        while not reading.done():
-            with suppress(TimeoutError):
-                await worker.call.write(proposing(await asyncio.wait_for(opened.get(), 1.0), *branches))
-            # A session may be over already. A write to an ended stream would give it a status of the client's library.
-            await asyncio.wait([reading], timeout=0.05)
+        with suppress(grpc.aio.AioRpcError):
+            await _propose_until_refused(worker.call, branches)
         assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert (await asking)[0] == site.answers
 
 
-async def _read_opened(call: Any, opened: asyncio.Queue[str]) -> None:
-    """Read a worker's stream to its end; put the ids of the sessions that it opens into the queue."""
-    with suppress(grpc.aio.AioRpcError):
-        while (message := await call.read()) != grpc.aio.EOF:
-            if message.WhichOneof("message") == "open":
-                opened.put_nowait(message.open.session_id)
+async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
+    """Propose for one session after the other: each ends before the next, or the target ends the stream.
+
+    A second write could meet a stream that has ended, and give it a status of the client's library.
+    """
+    sessions: list[str] = []
+    proposed = ""
+    while (message := await call.read()) != grpc.aio.EOF:
+        if message.WhichOneof("message") == "open":
+            sessions.append(message.open.session_id)
+        elif message.WhichOneof("message") == "close":
+            sessions.remove(message.close.session_id)
+        if sessions and proposed not in sessions:
+            proposed = sessions[0]
+            await call.write(proposing(proposed, *branches))
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
