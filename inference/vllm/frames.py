@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from specdec.inference.errors import SpecDecError
-from specdec.inference.speculation.tree import MAX_TREE_TOKENS
+from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
 
 VERSION = 1
 """Version of these frames; the two ends of a link must have the same."""
@@ -96,7 +96,7 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
     """Draft tokens for a request."""
 
     name: Name
-    chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
+    chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):

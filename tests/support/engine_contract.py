@@ -210,6 +210,17 @@ class EngineContract:
             tokens = [token_id async for event in events if isinstance(event, Commit) for token_id in event.token_ids]
         assert tokens == (await completed(engine, wanted()))[0]
 
+    async def test_many_branches_of_one_proposal_are_welcome(self, engine: Any) -> None:
+        """The story: vLLM's core took a proposal of more than 256 branches for garbage, and ended with its server."""
+        tokens, _ = await completed(engine, wanted())
+        session = engine.open(wanted())
+        engine.begin_help(session, Schedule.ASYNC)
+        async with aclosing(engine.answer(session)) as events:
+            await anext(events)
+            engine.propose(session, [Branch(None, len(PROMPT), [number % 256]) for number in range(1000)])
+            drafted = [token_id async for event in events if isinstance(event, Commit) for token_id in event.token_ids]
+        assert drafted == tokens
+
     async def test_workers_change_while_a_request_runs(self, engine: Any) -> None:
         """Node numbers of a new worker start at 0, and messages of the worker before it are ignored."""
         tokens, _ = await completed(engine, wanted())
