@@ -44,6 +44,11 @@ ELSEWHERE = {
 """Names of flags and commands in other programs, each with the name of the same thing here."""
 
 
+WAYS = {
+    ("target", "--draft_model"): "a target has its draft workers in processes of their own: `specdec draft --attach "
+    "HOST:PORT`, whatever its engine; both in one process are `specdec fused_target`, on our own engine",
+}
+"""Ways to what the flag of another role does there, by role and flag."""
 OTHERS = "--engine_flag"
 """Flag that stands for each word after `--`."""
 
@@ -105,6 +110,9 @@ class ConfigFileParser(argparse.ArgumentParser):
     def _meant(self, message: str) -> str:
         """Return which flags the unknown ones in a message resemble."""
         unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
+        for name in unknown:
+            if (way := WAYS.get((self._role, f"--{_alike(name[2:])}"))) is not None:
+                return f" ({way})"
         alike = [get_close_matches(name, self._option_string_actions, n=1) for name in unknown]
         found = " ".join(name for names in alike for name in names)
         return f" (did you mean {found}?)" if found else ""

@@ -106,6 +106,16 @@ def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys:
     assert hint == "`specdec draft --help` shows the flags"
 
 
+def test_a_target_takes_no_draft_and_names_the_ways(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The story: --draft_model of a target on vLLM was answered with --target_model, as if it were misspelt."""
+    assert run("specdec", ["target", "--engine", "vllm", "--draft_model=x"], monkeypatch) == EXIT_USAGE
+    fault, _ = capsys.readouterr().err.splitlines()
+    assert fault.startswith("error: unrecognized arguments: --draft_model=x (")
+    assert "specdec draft --attach" in fault
+
+
 @pytest.mark.parametrize(("role", "arguments"), [
     ("fused_target", "--http-port 8000 --no-prefix_caching --no-adaptive-gamma --max-waiting=3"),
     ("draft", "--target-host localhost:1 --max-new-tokens 5"),
