@@ -11,13 +11,11 @@ from dataclasses import replace
 from specdec.inference.caller import request_id
 from specdec.inference.commit import Commit, FinishReason, Opened, Timings, TokenEvent, TokenLogprobs
 from specdec.inference.engine.prefixes import Prefix
-from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher, Turn, Verdict
 from specdec.inference.request import MAX_GAMMA, GenerationRequest, Schedule
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS
-from specdec.inference.scheduling.waiting import Arrivals
 from specdec.inference.speculation.sources import Sources
-from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
+from specdec.inference.speculation.tree import Branch, DraftTree
 from specdec.inference.tokens import Tally, TokenView
 
 
@@ -134,7 +132,6 @@ class TargetSession:
         self.slot: int | None = None
         self.commits = CommitQueue()
         self.token_ids = list(request.prompt_token_ids)
-        self.tree = DraftTree(self.token_ids)
         self._end = min(len(self.token_ids) + request.max_new_tokens, max_length)
         # In a slot: output_start <= len(prompt) <= _entered_at <= len(token_ids) <= _end; _num_cached < len(token_ids).
         # A stop token may cut a commit; then the session ends, and _num_cached counts accepted tokens after the cut.
@@ -144,12 +141,10 @@ class TargetSession:
         self._suspect_at: int | None = None  # number of tokens at the latest `replay`
         self._entered_at = 0  # number of tokens when it took its slot
         self.schedule: Schedule | None = None
-        self.sources = Sources()
+        self.sources = Sources(self.token_ids)
         self._tally = Tally(request.output_start) if request.sampling.penalizes else None
         self._gamma, self._lookup_limit = gamma, gamma if looks_up else 0
         self._was_asked = False  # for the target's own token, by an empty proposal
-        self._last_message_at = 0.0
-        self._num_acknowledged = 0  # draft tokens reported as received
         self._num_helps = 0  # changes of the pool worker
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first commit
         self._clock = Clock()
@@ -158,9 +153,12 @@ class TargetSession:
         """Change the schedule; discard the tree and its node numbers, since the next draft worker starts its own."""
         self._num_helps += 1
         self.schedule = schedule
-        self.tree = DraftTree(self.token_ids)
-        self.sources.arrivals = Arrivals()
-        self._num_acknowledged = 0
+        self.sources.follow()
+
+    @property
+    def tree(self) -> DraftTree:
+        """Return the draft worker's tokens that a pass may still verify."""
+        return self.sources.tree
 
     @property
     def help_id(self) -> str:
@@ -245,16 +243,9 @@ class TargetSession:
         """
         was_ready = self._ready
         self._was_asked = self._was_asked or not branches
-        self._last_message_at, num_live = time.monotonic(), len(self.tree)
-        for branch in branches:
-            num_tokens = len(branch.token_ids)
-            if num_tokens > MAX_TREE_TOKENS:
-                raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
-            self.tree.grow(branch)
+        self.sources.grow(branches)
         if self._ready and not was_ready:  # only a proposal that adds live tokens resets the idle timer
-            self._clock.restart(self._last_message_at)
-        if len(self.tree) > num_live:  # others continue a rejected chain, and show nothing of the new one's delay
-            self.sources.arrivals.proposed(self._last_message_at, len(self.tree) - num_live)
+            self._clock.restart(self.sources.last_at)
 
     @property
     def num_unread(self) -> int:
@@ -335,6 +326,7 @@ class TargetSession:
             rejected = ()
         timings = self._clock.timings(ended, verdict.draft_us)
         logprobs = verdict.logprobs[: len(token_ids)]
+        num_received, hold_us = self.sources.acknowledged(ended)
         commit = Commit(
             position,
             token_ids,
@@ -345,21 +337,15 @@ class TargetSession:
             logprobs,
             own=own,
             rejected_token_ids=rejected,
+            num_received_tokens=num_received,
+            hold_us=hold_us,
         )
         if position == len(self.request.prompt_token_ids):
             self.commits.put(Opened(self.num_cached_tokens, tuple(self._prompt_logprobs)))
             self._prompt_logprobs.clear()
-        self.commits.put(self._acknowledging(commit, ended))
+        self.commits.put(commit)
         self._clock.restart(ended)
         return reason
-
-    def _acknowledging(self, commit: Commit, ended: float) -> Commit:
-        """Return the commit; it carries the number of draft tokens received if more have come since the last commit."""
-        num_received = self.tree.num_numbers
-        if num_received == self._num_acknowledged:
-            return commit
-        self._num_acknowledged = num_received
-        return replace(commit, num_received_tokens=num_received, hold_us=_us(ended - self._last_message_at))
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Return the tokens up to the sequence's end, and the finish reason if they reach it."""

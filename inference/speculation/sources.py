@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.scheduling.acceptance import Acceptance
 from specdec.inference.scheduling.pass_times import PassCosts
 from specdec.inference.scheduling.waiting import Arrivals, wait_s
 from specdec.inference.speculation.lookup import Lookup
+from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch, DraftTree
 
 _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
 
 class Sources:
-    """Estimates for one session at a target, learned from its verdicts.
+    """Draft tokens of one session at a target, and estimates of their worth, learned from its verdicts.
+
+    Args:
+        committed: the session's token ids; the session appends to this list before it calls `tree.commit`.
 
     Attributes:
+        tree: tokens of the draft model.
         arrivals: arrivals of the draft model's tokens.
         lookup: lookup in the session's own tokens.
+        last_at: monotonic second of the draft worker's latest message.
     """
 
-    def __init__(self) -> None:
-        self.arrivals, self.lookup = Arrivals(), Lookup()
+    def __init__(self, committed: Sequence[int]) -> None:
+        self._committed = committed
+        self.lookup = Lookup()
+        self.last_at = 0.0
+        self.follow()
         self._acceptance = Acceptance()
         self._num_own = 1.0  # recent mean of tokens of a pass without a draft model's: lookup or a grammar adds some
 
+    def follow(self) -> None:
+        """Discard the tree and its node numbers, since the next draft worker starts its own."""
+        self.tree, self.arrivals = DraftTree(self._committed), Arrivals()
+        self._num_acknowledged = 0  # draft tokens reported as received
+
+    def grow(self, branches: Sequence[Branch]) -> None:
+        """Add branches to the tree.
+
+        Raises:
+            InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
+        """
+        self.last_at, num_live = time.monotonic(), len(self.tree)
+        for branch in branches:
+            num_tokens = len(branch.token_ids)
+            if num_tokens > MAX_TREE_TOKENS:
+                raise InvalidRequestError(f"a branch of {num_tokens} tokens exceeds the limit of {MAX_TREE_TOKENS}")
+            self.tree.grow(branch)
+        if len(self.tree) > num_live:  # others continue a rejected chain, and show nothing of the new one's delay
+            self.arrivals.proposed(self.last_at, len(self.tree) - num_live)
+
+    def acknowledged(self, ended: float) -> tuple[int, int]:
+        """Return the number of draft tokens received, and the microseconds since the last; zeros if none is new."""
+        num_received = self.tree.num_numbers
+        if num_received == self._num_acknowledged:
+            return 0, 0
+        self._num_acknowledged = num_received
+        return num_received, max(0, round((ended - self.last_at) * 1e6))
+
+    @property
+    def draft_rate(self) -> float:
+        """Return the probability that the target accepts a token of the draft model."""
+        return self._acceptance.rate
+
     def rate(self, turn: Turn) -> float:
         """Return the probability that the target accepts a token that the turn proposes."""
-        return self.lookup.rate if turn.lookup else self._acceptance.rate
+        return self.lookup.rate if turn.lookup else self.draft_rate
 
     def wait_s(self, costs: PassCosts, *, now: float, ready_s: float) -> float:
         """Return the seconds for which waiting for the draft model's tokens pays; see `waiting.wait_s`."""

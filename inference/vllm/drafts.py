@@ -10,81 +10,64 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specdec.inference.errors import InvalidRequestError
-from specdec.inference.scheduling.acceptance import Acceptance
+from specdec.inference.model.decoder import Verdict
 from specdec.inference.scheduling.pass_times import PassTimes
-from specdec.inference.scheduling.waiting import Arrivals, wait_s
 from specdec.inference.scheduling.widths import Widths
-from specdec.inference.speculation.tree import Branch, DraftTree
+from specdec.inference.speculation.sources import Sources
+from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.frames import End, Grow, Help, Row, ToCore
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
 class Drafted:
-    """Request with its draft tree.
+    """Request with its draft tokens.
 
     Attributes:
-        token_ids: prompt and committed output.
-        gamma: most draft tokens of a pass.
-        tree: draft tokens of the worker that helps now; None if none does.
-        help: number of that help.
+        help: number of the help of the draft worker that drafts now; None if none does.
         since: time from which the request could have been in a pass.
     """
 
-    token_ids: list[int]
-    gamma: int
-    tree: DraftTree | None = None
-    help: int = 0
-    num_acknowledged: int = 0
-    last_at: float = 0.0
-    since: float = field(default_factory=time.monotonic)
-    arrivals: Arrivals = field(default_factory=Arrivals)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    def __init__(self, token_ids: list[int], gamma: int) -> None:
+        self.token_ids, self.gamma = token_ids, gamma
+        self.sources = Sources(token_ids)
+        self.help: int | None = None
+        self.since = time.monotonic()
 
     def follow(self, help_: int | None) -> None:
         """Begin the help of a worker under this number, with a new tree; None ends the help."""
-        self.tree = None if help_ is None else DraftTree(self.token_ids)
-        self.help = help_ or 0
-        self.num_acknowledged, self.arrivals = 0, Arrivals()
+        self.help = help_
+        self.sources.follow()
 
     def grow(self, branches: Sequence[Branch]) -> None:
         """Add branches to the tree; a wrong one, which the front refuses already, ends the help."""
-        if self.tree is None:
+        if self.help is None:
             return
-        self.last_at, num_live = time.monotonic(), len(self.tree)
         try:
-            for branch in branches:
-                self.tree.grow(branch)
+            self.sources.grow(branches)
         except InvalidRequestError as exc:
             logger.warning("draft tokens are ignored from here on: %s", exc)
             self.follow(None)
-            return
-        if len(self.tree) > num_live:
-            self.arrivals.proposed(self.last_at, len(self.tree) - num_live)
+
+    def limit(self, room: int) -> int:
+        """Return the most draft tokens of the next pass, if `room` are left before the end; 0 without a worker."""
+        return 0 if self.help is None else max(0, min(self.gamma, room))
 
     def commit(self, name: str, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int) -> Row:
         """Apply a pass, and return its row of the report."""
-        now, position = time.monotonic(), len(self.token_ids)
+        self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
-        self.since = now
         num_drafts, rejected = len(proposal), proposal[num_accepted:]
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)
             rejected = ()
-        self.acceptance.record(num_drafts, num_accepted)
-        num_received = hold_us = 0
-        if self.tree is not None:
-            self.tree.commit(token_ids)
-            self.arrivals.committed(now, all_accepted=num_accepted == num_drafts)
-            if self.tree.num_numbers != self.num_acknowledged:
-                num_received = self.num_acknowledged = self.tree.num_numbers
-                hold_us = round((now - self.last_at) * 1e6)
-        counts = len(token_ids), num_drafts, num_accepted, self.help, num_received, hold_us
-        return Row(name, position, *counts, rejected=list(rejected))
+        self.sources.tree.commit(token_ids)
+        self.sources.record(Verdict(tuple(token_ids), num_drafts, num_accepted), self.since)
+        counts = len(token_ids), num_drafts, num_accepted, self.help or 0
+        return Row(name, position, *counts, *self.sources.acknowledged(self.since), rejected=list(rejected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,24 +123,21 @@ class Drafts:
             while may_wait and (left_s := self._wait_s(ready, paths)) > 0:
                 self._news.wait(left_s)
                 paths = self._paths(ready)
-            rates = [self._requests[each.name].acceptance.rate for each in ready]
+            rates = [self._requests[each.name].sources.draft_rate for each in ready]
             widths = self._widths.choose([len(path) for path in paths], rates, self._times.of(len(ready)))
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
 
     def _paths(self, ready: Sequence[Ready]) -> list[list[int]]:
-        return [_path(self._requests[each.name], each.room) for each in ready]
+        requests = [(self._requests[each.name], each.room) for each in ready]
+        return [request.sources.tree.path(request.limit(room)) for request, room in requests]
 
     def _wait_s(self, ready: Sequence[Ready], paths: Sequence[list[int]]) -> float:
         """Return the seconds for which a pass over requests that all lack draft tokens had better wait; 0 for none."""
-        requests = [self._requests[each.name] for each in ready]
-        helped = [
-            bool(each.tree is not None and each.gamma and turn.room > 0)
-            for each, turn in zip(requests, ready, strict=True)
-        ]
-        if not requests or any(paths) or not all(helped):
+        requests = [self._requests[each.name] for each in ready if self._requests[each.name].limit(each.room)]
+        if not ready or any(paths) or len(requests) < len(ready):
             return 0.0
         now, costs = time.monotonic(), self._times.of(1)
-        return min(wait_s(r.arrivals, r.acceptance.rate, costs, now=now, ready_s=now - r.since) for r in requests)
+        return min(each.sources.wait_s(costs, now=now, ready_s=now - each.since) for each in requests)
 
     def passed(self, name: str, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int) -> Row | None:
         """Commit the tokens of one request; return its row of the report, or None for an unknown request."""
@@ -168,11 +148,6 @@ class Drafts:
     def timed(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
         """Record the time of a pass in which all sessions decoded."""
         self._times.record(num_sessions, num_draft_tokens, seconds)
-
-
-def _path(request: Drafted, room: int) -> list[int]:
-    limit = min(request.gamma, room)
-    return request.tree.path(limit) if request.tree is not None and limit > 0 else []
 
 
 def _apply(request: Drafted, frame: ToCore) -> None:

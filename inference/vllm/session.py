@@ -12,7 +12,8 @@ from specdec.inference.commit import Commit, FinishReason, Timings, TokenLogprob
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.request import GenerationRequest
-from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS, Branch, DraftTree
+from specdec.inference.speculation.sources import Sources
+from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
 from specdec.inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
 
 _numbers = itertools.count(1)
@@ -36,7 +37,7 @@ class VllmSession:
         self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
         self.reported = asyncio.Event()
         self._num_helps = 0
-        self._tree = DraftTree(self.token_ids)  # as the core's, which learns of commits first
+        self._sources = Sources(self.token_ids)  # as the core's, which learns of commits first
         self._early: list[ToCore] = []
 
     @property
@@ -53,7 +54,7 @@ class VllmSession:
     def follow(self, *, is_helped: bool) -> list[ToCore]:
         """Begin or end the help of a draft worker; return the frames for the core."""
         self._num_helps += 1
-        self._tree = DraftTree(self.token_ids)
+        self._sources.follow()
         self._early.clear()
         return self._kept([Help(self.id, self._num_helps) if is_helped else End(self.id)])
 
@@ -63,12 +64,8 @@ class VllmSession:
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
         """
-        for branch in branches:
-            if len(branch.token_ids) > MAX_TREE_TOKENS:
-                fault = f"a branch of {len(branch.token_ids)} tokens exceeds the limit of {MAX_TREE_TOKENS}"
-                raise InvalidRequestError(fault)
-            self._tree.grow(branch)
-        if self.rank is None and self._tree.num_numbers > MAX_NUMBERS:
+        self._sources.grow(branches)
+        if self.rank is None and self._sources.tree.num_numbers > MAX_NUMBERS:
             raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
         return self._kept([Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])])
 
@@ -96,7 +93,7 @@ class VllmSession:
         position = len(self.token_ids)
         row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids), 0, 0), 0)
         self.token_ids.extend(token_ids)
-        self._tree.commit(token_ids)
+        self._sources.tree.commit(token_ids)
         is_new = row.help == self._num_helps
         return Commit(
             position,

@@ -9,6 +9,7 @@ from specdec.inference.engine import target_session
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.speculation import sources
 from specdec.inference.speculation.tree import Branch
 
 
@@ -26,6 +27,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(target_session, "time", clock)
+    monkeypatch.setattr(sources, "time", clock)
     return clock
 
 
