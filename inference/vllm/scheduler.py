@@ -15,6 +15,19 @@ from specdec.inference.vllm.frames import Has, Passed
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.translation import KEY
 
+HOOKS = {
+    "vllm.v1.core.sched.scheduler:Scheduler": (
+        "add_request schedule update_draft_token_ids update_from_output finish_requests shutdown "
+        "requests running waiting num_spec_tokens max_model_len vllm_config"
+    ),
+    "vllm.v1.request:Request": (
+        "request_id sampling_params all_token_ids spec_token_ids max_tokens num_tokens num_output_tokens "
+        "num_computed_tokens is_prefill_chunk"
+    ),
+    "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_spec_decode_tokens num_scheduled_tokens",
+}
+"""Methods that are overridden, and attributes that are read or set."""
+
 
 class DraftScheduler(Scheduler):
     """vLLM's scheduler with draft trees, and a link to the front that fills them."""
