@@ -57,6 +57,10 @@ def file_of(place: Path, module: str) -> Path:
     return place.joinpath(*module.split(".")[1:], "__init__.py")
 
 
+def files_of(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py"))
+
+
 async def checked(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     code = await run(settings_of("vllm-check", []))
     return code, capsys.readouterr().out
@@ -118,8 +122,7 @@ async def test_broken_sources_lack_their_names(place: Path, source: bytes, capsy
 
 
 async def test_no_tree_of_sources_raises(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chance = random.Random(1)
-    files = sorted(place.rglob("*.py"))
+    chance, files = random.Random(1), files_of(place)
     for _ in range(40):
         file = chance.choice(files)
         if file.is_file():
