@@ -141,20 +141,26 @@ def engine_config(model: VllmModel) -> Any:
     with Refusals():
         config = args.create_engine_config()
     _require_kept(config)
-    _take_runner(config)
+    config.parallel_config.worker_extension_cls = _dotted(take_runner(config))
     return config
 
 
-def _take_runner(config: Any) -> None:
-    """Let our choice into the runner that vLLM has chosen: its default, or what its environment variable says."""
-    if config.use_v2_model_runner:
-        from specdec.inference.vllm.runner_v2 import Extension, WinningProcessor
+def take_runner(config: Any) -> type:
+    """Let our choice into the runner that vLLM has chosen, by default or by its variable; return our extension of it.
 
-        config.model_config.logits_processors = [f"{WinningProcessor.__module__}:{WinningProcessor.__qualname__}"]
-    else:
-        from specdec.inference.vllm.runner_v1 import Extension  # type: ignore[assignment]
-    config.parallel_config.worker_extension_cls = _dotted(Extension)
-    logger.info("vLLM %s with its runner %s", installed(), "V2" if config.use_v2_model_runner else "V1")
+    The extension's method `INSTALL` does the rest in each worker, once the model is loaded.
+    """
+    name = "V2" if config.use_v2_model_runner else "V1"
+    logger.info("vLLM %s with its runner %s", installed(), name)
+    if name == "V1":
+        from specdec.inference.vllm.runner_v1 import Extension
+
+        return Extension
+    from specdec.inference.vllm import runner_v2
+
+    processor = runner_v2.WinningProcessor
+    config.model_config.logits_processors = [f"{processor.__module__}:{processor.__qualname__}"]
+    return runner_v2.Extension
 
 
 def _dotted(kind: type) -> str:
