@@ -79,9 +79,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     )
     mailbox, load = Mailbox(model_id), CoreLoad()
     await mailbox.open()
-    config.additional_config = {
-        KEY: asdict(Place(str(mailbox.path), model_id, group=os.getpgrp() if leads_group() else 0))
-    }
+    group = os.getpgrp() if leads_group() else 0
+    config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
     try:
         async with _llm(config, load) as llm:

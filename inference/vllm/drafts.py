@@ -32,6 +32,7 @@ class Drafted:
         gamma: most draft tokens of a pass.
         tree: draft tokens of the worker that helps now; None if none does.
         help: number of that help.
+        filled: the last proposal was looked up by vLLM.
         since: time from which the request could have been in a pass.
     """
 
@@ -39,11 +40,18 @@ class Drafted:
     gamma: int
     tree: DraftTree | None = None
     help: int = 0
+    filled: bool = False
     num_acknowledged: int = 0
     last_at: float = 0.0
     since: float = field(default_factory=time.monotonic)
     arrivals: Arrivals = field(default_factory=Arrivals)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    lookups: Acceptance = field(default_factory=Acceptance)
+
+    @property
+    def source(self) -> Acceptance:
+        """Return the acceptance of the last proposal's source."""
+        return self.lookups if self.filled else self.acceptance
 
     def follow(self, help_: int | None) -> None:
         """Begin the help of a worker under this number, with a new tree; None ends the help."""
@@ -75,7 +83,7 @@ class Drafted:
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)
             rejected = ()
-        self.acceptance.record(num_drafts, num_accepted)
+        self.source.record(num_drafts, num_accepted)
         num_received = hold_us = 0
         if self.tree is not None:
             self.tree.commit(token_ids)
@@ -84,15 +92,21 @@ class Drafted:
                 num_received = self.num_acknowledged = self.tree.num_numbers
                 hold_us = round((now - self.last_at) * 1e6)
         counts = len(token_ids), num_drafts, num_accepted, self.help, num_received, hold_us
-        return Row(name, position, *counts, rejected=list(rejected))
+        return Row(name, position, *counts, rejected=[each for each in rejected if each >= 0], is_lookup=self.filled)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Request that decodes in the next pass; `room` is the number of draft tokens before its end."""
+    """Request that decodes in the next pass.
+
+    Attributes:
+        room: number of draft tokens before its end.
+        lookup: draft tokens of vLLM's own, for a pass without a worker's; -1 where they are on the device alone.
+    """
 
     name: str
     room: int
+    lookup: Sequence[int] = ()
 
 
 class Drafts:
@@ -140,12 +154,22 @@ class Drafts:
             while may_wait and (left_s := self._wait_s(ready, paths)) > 0:
                 self._news.wait(left_s)
                 paths = self._paths(ready)
-            rates = [self._requests[each.name].acceptance.rate for each in ready]
+            paths = [path or self._filled(turn) for path, turn in zip(paths, ready, strict=True)]
+            rates = [self._requests[each.name].source.rate for each in ready]
             widths = self._widths.choose([len(path) for path in paths], rates, self._times.of(len(ready)))
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
 
     def _paths(self, ready: Sequence[Ready]) -> list[list[int]]:
+        for each in ready:
+            self._requests[each.name].filled = False
         return [_path(self._requests[each.name], each.room) for each in ready]
+
+    def _filled(self, turn: Ready) -> list[int]:
+        """Return vLLM's own draft tokens, for a request that has no worker's."""
+        request = self._requests[turn.name]
+        lookup = list(turn.lookup[: max(0, min(request.gamma, turn.room))])
+        request.filled = bool(lookup)
+        return lookup
 
     def _wait_s(self, ready: Sequence[Ready], paths: Sequence[list[int]]) -> float:
         """Return the seconds for which a pass over requests that all lack draft tokens had better wait; 0 for none."""
