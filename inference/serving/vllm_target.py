@@ -32,11 +32,11 @@ from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.vllm.engine import VllmEngine
 from specdec.inference.vllm.group import end_members, leads_group
+from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.load import CoreLoad, VllmMetrics
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import Refusals, VllmModel, engine_config, installed
-from specdec.inference.vllm.runner_v1 import Extension
+from specdec.inference.vllm.options import INSTALL, Refusals, VllmModel, engine_config
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
 
@@ -79,9 +79,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     )
     mailbox, load = Mailbox(model_id), CoreLoad()
     await mailbox.open()
-    config.additional_config = {
-        KEY: asdict(Place(str(mailbox.path), model_id, group=os.getpgrp() if leads_group() else 0))
-    }
+    group = os.getpgrp() if leads_group() else 0
+    config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
     try:
         async with _llm(config, load) as llm:
@@ -104,7 +103,7 @@ async def _llm(config: Any, load: CoreLoad) -> AsyncGenerator[Any, None]:
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, stat_loggers=[load.logger])
     try:
         with Refusals():
-            await llm.collective_rpc(Extension.install_choice.__name__)
+            await llm.collective_rpc(INSTALL)
         logger.info("vLLM %s is up after %.1f s", installed(), time.monotonic() - started)
         yield llm
     finally:

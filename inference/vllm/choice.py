@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specdec.inference.model.decoder import Turn
 from specdec.inference.model.slots import Array
@@ -78,10 +79,12 @@ class Choice:
         ]
 
     def _winners(self, place: int, allowed: Allowed, token_ids: list[int]) -> Winners:
-        """Return the winners of a span; if its grammar fails, an end: the front then finds the output refused."""
-        if allowed.error is not None:
-            return Winners(place, [min(self._grammars().eos_token_ids)] * len(token_ids), None)
-        return Winners(place, token_ids, None if allowed.masks is None else len(allowed.masks))
+        """Return the winners of a span; an end where its grammar fails: the front then finds the output refused."""
+        num_judged = 0 if allowed.error is not None else len(token_ids if allowed.masks is None else allowed.masks)
+        if num_judged < len(token_ids):
+            end = min(self._grammars().eos_token_ids)
+            return Winners(place, [*token_ids[:num_judged], *[end] * (len(token_ids) - num_judged)])
+        return Winners(place, token_ids)
 
     def forget(self, names: set[str]) -> None:
         """Forget all requests but these, once there are many others."""
@@ -120,13 +123,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """Tokens that win the rows of a span.
-
-    Attributes:
-        place: place of the span.
-        num_judged: number of first rows that the grammar has judged; no token of a later one may be committed.
-    """
+    """Tokens that win the rows of the span at a place."""
 
     place: int
     token_ids: Sequence[int]
-    num_judged: int | None
+
+
+def crown(logits: Any, winners: Sequence[tuple[int, int]]) -> Any:
+    """Give each (row, token id) 0 and all other tokens of the row minus infinity, in place: float [num_rows, size]."""
+    if winners:
+        rows, token_ids = (list(column) for column in zip(*winners, strict=True))
+        logits[rows] = float("-inf")
+        logits[rows, token_ids] = 0.0
+    return logits

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Verdict
 from specdec.inference.scheduling.pass_times import PassTimes
@@ -28,6 +29,7 @@ class Drafted:
 
     Attributes:
         help: number of the help of the draft worker that drafts now; None if none does.
+        filled: the last proposal was looked up by vLLM.
         since: time from which the request could have been in a pass.
     """
 
@@ -35,7 +37,13 @@ class Drafted:
         self.token_ids, self.gamma = token_ids, gamma
         self.sources = Sources(token_ids)
         self.help: int | None = None
+        self.filled = False
         self.since = time.monotonic()
+
+    @property
+    def rate(self) -> float:
+        """Return the probability that the target accepts a token of the last proposal."""
+        return self.sources.lookup.rate if self.filled else self.sources.draft_rate
 
     def follow(self, help_: int | None) -> None:
         """Begin the help of a worker under this number, with a new tree; None ends the help."""
@@ -64,18 +72,26 @@ class Drafted:
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)
             rejected = ()
+        own = OwnDrafts(num_drafts, num_accepted) if self.filled else NO_OWN_DRAFTS
         self.sources.tree.commit(token_ids)
-        self.sources.record(Verdict(tuple(token_ids), num_drafts, num_accepted), self.since)
+        self.sources.record(Verdict(tuple(token_ids), num_drafts, num_accepted, own=own), self.since)
         counts = len(token_ids), num_drafts, num_accepted, self.help or 0
-        return Row(name, position, *counts, *self.sources.acknowledged(self.since), rejected=list(rejected))
+        known = [each for each in rejected if each >= 0]
+        return Row(name, position, *counts, *self.sources.acknowledged(self.since), known, is_lookup=self.filled)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Request that decodes in the next pass; `room` is the number of draft tokens before its end."""
+    """Request that decodes in the next pass.
+
+    Attributes:
+        room: number of draft tokens before its end.
+        lookup: draft tokens of vLLM's own, for a pass without a worker's; -1 where they are on the device alone.
+    """
 
     name: str
     room: int
+    lookup: Sequence[int] = ()
 
 
 class Drafts:
@@ -123,13 +139,23 @@ class Drafts:
             while may_wait and (left_s := self._wait_s(ready, paths)) > 0:
                 self._news.wait(left_s)
                 paths = self._paths(ready)
-            rates = [self._requests[each.name].sources.draft_rate for each in ready]
+            paths = [path or self._filled(turn) for path, turn in zip(paths, ready, strict=True)]
+            rates = [self._requests[each.name].rate for each in ready]
             widths = self._widths.choose([len(path) for path in paths], rates, self._times.of(len(ready)))
         return [path[:width] for path, width in zip(paths, widths, strict=True)]
 
     def _paths(self, ready: Sequence[Ready]) -> list[list[int]]:
         requests = [(self._requests[each.name], each.room) for each in ready]
+        for request, _ in requests:
+            request.filled = False
         return [request.sources.tree.path(request.limit(room)) for request, room in requests]
+
+    def _filled(self, turn: Ready) -> list[int]:
+        """Return vLLM's own draft tokens, for a request that has no worker's."""
+        request = self._requests[turn.name]
+        lookup = list(turn.lookup[: max(0, min(request.gamma, turn.room))])
+        request.filled = bool(lookup)
+        return lookup
 
     def _wait_s(self, ready: Sequence[Ready], paths: Sequence[list[int]]) -> float:
         """Return the seconds for which a pass over requests that all lack draft tokens had better wait; 0 for none."""

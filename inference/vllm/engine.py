@@ -33,6 +33,12 @@ from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.session import VllmSession
 from specdec.inference.vllm.translation import REASONS, extra_args, scores
 
+HOOKS = {
+    "vllm.v1.engine.async_llm:AsyncLLM": "from_vllm_config collective_rpc generate errored shutdown",
+    "vllm.outputs:RequestOutput": "outputs prompt_logprobs num_cached_tokens",
+    "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason",
+}
+"""Methods that are called, also by `serving/vllm_target.py`, and attributes that are read."""
 CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
 

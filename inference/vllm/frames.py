@@ -16,7 +16,7 @@ import msgspec
 from specdec.inference.errors import SpecDecError
 from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
 
-VERSION = 1
+VERSION = 2
 """Version of these frames; the two ends of a link must have the same."""
 MAX_FRAME_BYTES = 1 << 20
 LENGTH = struct.Struct("<I")
@@ -55,7 +55,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         help: number of the help that the counts of received tokens belong to.
         num_received: draft tokens received from that help so far; 0 if none came since the row before.
         hold_us: microseconds since the last of them; 0 if `num_received` is.
-        rejected: draft tokens that the pass rejected.
+        rejected: draft tokens that the pass rejected, as far as the core knows them.
+        is_lookup: the draft tokens are vLLM's own.
     """
 
     name: Name
@@ -67,6 +68,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     num_received: Count = 0
     hold_us: Count = 0
     rejected: TokenIds = []
+    is_lookup: bool = False
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):

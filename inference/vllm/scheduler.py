@@ -15,6 +15,19 @@ from specdec.inference.vllm.frames import Has, Passed
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.translation import KEY
 
+HOOKS = {
+    "vllm.v1.core.sched.scheduler:Scheduler": (
+        "add_request schedule update_draft_token_ids update_from_output finish_requests shutdown "
+        "requests running waiting num_spec_tokens max_model_len vllm_config"
+    ),
+    "vllm.v1.request:Request": (
+        "request_id sampling_params all_token_ids spec_token_ids max_tokens num_tokens num_output_tokens "
+        "num_computed_tokens is_prefill_chunk"
+    ),
+    "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_spec_decode_tokens num_scheduled_tokens",
+}
+"""Methods that are overridden, and attributes that are read or set."""
+
 
 class DraftScheduler(Scheduler):
     """vLLM's scheduler with draft trees, and a link to the front that fills them."""
@@ -26,8 +39,8 @@ class DraftScheduler(Scheduler):
         self._began = 0.0
         parallel = self.vllm_config.parallel_config
         self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
-        place = Place(**self.vllm_config.additional_config[KEY])
-        self._link = Link(place, parallel.data_parallel_index, self._drafts.receive, self._drafts.names)
+        self._place = Place(**self.vllm_config.additional_config[KEY])
+        self._link = Link(self._place, parallel.data_parallel_index, self._drafts.receive, self._drafts.names)
 
     def add_request(self, request: Any) -> None:
         """Take a request, and report that its draft tokens are welcome."""
@@ -44,7 +57,7 @@ class DraftScheduler(Scheduler):
         """Give each request that decodes its draft tokens, and let vLLM schedule the pass."""
         ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
         alone = len(ready) == len(self.running) and not self.waiting
-        turns = [Ready(self._names[each.request_id], self._room(each)) for each in ready]
+        turns = [Ready(self._names[each.request_id], self._room(each), each.spec_token_ids) for each in ready]
         for request, proposal in zip(ready, self._drafts.proposals(turns, may_wait=self._waits and alone), strict=True):
             request.spec_token_ids = proposal
         self._began = time.monotonic()
@@ -56,7 +69,9 @@ class DraftScheduler(Scheduler):
         return min(left, self.max_model_len - request.num_tokens) - 1
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Ignore drafts of the model's runner: its proposer has none."""
+        """Take the draft tokens that vLLM has looked up; they fill where a worker's lack."""
+        if self._place.lookup:
+            super().update_draft_token_ids(draft_token_ids)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Let vLLM commit a pass; report its counts to the front before vLLM sends the tokens."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from specdec.inference.caller import request_id
-from specdec.inference.commit import Commit, FinishReason, Timings, TokenLogprobs
+from specdec.inference.commit import NO_OWN_DRAFTS, Commit, FinishReason, OwnDrafts, Timings, TokenLogprobs
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.request import GenerationRequest
@@ -105,5 +105,6 @@ class VllmSession:
             tuple(logprobs),
             num_received_tokens=row.num_received if is_new else 0,
             hold_us=row.hold_us if is_new else 0,
+            own=OwnDrafts(row.num_drafts, row.num_accepted) if row.is_lookup else NO_OWN_DRAFTS,
             rejected_token_ids=tuple(row.rejected) if self.request.include_rejected else (),
         )

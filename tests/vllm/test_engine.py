@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,16 @@ async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: Ta
     for theirs, scores in pairs:
         assert scores.token_ids == theirs.token_ids
         assert scores.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+
+
+async def test_tokens_that_vllm_looks_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
+    request = wanted("greedy", max_new_tokens=60)
+    request = replace(request, sampling=replace(request.sampling, logit_bias=((97, 100.0),)))
+    tokens, _ = await completed(onnx, request)
+    got, commits = await completed(vllm, request)
+    assert got == tokens
+    assert sum(commit.own.num_lookup_accepted for commit in commits) > 0
+    assert all(commit.num_draft_tokens == commit.own.num_lookup_tokens for commit in commits)
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:

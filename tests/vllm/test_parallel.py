@@ -25,7 +25,7 @@ async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag:
     async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
         right = [(await completed(onnx, request))[0] for request in requests]
     model = VllmModel(pair.target, (*FLAGS, flag, "2"), gamma=16)
-    async with vllm_engine(model, ServerConfig(max_waiting=2)) as (held, _):
+    async with vllm_engine(model, ServerConfig(max_waiting=2, lookup=False)) as (held, _):
         drafts = [Drafting(tokens, 0.3, random.Random(3)) for tokens in right]
         pairs = zip(requests, drafts, strict=True)
         got = await asyncio.gather(*(completed(held.engine, *each) for each in pairs))

@@ -98,7 +98,8 @@ class Site:
         """Start a server with a port; a target is on vLLM."""
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
-        arguments = ("--engine", "vllm", "--model", str(model), "--port", str(port), "--ready_json", *security, *flags)
+        ours = ("--port", str(port), "--ready_json", "--no-lookup", *security)  # so that a worker's tokens are counted
+        arguments = ("--engine", "vllm", "--model", str(model), *ours, *flags)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "main.py"),

@@ -91,5 +91,8 @@ async def test_a_wrong_variant_is_noticed(
     async with running(onnx_engine(pair.target, MAX_LENGTH)) as onnx:
         right = {mode: (await completed(onnx, wanted(mode)))[0] for mode in ("noise", PENALTIES)}
     monkeypatch.setattr(module, name, variant)
-    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (held, _):
+    async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2, lookup=False)) as (
+        held,
+        _,
+    ):
         assert await differing(held.engine, right) >= noticed

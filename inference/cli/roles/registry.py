@@ -21,6 +21,7 @@ from specdec.inference.cli.roles import (
     rescale_fp8,
     target,
     token,
+    vllm_check,
 )
 
 T = TypeVar("T")
@@ -59,6 +60,9 @@ ROLES = {
     ),
     "rescale_fp8": Role("Make a public fp8 checkpoint one for Neuron.", rescale_fp8.RescaleSettings, rescale_fp8.run),
     "token": Role("Make a token for the auth file of servers.", token.TokenSettings, token.run),
+    "vllm-check": Role(
+        "Report whether the installed vLLM can be a target's engine.", vllm_check.VllmCheckSettings, vllm_check.run
+    ),
     "verify_target": Role("Run the target alone, here.", alone.VerifyTargetSettings, alone.run),
     "verify_fused": Role("Run both models in one process, here.", alone.VerifyFusedSettings, alone.run_fused),
     "verify_draft": Role("Run the draft alone, here.", alone.VerifyDraftSettings, alone.run),

@@ -1,0 +1,147 @@
+"""Role vllm-check: what it finds in trees of sources, whole and broken; the installed vLLM is in tests/vllm."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from specdec.inference.cli.roles.registry import settings_of
+from specdec.inference.cli.roles.vllm_check import run
+from specdec.inference.vllm.hooks import VARIABLE, Hooks, read_hooks
+
+OWNER = "vllm.v1.worker.gpu.states:RequestState"
+"""Class that runner V2 alone needs, with its attributes `draft_tokens` and `req_id_to_index`."""
+
+
+def grown(folder: Path) -> Path:
+    """Write a package that gets whatever the check misses, until it misses nothing; return its directory."""
+    place = folder / "vllm"
+    place.mkdir()
+    classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    while names := [name for missing in read(place).missing.values() for name in missing]:
+        for module, _, path in (name.partition(":") for name in names):
+            owner, _, attribute = path.partition(".")
+            classes[module][owner] |= {attribute} - {""}
+        for module in classes:
+            write(place, module, classes[module])
+    return place
+
+
+def write(place: Path, module: str, classes: dict[str, set[str]]) -> Path:
+    file = place.joinpath(*module.split(".")[1:], "__init__.py")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    bodies = {name: "".join(f"    {each} = None\n" for each in sorted(names)) for name, names in classes.items()}
+    file.write_text("".join(f"class {name}:\n{body or '    pass'}\n" for name, body in bodies.items()))
+    return file
+
+
+def read(place: Path) -> Hooks:
+    hooks = read_hooks(place)
+    assert hooks is not None
+    return hooks
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of a package with every name, which is the installed vLLM."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    place = grown(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return place
+
+
+def file_of(place: Path, module: str) -> Path:
+    return place.joinpath(*module.split(".")[1:], "__init__.py")
+
+
+def files_of(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py"))
+
+
+async def checked(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = await run(settings_of("vllm-check", []))
+    return code, capsys.readouterr().out
+
+
+async def test_a_missing_name_is_named_and_leaves_the_other_runner(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read(place).usable == ["V1", "V2"]
+    write(place, OWNER.partition(":")[0], {"RequestState": {"req_id_to_index"}})
+    code, shown = await checked(capsys)
+    assert (code, read(place).usable) == (0, ["V1"])
+    assert f"{OWNER}.draft_tokens" in shown
+    assert "req_id_to_index" not in shown
+    monkeypatch.setenv(VARIABLE, "1")
+    code, shown = await checked(capsys)
+    assert (code, read(place).usable) == (1, [])
+    assert f"unset {VARIABLE}" in shown
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from vllm.elsewhere import RequestState",
+        "from vllm.elsewhere import Other as RequestState",
+        "import typing\nif typing.TYPE_CHECKING:\n    from vllm.elsewhere import RequestState",
+        "from vllm.elsewhere import Other\nclass RequestState(Other):\n    pass",
+        "class RequestState:\n    def __init__(self):\n        self.draft_tokens = self.req_id_to_index = 0",
+        "class RequestState:\n    draft_tokens: int\n    @property\n    def req_id_to_index(self): ...",
+        "from torch import RequestState",
+    ],
+)
+def test_names_are_found_where_they_come_from(place: Path, source: str) -> None:
+    elsewhere = "class RequestState:\n    draft_tokens = req_id_to_index = 0\nOther = RequestState\n"
+    (place / "elsewhere.py").write_text(elsewhere.replace("Other = RequestState", "class Other(RequestState): ..."))
+    file_of(place, OWNER.partition(":")[0]).write_text(source)
+    assert read(place).usable == ["V1", "V2"]
+
+
+BROKEN = {
+    "no Python": b"def (",
+    "no text": bytes(range(256)),
+    "empty": b"",
+    "too deep": b"(" * 10_000,
+    "too long an expression": b"-" * 200_000 + b"1",
+    "imports itself": b"from vllm.v1.worker.gpu.states import RequestState",
+    "is its own base": b"class RequestState(RequestState): ...",
+    "imports from above everything": b"from ..........x import RequestState",
+    "a star": b"from x import *",
+}
+
+
+@pytest.mark.parametrize("source", BROKEN.values(), ids=BROKEN)
+async def test_broken_sources_lack_their_names(place: Path, source: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    file_of(place, OWNER.partition(":")[0]).write_bytes(source)
+    code, shown = await checked(capsys)
+    assert code == 0
+    assert OWNER in shown
+
+
+async def test_no_tree_of_sources_raises(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chance, files = random.Random(1), files_of(place)
+    for _ in range(40):
+        file = chance.choice(files)
+        if file.is_file():
+            source = bytearray(file.read_bytes() or b" ")
+            source[chance.randrange(len(source))] = chance.randrange(256)
+            file.write_bytes(source)
+        assert (await checked(capsys))[0] in (0, 1)
+    for file in files:
+        file.unlink()
+        file.mkdir()
+    code, shown = await checked(capsys)
+    assert code == 1
+    assert "take a version" in shown
+
+
+async def test_without_vllm_there_is_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    code, shown = await checked(capsys)
+    assert code == 1
+    assert "not installed" in shown

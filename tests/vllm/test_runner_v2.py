@@ -1,0 +1,45 @@
+"""vLLM's runner V2 on a CPU, in Triton's interpreter: tests of engine and servers, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from specdec.inference.config import ROOT
+from specdec.inference.vllm.hooks import VARIABLE, read_hooks
+
+INTERPRETED = {
+    VARIABLE: "1",
+    "TRITON_INTERPRET": "1",
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "triton_cpu"), os.environ.get("PYTHONPATH", "")]),
+}
+"""Environment in which vLLM takes runner V2 without a device."""
+
+
+def test_this_vllm_has_every_name_that_both_runners_need() -> None:
+    hooks = read_hooks()
+    assert hooks is not None
+    assert hooks.missing == {"V1": [], "V2": []}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ("test_engine.py", "-k", "are_those_of_our_own_engine and short and (noise or output)"),
+        pytest.param(("test_engine.py",), marks=pytest.mark.release),
+        pytest.param(("test_servers.py", "-k", "draft_worker or lost_core"), marks=pytest.mark.release),
+    ],
+    ids=["smoke", "engine", "servers"],
+)
+async def test_runner_v2_passes(tests: tuple[str, ...]) -> None:
+    """It has the tokens of our own engine, as runner V1 has, whatever is proposed or lost."""
+    file, *chosen = tests
+    program = (sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "900")
+    process = await asyncio.create_subprocess_exec(
+        *program, str(ROOT / "tests" / "vllm" / file), *chosen, cwd=ROOT, env={**os.environ, **INTERPRETED}
+    )
+    assert await process.wait() == 0
