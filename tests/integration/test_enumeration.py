@@ -16,7 +16,6 @@ from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from specdec.grpc_comm.server import Server
 from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.backends.registry import asleep
-from specdec.inference.commit import Delta
 from specdec.inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.engine.draft_session import DraftSession
@@ -140,21 +139,6 @@ async def test_tokens_are_the_targets_and_branches_come_true(
                 assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
                 if conditions is not FAR or num_branch_hits(sessions):
                     break
-
-
-async def test_a_cut_link_changes_no_token(far_target: Server, link: DelayProxy, models: ModelDirectories) -> None:
-    request = some_requests(150)[1]
-    (alone,) = await complete_at(far_target, [request])
-    helped, cuts = Completion(), [30, 80]
-    async with worker(models.related, link) as (completer, _):
-        async for event in completer.complete(request):
-            helped.record(event)
-            if isinstance(event, Delta) and cuts and len(helped.token_ids) >= cuts[0]:
-                cuts.pop(0)
-                link.cut()
-                asyncio.get_running_loop().call_later(0.3, link.restore)
-    assert not cuts
-    assert helped.token_ids == alone.token_ids
 
 
 async def test_branches_of_a_pool_worker(far_target: Server, link: DelayProxy, models: ModelDirectories) -> None:

@@ -99,20 +99,6 @@ async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, 
     assert [completion.token_ids for completion in completions] == expected
 
 
-async def test_a_worker_keeps_the_least_length_too(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """Half of the vocabulary would end the text: a worker that proposed such tokens would be rejected all the time."""
-    ends = frozenset(range(0, 288, 2))
-    request = replace(LONG, max_new_tokens=200, min_new_tokens=190, stop_token_ids=ends, prompt_logprobs=1)
-    (expected,) = await alone(pooled_target, [request])
-    assert len(expected) > 190
-    assert not ends & set(expected[:190])
-    async with pool_worker(models.endless, pooled_target.address):
-        await until_helped(pooled_target)
-        helped = await complete(pooled_target, request)
-    assert helped.token_ids == expected
-    assert helped.num_accepted_tokens > 0.8 * helped.num_draft_tokens > 0
-
-
 async def test_a_stranger_and_a_twin_in_one_pool(pooled_target: ServerProcess, models: ModelDirectories) -> None:
     expected = await alone(pooled_target, some_requests())
     async with pool_worker(models.endless, pooled_target.address), pool_worker(models.stranger, pooled_target.address):
@@ -150,17 +136,3 @@ async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, mo
                 if len(completion.token_ids) > 100:
                     link.blackhole()
         assert completion.token_ids == expected
-
-
-@pytest.mark.long
-async def test_one_worker_two_targets(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    async with (
-        slow_target(models.endless) as other,
-        pool_worker(models.endless, pooled_target.address, other.address),
-    ):
-        await until_helped(other)
-        await until_helped(pooled_target)
-        expected = await alone(other, some_requests())
-        for target in (pooled_target, other):
-            completions = await complete_all(target, some_requests())
-            assert [completion.token_ids for completion in completions] == expected

@@ -240,13 +240,6 @@ async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target:
     assert all(completion.reason is FinishReason.LENGTH for completion in helped)
 
 
-async def test_gamma_zero_drafts_nothing(topologies: Topologies, greedy_tokens: list[list[int]]) -> None:
-    for helper in HELPERS:
-        completions = await complete_all(topologies[helper], with_gamma(greedy_requests()[:8], 0))
-        assert [completion.token_ids for completion in completions] == greedy_tokens[:8]
-        assert sum(completion.num_draft_tokens for completion in completions) == 0
-
-
 async def test_a_drawn_seed_is_reported_and_repeats_the_answer(topologies: Topologies, target: ServerProcess) -> None:
     request = CompletionRequest("the wind", SamplingParams(temperature=1.5), max_new_tokens=12)
     first, second = await complete_all(topologies["related"], [request, request])
@@ -308,22 +301,3 @@ async def test_rejected_drafts_are_shown_on_request_alone(
     passes = [rejected for completion in completions for rejected in completion.rejected[:-1]]
     assert not any(text for num, text in passes if not num)
     assert any(text for _, text in passes) or server in ("target", "itself")
-
-
-async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, ServerProcess]) -> None:
-    for server in topologies.values():
-        async with open_channel(server.address) as channel:
-            request = pb.GenerateRequest(text="the wind", max_new_tokens=9, ignore_eos=True)
-            stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-            kinds = [message.WhichOneof("event") async for message in stream]
-        assert (kinds[0], kinds[-1]) == ("started", "finished")
-        assert set(kinds[1:-1]) == {"delta"}
-
-
-async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
-    """The default is 128 tokens, which the tiny context cuts."""
-    async with open_channel(target.address) as channel:
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2, 8)), ignore_eos=True)
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-        token_ids = [token_id async for message in stream for token_id in message.delta.token_ids]
-    assert len(token_ids) == MAX_LENGTH - 6
