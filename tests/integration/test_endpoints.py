@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
+from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from specdec.inference.serving.processes import free_port, server_process
 from tests.conftest import ModelDirectories
 from tests.support.foreign import foreign_server
+from tests.support.servers import run_command
 
 TOKEN = "a-token-of-this-test"
 AUTH = f'[[token]]\nname = "bench"\nsha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"\nroles = ["client"]\n'
@@ -60,23 +59,11 @@ async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, t
         assert "the context of a has 128" in errors
 
 
-async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
+async def _compare(flags: list[str]) -> tuple[int, dict[str, Any], str]:
     """Return the exit code, the last line of stdout, and stderr."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / "compare_architectures.py"),
-        *flags,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        stdout, stderr = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    lines = stdout.decode().splitlines()
-    return process.returncode, json.loads(lines[-1]) if lines else {}, stderr.decode()
+    result = await run_command(*flags, program="compare_architectures.py", timeout_s=600)
+    lines = result.stdout.splitlines()
+    return result.code, json.loads(lines[-1]) if lines else {}, result.stderr
 
 
 @pytest.mark.release

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -12,11 +9,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.hub import COMMIT, TOKEN, FakeHub, running_hub
-from tests.support.servers import CommandResult, result_of, until_healthy
+from tests.support.servers import CommandResult, command, run_command, until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,14 +28,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
     """Run main.py against the hub, with a cache of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "main.py"), *arguments,
-        env={**environment, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables},
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        return await result_of(process)
+    return await run_command(*arguments, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables})
 
 
 @pytest.mark.long
@@ -103,19 +92,15 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
     """The id is not the name of the target's directory in the cache, which is a commit."""
     port = free_port()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "main.py"), "--role", "fused_target", "--target_model", "seed/target",
-        "--draft_model", "seed/draft", "--port", str(free_port()), "--http_port", str(port), "--threads", "1",
-        "--revision", "main", env=environment, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
+    models = ("--target_model", "seed/target", "--draft_model", "seed/draft", "--revision", "main", "--threads", "1")
+    ports = ("--port", str(free_port()), "--http_port", str(port))
+    flags = ("--role", "fused_target", *models, *ports)
+    async with command(*flags, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}) as process:
         await until_healthy(port)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            models = (await client.get("/v1/models")).json()
+            listed = (await client.get("/v1/models")).json()
             body = {"model": "seed/target", "prompt": "the wind", "max_tokens": 2}
             assert (await client.post("/v1/completions", json=body)).is_success
-    finally:
         process.terminate()
         assert await process.wait() == 0
-    assert models["data"][0]["id"] == "seed/target"
+    assert listed["data"][0]["id"] == "seed/target"

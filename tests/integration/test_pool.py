@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -22,7 +20,7 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, command, complete, complete_all, target_server
+from tests.support.servers import Completion, complete, complete_all, figure, pool_worker, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,20 +43,6 @@ def some_requests() -> list[CompletionRequest]:
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
     async with slow_target(models.endless) as server:
         yield server
-
-
-@asynccontextmanager
-async def pool_worker(
-    model: Path, *addresses: str, flags: tuple[str, ...] = ()
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a worker and wait until it has attached to every address."""
-    words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
-    async with command(*words, *flags) as process, asyncio.timeout(60):
-        assert process.stderr is not None
-        num_attached = 0
-        while num_attached < len(addresses):
-            num_attached += b"attached as" in await process.stderr.readline()
-        yield process
 
 
 async def until_helped(target: ServerProcess) -> None:
@@ -90,11 +74,7 @@ async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, 
         assert all(completion.num_accepted_tokens > 0 for completion in completions[1::2])
         async with open_channel(f"127.0.0.1:{port}") as channel:
             assert await is_serving(channel)
-        async with httpx.AsyncClient() as client:
-            figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
-        accepted = re.search(r"^vllm:spec_decode_num_accepted_tokens_total{.*} (.*)$", figures, re.MULTILINE)
-        assert accepted is not None
-        assert float(accepted[1]) > 0
+        assert await figure(metrics_port, "vllm:spec_decode_num_accepted_tokens_total") > 0
     completions = await complete_all(pooled_target, some_requests())
     assert [completion.token_ids for completion in completions] == expected
 
