@@ -97,7 +97,7 @@ class Link:
             self.act("learn", 0, 0)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple[str, int, int]]) -> None:
     link = Link()

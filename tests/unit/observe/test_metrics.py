@@ -110,17 +110,6 @@ async def test_failures_and_clients_that_leave() -> None:
     assert found["vllm:num_requests_running", ""] == found["vllm:num_requests_waiting", ""] == 0
 
 
-async def test_gauges_follow_the_requests() -> None:
-    metrics = Metrics("tiny")
-    completer = SupervisedCompleter(Completer(), Observer(metrics))
-    metrics.watch(completer)
-    events = completer.complete(CompletionRequest("x"))
-    await anext(events)
-    assert samples(metrics)["vllm:num_requests_running", ""] == 1
-    await events.aclose()
-    assert samples(metrics)["vllm:num_requests_running", ""] == 0
-
-
 class Slots:
     """An engine's load."""
 

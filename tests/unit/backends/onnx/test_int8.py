@@ -20,9 +20,6 @@ from specdec.inference.errors import ConfigError, UnsupportedModelError
 from specdec.inference.model.decoder import Decoder, Turn
 from specdec.inference.model.slots import Array, Span
 from specdec.inference.request import SamplingParams
-from specdec.inference.speculation.model_proposer import ModelProposer
-from specdec.inference.speculation.slot_decoder import SlotDecoder
-from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.backend_contract import HISTORY, NUM_SLOTS, TOKENS, assert_matches, reference
 from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, save_tiny_model
 
@@ -117,18 +114,6 @@ def test_columns_have_scales_of_their_own(levels: int) -> None:
     assert quantized.dtype == np.int8
     assert quantized[0].tolist() == [levels, 0, -levels]
     np.testing.assert_allclose(quantized * scale, matrix, atol=200 / levels / 2)
-
-
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], ids=["greedy", "seed"]
-)
-def test_speculation_does_not_change_the_tokens(
-    target: OnnxBackend, draft: OnnxBackend, sampling: SamplingParams
-) -> None:
-    alone = decode(SlotDecoder(target), sampling, gamma=0)
-    for gamma in (1, 4, 8):
-        fused = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft))
-        assert decode(fused, sampling, gamma=gamma) == alone
 
 
 def decode(decoder: Decoder, sampling: SamplingParams, *, gamma: int) -> list[int]:
