@@ -11,6 +11,7 @@ from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.errors import CapacityError, InternalError, UnavailableError
 from specdec.inference.request import SamplingParams
 from specdec.inference.scheduling.pacing import Pacing
+from specdec.inference.serving.assembly import running
 from tests.support.scripted import ScriptedProposer, token_at, tokens_at
 
 GREEDY = SamplingParams()
@@ -23,11 +24,9 @@ def proposer() -> ScriptedProposer:
 
 @pytest.fixture
 async def engine(proposer: ScriptedProposer) -> AsyncGenerator[DraftEngine, None]:
-    engine = DraftEngine(proposer, max_waiting=1)
-    engine.start()
-    yield engine
-    proposer.gate.open()
-    await engine.stop()
+    async with running(DraftEngine(proposer, max_waiting=1)) as engine:
+        yield engine
+        proposer.gate.open()
 
 
 async def at_gate(proposer: ScriptedProposer) -> None:

@@ -16,6 +16,7 @@ from specdec.inference.engine.target import TargetEngine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 from tests.support.answers import commits_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
@@ -71,10 +72,8 @@ class JunkWorker(GoodWorker):
 
 @pytest.fixture
 async def pool() -> AsyncGenerator[DraftPool, None]:
-    engine = TargetEngine(ScriptedDecoder(num_slots=8))
-    engine.start()
-    yield DraftPool(engine)
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
+        yield DraftPool(engine)
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
@@ -157,15 +156,13 @@ async def test_a_request_that_one_worker_declines_goes_to_another(pool: DraftPoo
 
 
 async def test_no_worker_gets_more_than_the_operator_allows() -> None:
-    engine = TargetEngine(ScriptedDecoder(num_slots=8))
-    engine.start()
-    pool = DraftPool(engine, max_worker_slots=2)
-    good = GoodWorker("good", 4096, pool)
-    pool.attach(good)
-    for _ in range(2):
-        await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
-    assert good.most == 2
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
+        pool = DraftPool(engine, max_worker_slots=2)
+        good = GoodWorker("good", 4096, pool)
+        pool.attach(good)
+        for _ in range(2):
+            await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
+        assert good.most == 2
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
@@ -330,15 +327,13 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
     """The request decodes alone. The story: it was ended with an error."""
-    engine = TargetEngine(ScriptedDecoder(num_slots=8))
-    engine.start()
-    pool = DraftPool(engine, idle_timeout_s=0.05)
-    silent = kind("silent", 8, pool)
-    pool.attach(silent)
-    name = named("a", Schedule.SYNC)
-    assert await num_accepted(pool, name if silent.scope else replace(name, draft_session="")) == 0
-    assert (silent.most, silent.sessions) == (1, set())
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
+        pool = DraftPool(engine, idle_timeout_s=0.05)
+        silent = kind("silent", 8, pool)
+        pool.attach(silent)
+        name = named("a", Schedule.SYNC)
+        assert await num_accepted(pool, name if silent.scope else replace(name, draft_session="")) == 0
+        assert (silent.most, silent.sessions) == (1, set())
 
 
 async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None:

@@ -38,11 +38,9 @@ def decoder() -> ScriptedDecoder:
 @pytest.fixture
 async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]:
     """Start an engine with two slots and two places in the queue."""
-    engine = TargetEngine(decoder, EngineLimits(max_waiting=2))
-    engine.start()
-    yield engine
-    decoder.gate.open()
-    await engine.stop()
+    async with running(TargetEngine(decoder, EngineLimits(max_waiting=2))) as engine:
+        yield engine
+        decoder.gate.open()
 
 
 def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None) -> GenerationRequest:
@@ -80,23 +78,21 @@ async def test_equals_transformers_while_sessions_come_and_go() -> None:
     prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
     expected = [generate(model, prompt, 9) for prompt in prompts]
     backend = TorchBackend(model, num_slots=3, max_length=MAX_LENGTH)
-    engine = TargetEngine(SlotDecoder(backend))
-    engine.start()
+    async with running(TargetEngine(SlotDecoder(backend))) as engine:
 
-    async def run(number: int) -> list[int]:
-        wanted = GenerationRequest(tuple(prompts[number]), max_new_tokens=9, stop_token_ids=frozenset({1}))
-        output: list[int] = []
-        async with aclosing(engine.generate(wanted)) as commits:
-            async for commit in each_commit(commits):
-                output += commit.token_ids
-                if number % 3 == 2 and len(output) == 4:
-                    break
-        return output
+        async def run(number: int) -> list[int]:
+            wanted = GenerationRequest(tuple(prompts[number]), max_new_tokens=9, stop_token_ids=frozenset({1}))
+            output: list[int] = []
+            async with aclosing(engine.generate(wanted)) as commits:
+                async for commit in each_commit(commits):
+                    output += commit.token_ids
+                    if number % 3 == 2 and len(output) == 4:
+                        break
+            return output
 
-    outputs = await asyncio.gather(*(run(number) for number in range(7)))
-    assert outputs == [output[:4] if number % 3 == 2 else output for number, output in enumerate(expected)]
-    await until_counts(engine, running=0)
-    await engine.stop()
+        outputs = await asyncio.gather(*(run(number) for number in range(7)))
+        assert outputs == [output[:4] if number % 3 == 2 else output for number, output in enumerate(expected)]
+        await until_counts(engine, running=0)
 
 
 def generate(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
