@@ -26,7 +26,6 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.browser import CHROMIUM, browser_page
 from tests.support.servers import complete, draft_server, fused_server, until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -392,49 +391,6 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
         await asyncio.gather(call, return_exceptions=True)
         await until_running(slow[1], 0)
     await client.close()
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
-async def test_the_page_streams_and_marks_drafts(ports: dict[str, int], tmp_path: Path) -> None:
-    address = f"http://127.0.0.1:{ports['fused']}/"
-    async with browser_page(tmp_path) as page:
-        await page.open(address)
-        await page.until("document.getElementById('model').textContent.includes('128 tokens')")
-        assert await page.run("document.getElementById('mode').value") == "chat", "the model has a chat template"
-        await page.run("document.getElementById('mode').value = 'text'")
-        await page.run("document.getElementById('prompt').value = 'Once upon a time'")
-        await page.run("document.getElementById('seed').value = 3; document.getElementById('temperature').value = 0.7")
-        await page.run("document.getElementById('max_tokens').value = 40")
-        await page.run("document.getElementById('form').requestSubmit()")
-        await page.until("document.getElementById('finish').textContent.length > 1")
-        counts = await page.run(
-            "['drafted', 'own'].map((kind) => document.querySelectorAll('#output .' + kind).length)"
-        )
-        assert min(counts) > 0
-        text = await page.run("document.getElementById('output').textContent")
-        for figure in ("acceptance", "speed", "per_pass", "tokens", "ttft"):
-            assert re.match(r"\d", await page.run(f"document.getElementById('{figure}').textContent")), figure
-        assert page.complaints == []
-        assert {url.removeprefix(address) for url in page.requested} == {"", "v1/models", "v1/completions"}
-        await page.run("document.getElementById('temperature').value = 3; document.getElementById('gamma').value = 0")
-        await page.run(
-            "document.getElementById('max_tokens').value = 4; document.getElementById('mode').value = 'chat'"
-        )
-        await page.run("document.getElementById('form').requestSubmit()")
-        await page.until("document.getElementById('tokens').textContent === '4'")
-        assert await page.run("document.querySelectorAll('#output .drafted').length") == 0
-        await page.run("document.getElementById('mode').value = 'text'")
-        await page.run("document.getElementById('prompt').value = 'the wind'")  # a chat has emptied it
-        await page.run(
-            "document.getElementById('max_tokens').value = 24; document.getElementById('start_race').click()"
-        )
-        await page.until("document.getElementById('verdict').textContent.includes('identical: 24 of 24 tokens')")
-    client = client_of(ports["fused"])
-    answer = await client.completions.create(
-        model="target", prompt="Once upon a time", seed=3, max_tokens=40, temperature=0.7
-    )
-    await client.close()
-    assert text == "Once upon a time" + answer.choices[0].text
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:

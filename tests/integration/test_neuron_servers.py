@@ -215,34 +215,6 @@ async def test_a_draft_may_have_a_shorter_context(
     assert completions[1].num_draft_tokens == 0
 
 
-async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
-    """Both slots of the pair are taken and given up, several times over."""
-    request = pb.GenerateRequest(text=PROMPTS[2], max_new_tokens=60, ignore_eos=True)
-    async with open_channel(started["fused"].address) as channel:
-        for _ in range(3):
-            streams = [rpc.GenerationServiceStub(channel).Generate(request, timeout=20) for _ in range(2)]
-            for stream in streams:
-                await stream.read()
-                stream.cancel()
-    done = await complete(started["fused"], CompletionRequest(PROMPTS[2], max_new_tokens=4, ignore_eos=True))
-    assert len(done.token_ids) == 4
-
-
-@pytest.mark.asyncio(loop_scope="session")
-async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
-    """The server ends with exit code 0, after the request; so this test is the pair's last one."""
-    server = started["fused"]
-    request = pb.GenerateRequest(text=PROMPTS[3], max_new_tokens=40, ignore_eos=True)
-    async with open_channel(server.address) as channel:
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-        kinds = [(await stream.read()).WhichOneof("event")]
-        server.process.send_signal(signal.SIGTERM)
-        while (message := await stream.read()) != grpc.aio.EOF:
-            kinds.append(message.WhichOneof("event"))
-    assert (kinds[0], kinds[-1]) == ("started", "finished")
-    assert await asyncio.wait_for(server.process.wait(), 20) == 0
-
-
 def num_compiled(store: Path) -> int:
     return len(list(store.glob("*/*/specdec.json")))
 
