@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,18 +13,22 @@ import pytest_asyncio
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from specdec.grpc_comm.channel import open_channel
 from specdec.inference.commit import Delta
+from specdec.inference.config import ModelConfig, ProposerConfig
+from specdec.inference.engine.draft_session import DraftSession
 from specdec.inference.errors import UnavailableError
+from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import SamplingParams, Schedule
-from specdec.inference.serving.processes import ServerProcess, free_port
+from specdec.inference.serving.assembly import draft_engine, load_proposer, running
+from specdec.inference.serving.processes import ServerProcess
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.servers import (
     complete,
     complete_all,
     draft_server,
-    figure,
-    pool_worker,
     target_server,
     with_gamma,
 )
@@ -100,14 +105,29 @@ async def test_branches_come_true_over_a_slow_link(
             num_hits = sum(h.num_branch_hits for h in helped)
 
 
-async def test_branches_of_a_pool_worker(far_target: ServerProcess, link: DelayProxy, models: ModelDirectories) -> None:
-    link.conditions, requests, port = FAR, some_requests(100)[:3], free_port()
+async def test_branches_of_a_pool_worker(
+    far_target: ServerProcess, link: DelayProxy, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link.conditions, requests = FAR, some_requests(100)[:3]
     alone = await complete_all(far_target, with_gamma(requests, 0))
-    flags = ("--branches", "3", "--serve", str(free_port()), "--metrics_port", str(port))
-    async with pool_worker(models.related, link.address, flags=flags), asyncio.timeout(60):
-        while not await figure(port, "specdec_branch_hits_total"):
-            helped = await complete_all(far_target, requests)
-            assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+    model = ModelConfig(models.related, num_slots=3, num_threads=1)
+    loaded = await load_proposer(ProposerConfig(models.related, model, num_slots=3, branches=3))
+    async with running(draft_engine(loaded, max_waiting=0)) as engine:
+        sessions, opened = list[DraftSession](), engine.open
+
+        def watched(*given: Any, **more: Any) -> DraftSession:
+            sessions.append(opened(*given, **more))
+            return sessions[-1]
+
+        monkeypatch.setattr(engine, "open", watched)
+        helping = PoolWorker(engine, [link.address], Offer(loaded.vocabulary, 4, 3), Metrics("draft"))
+        try:
+            async with asyncio.timeout(60):
+                while not any(session.num_branch_hits for session in sessions):  # once it has attached, and is in time
+                    helped = await complete_all(far_target, requests)
+                    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+        finally:
+            await helping.stop(grace_s=0)
 
 
 async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worker: ServerProcess) -> None:

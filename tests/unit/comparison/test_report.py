@@ -299,7 +299,8 @@ def test_a_planted_difference_names_topology_prompt_and_position(
 ) -> None:
     """The difference is exit code 1, an error on stderr, and stands in JSON and page; equal answers are exit code 0."""
     sets = (PromptSet("structured", ("1 2 3", "a b c")),)
-    settings = config(tmp_path, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
+    topologies = Topology.TARGET, Topology.FUSED
+    settings = config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
     measured = samples(settings)
     index = next(i for i, it in enumerate(measured) if it.cell.contender.topology is Topology.FUSED)
     first, second = measured[index].records
@@ -659,8 +660,8 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
     """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
-    topologies = Topology.TARGET, Topology.FUSED
-    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))
+    fields = {"topologies": (Topology.TARGET, Topology.FUSED), "network": NEAR, "workload": WorkloadConfig(ONE_KIND)}
+    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, gammas=(1, 3), **fields)))
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     drawn = [label for label in labels if label.startswith("draft: ")]
     assert drawn == [f"draft: draft{number}" for number in range(7)]
