@@ -191,73 +191,27 @@ async def drain(server: ServerProcess) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-async def test_target_that_dies_leaves_what_was_generated(models: ModelDirectories) -> None:
-    async with dying_target(models) as (target, port):
-        async with drafting(models, port, "--reconnect_timeout_s", "0") as process:
-            await until_busy(target)
-            await asyncio.sleep(0.5)
-            target.process.kill()
-            result = await result_of(process)
-        assert result.code == 1
-        (fields,) = result.objects
-        assert fields["error"]["code"] == "UNAVAILABLE"
-        assert f"127.0.0.1:{port}" in fields["error"]["message"]
-        assert fields["finish_reason"] is None
-        assert 0 < len(fields["token_ids"]) < LONG
-        assert fields["text"]
-
-
 async def test_target_that_comes_back_resumes_the_request(models: ModelDirectories) -> None:
     """Killed and started anew on its port, the target goes on with the same tokens: none is lost, none comes twice."""
     num_tokens = 1500
-    async with dying_target(models) as (target, port):
-        flags = (
-            "--reconnect_timeout_s",
-            "60",
-            "--temperature",
-            "1",
-            "--seed",
-            "5",
-            "--max_new_tokens",
-            str(num_tokens),
-        )
-        async with drafting(models, port, *flags) as process:
+    asked = ("--prompt", "x", "--temperature", "1", "--seed", "5", "--max_new_tokens", str(num_tokens))
+    flags = (*asked, "--format", "json", "--reconnect_timeout_s", "60", "--model", models.endless)
+    async with target_server(models.endless, *SMALL, "--max_waiting", "0") as target:
+        port = ("--port", str(target.port))
+        async with command("--role", "draft", *flags, *port) as process:
             await until_busy(target)
             await asyncio.sleep(0.1)
             target.process.kill()
-            async with revived_target(models, port) as again:
+            again = ("--model", str(models.endless), *port, "--threads", "1", *SMALL)
+            async with server_process("again", "target", *again, port=target.port) as revived:
                 result = await result_of(process)
                 sampling = SamplingParams(temperature=1.0)
-                alone = await complete(again, CompletionRequest("x", sampling, seed=5, max_new_tokens=num_tokens))
-                assert again.process.returncode is None
+                alone = await complete(revived, CompletionRequest("x", sampling, seed=5, max_new_tokens=num_tokens))
+                assert revived.process.returncode is None
     assert result.code == 0
     assert "goes on after" in result.stderr
     assert result.objects[0]["token_ids"] == alone.token_ids
     assert len(result.objects[0]["token_ids"]) == num_tokens
-
-
-@asynccontextmanager
-async def dying_target(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """Start a target that the test is going to kill, with one slot and no queue."""
-    async with target_server(models.endless, *SMALL, "--max_waiting", "0") as server:
-        yield server, server.port
-
-
-@asynccontextmanager
-async def revived_target(models: ModelDirectories, port: int) -> AsyncGenerator[ServerProcess, None]:
-    flags = ("--model", str(models.endless), "--port", str(port), "--threads", "1", *SMALL)
-    async with server_process("again", "target", *flags, port=port) as server:
-        yield server
-
-
-@asynccontextmanager
-async def drafting(
-    models: ModelDirectories, port: int, *flags: str
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run the command line up to the middle of a long request."""
-    common = ("--model", str(models.endless), "--port", str(port), "--prompt", "x", "--max_new_tokens", str(LONG))
-    async with command("--role", "draft", *common, "--format", "json", *flags) as process:
-        yield process
 
 
 async def until_busy(server: ServerProcess) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -27,11 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=360, ignore_eos=True)
 
 
-def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
-    return target_server(model, "--backend", "torch")
-
-
 def some_requests() -> list[CompletionRequest]:
     """Return requests of both schedules."""
     schedules = [Schedule.ASYNC, Schedule.SYNC] * 3
@@ -41,7 +34,8 @@ def some_requests() -> list[CompletionRequest]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    async with slow_target(models.endless) as server:
+    """Start a target with slower passes: a worker of the same size would never be ahead of it otherwise."""
+    async with target_server(models.endless, "--emulate", "target:3ms") as server:
         yield server
 
 
