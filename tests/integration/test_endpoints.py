@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from specdec.inference.serving.processes import free_port, server_process
 from tests.conftest import ModelDirectories
 from tests.support.foreign import foreign_server
@@ -64,27 +63,3 @@ async def _compare(flags: list[str]) -> tuple[int, dict[str, Any], str]:
     result = await run_command(*flags, program="compare_architectures.py", timeout_s=600)
     lines = result.stdout.splitlines()
     return result.code, json.loads(lines[-1]) if lines else {}, result.stderr
-
-
-@pytest.mark.release
-@pytest.mark.timeout(600)
-async def test_a_near_tie_of_bfloat16_differs_from_another_model(tmp_path: Path) -> None:
-    """The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault."""
-    exact, rounded, other, door = (free_port() for _ in range(4))
-    flags = ["--threads", "1", "--backend", "torch", "--model"]
-    in_bfloat16 = ["--dtype", "bfloat16", "--http_port", str(door)]
-    async with (
-        server_process("a", "target", *flags, str(BUNDLED_TARGET), "--port", str(exact), port=exact),
-        server_process("b", "target", *flags, str(BUNDLED_TARGET), *in_bfloat16, "--port", str(rounded), port=rounded),
-        server_process("c", "target", *flags, str(BUNDLED_DRAFT), "--port", str(other), port=other),
-    ):
-        report = ["--output", str(tmp_path / "report"), "--equal_weights", "--num_runs", "1", "--ignore_eos"]
-        pair = ["--endpoint", f"a=grpc://127.0.0.1:{exact}", "--endpoint", f"b=http://127.0.0.1:{door}/v1"]
-        code, results, errors = await _compare([*pair, *report, "--near_tie", "0.25"])
-        assert (code, results["same_tokens"], results["differences"]) == (0, True, []), errors
-        assert len(results["near_ties"]) > 0
-        assert "apart in log-probability" in results["near_ties"][0]
-        assert "near-tie: " in errors
-        pair[-1] = f"c=grpc://127.0.0.1:{other}"
-        code, results, _ = await _compare([*pair, *report, "--near_tie", "0.25"])
-        assert (code, results["same_tokens"]) == (1, False)
