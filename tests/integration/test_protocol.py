@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.serving.processes import ServerProcess
-from tests.support.raw_worker import RawSession, RawWorker, after, attach, below, end_of, proposing, raw_worker
+from tests.support.raw_worker import RawSession, after, attach, below, end_of, proposing, raw_worker
 
 pytestmark = pytest.mark.slow
 
 PROMPT = (2, 3, 5, 8, 13, 21)
 NUM_PROMPT = len(PROMPT)
 VOCAB_SIZE = 288
-MAX_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -116,16 +114,6 @@ async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
         assert await verified(session) == (answer[1:5], 3, 3)
 
 
-async def test_more_than_the_tree_holds_is_cut_not_refused(peer: Peer) -> None:
-    answer = peer.answer[1:]
-    async with peer.session(max_new_tokens=100) as session:
-        await session.propose()
-        await verified(session)
-        await session.propose(after(NUM_PROMPT + 1, *answer, *[5] * (256 - len(answer))))
-        await session.propose(below(255, 6, 6))
-        assert (await verified(session))[0][: len(answer)] == answer
-
-
 async def test_a_resumed_answer_has_drafts_again(peer: Peer) -> None:
     """Tokens depend on position and seed alone: a new request from what is committed continues the old one."""
     answer = peer.answer
@@ -203,20 +191,3 @@ async def test_messages_that_are_none_end_the_stream(peer: Peer, messages: list[
         for message in messages:
             await call.write(attach(peer.card, is_private=True) if message == "attach" else message)
         assert (await end_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_sixteen_sessions_share_eight_slots(peer: Peer) -> None:
-    """The later ones of more sessions than slots wait for their turn, and none mixes with another."""
-    answer = peer.answer
-
-    async def run(worker: RawWorker, lead: int) -> list[int]:
-        """Propose `lead` right tokens and a wrong one per round."""
-        session = worker.request(asked()).send()
-        while (done := len(session.token_ids)) < 12:
-            await session.propose(after(NUM_PROMPT + done, *answer[done : done + lead], wrong(answer[done + lead])))
-            await verified(session)
-        return session.token_ids
-
-    async with raw_worker(peer.address) as worker:
-        outputs = await asyncio.gather(*(run(worker, number % 4) for number in range(16)))
-    assert outputs == [answer[:12]] * 16

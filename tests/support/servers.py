@@ -22,9 +22,8 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.inference.commit import Delta, Finished, FinishReason, Started
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
-from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.completing.remote import RemoteCompleter
-from specdec.inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
@@ -221,8 +220,3 @@ async def until_attached(worker: PrivateWorker) -> None:
     async with asyncio.timeout(30):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-def card_of(words: Vocabulary) -> ModelCard:
-    """Return the card of a target that has this vocabulary."""
-    return ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")

@@ -31,7 +31,6 @@ from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams()
-NO_LIMITS = EngineLimits()
 
 
 class BreakingDecoder(ScriptedDecoder):

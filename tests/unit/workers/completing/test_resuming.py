@@ -13,7 +13,7 @@ from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.tls import ServerTls
 from specdec.inference.commit import Delta, FinishReason, Started, TextEvent
 from specdec.inference.config import ConnectionConfig, DialSecurity
-from specdec.inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
+from specdec.inference.errors import CapacityError, DeadlineError, HandshakeError, UnavailableError
 from specdec.inference.request import Provenance
 from specdec.inference.scheduling.retry_budget import RetryBudget
 from specdec.inference.workers.calls.fleet import Fleet, Replica
@@ -26,7 +26,6 @@ from tests.support.certificates import pki
 REQUEST = CompletionRequest((5, 6), seed=1, max_new_tokens=4)
 FULL = CapacityError("all 1 slots are busy", retry_after_s=1.0)
 LOST = UnavailableError("the link is gone")
-FAILED = InternalError("the model failed")
 NOBODY = ConnectionConfig("127.0.0.1", 1)
 
 
