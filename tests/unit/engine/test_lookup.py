@@ -27,7 +27,7 @@ from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
-from tests.support.answers import commits_of, each_commit
+from tests.support.answers import commits_of, each_commit, tokens
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
@@ -86,10 +86,6 @@ async def plainly(request: GenerationRequest) -> list[Commit]:
     if request not in _truths:
         _truths[request] = await alone(request)
     return _truths[request]
-
-
-def tokens(commits: Sequence[Commit]) -> list[int]:
-    return [token_id for commit in commits for token_id in commit.token_ids]
 
 
 async def alone(request: GenerationRequest) -> list[Commit]:

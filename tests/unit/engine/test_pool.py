@@ -18,7 +18,7 @@ from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
-from tests.support.answers import commits_of
+from tests.support.answers import commits_of, tokens
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 300
@@ -81,8 +81,7 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
-    token_ids = [token_id for commit in commits for token_id in commit.token_ids]
-    return token_ids, sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
+    return tokens(commits), sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
 
 
 async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
@@ -112,7 +111,7 @@ async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None
     pool.attach(good)
     request = GenerationRequest((0, 1, 2), max_new_tokens=2 * NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
-    assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, 2 * NUM_TOKENS)
+    assert tokens(commits) == tokens_at(3, 2 * NUM_TOKENS)
     assert sum(commit.num_accepted_tokens for commit in commits) > NUM_TOKENS / 3
     assert (junk.most, good.most) == (1, 1)
     _ = await commits_of(pool.generate(request))
@@ -230,7 +229,7 @@ def named(name: str, schedule: Schedule = Schedule.ASYNC) -> GenerationRequest:
 
 async def num_accepted(pool: DraftPool, request: GenerationRequest) -> int:
     commits = await commits_of(pool.generate(request))
-    assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, request.max_new_tokens)
+    assert tokens(commits) == tokens_at(3, request.max_new_tokens)
     return sum(commit.num_accepted_tokens for commit in commits)
 
 

@@ -28,6 +28,7 @@ from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.model_proposer import ModelProposer
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.answers import tokens
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 from tests.support.scripted import until
 
@@ -147,10 +148,6 @@ async def cached(
             if leaves_after is not None and len(commits) > leaves_after:
                 break
     return num_cached, commits
-
-
-def tokens(commits: Sequence[Commit]) -> list[int]:
-    return [token_id for commit in commits for token_id in commit.token_ids]
 
 
 def request(prompt: Sequence[int], **fields: Any) -> GenerationRequest:

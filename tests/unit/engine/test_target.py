@@ -17,13 +17,13 @@ from specdec.inference.commit import Commit, FinishReason
 from specdec.inference.engine.admission import Admission
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.engine.target_session import TargetSession
-from specdec.inference.errors import CapacityError, InternalError, UnavailableError
+from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.tree import Branch
-from tests.support.answers import commits_of, each_commit, next_commit
+from tests.support.answers import commits_of, each_commit, next_commit, tokens
 from tests.support.models import tiny_model
 from tests.support.scripted import ScriptedDecoder, token_at, tokens_at, until
 
@@ -58,10 +58,6 @@ def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
 
 async def finish(engine: TargetEngine, wanted: GenerationRequest) -> list[Commit]:
     return await commits_of(engine.generate(wanted))
-
-
-def tokens(commits: list[Commit]) -> list[int]:
-    return [token_id for commit in commits for token_id in commit.token_ids]
 
 
 async def at_gate(decoder: ScriptedDecoder) -> None:
@@ -113,6 +109,11 @@ async def test_ends_at_max_new_tokens(engine: TargetEngine) -> None:
 
 async def test_a_stop_token_in_the_prompt_is_no_stop(engine: TargetEngine) -> None:
     assert len(tokens(await finish(engine, request(3, stop=2)))) == 4
+
+
+async def test_refuses_a_token_below_zero(engine: TargetEngine) -> None:
+    with pytest.raises(InvalidRequestError, match="-1"):
+        engine.open(GenerationRequest((-1,)))
 
 
 async def test_first_come_first_served(engine: TargetEngine) -> None:

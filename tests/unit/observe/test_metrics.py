@@ -121,6 +121,7 @@ def test_an_engine_reports_its_cache_use() -> None:
     metrics.watch(Slots())
     found = samples(metrics)
     assert found["vllm:kv_cache_usage_perc", ""] == 0.75
+    assert (found["vllm:num_requests_running", ""], found["vllm:num_requests_waiting", ""]) == (3, 1)
     assert found["specdec_server_info", f"target,{VERSION}"] == 1
 
 

@@ -81,6 +81,21 @@ class Recorder:
         self.told.append(f"stop {grace_s:g}")
 
 
+async def test_one_order_of_draining() -> None:
+    recorder, ended = Recorder(), asyncio.Event()
+
+    async def until() -> None:
+        await ended.wait()
+
+    host = Host(recorder, [recorder, recorder], config=ServerConfig(grace_s=3.0))
+    serving = asyncio.create_task(host.run(until()))
+    await asyncio.sleep(0.01)
+    assert recorder.told == ["open", "open"]
+    ended.set()
+    await serving
+    assert recorder.told[2:] == ["report", "report", "refuse", "refuse", "stop 3", "close", "close"]
+
+
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A normal start of `--attach` logged two warnings: not ready, and ready again."""
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)

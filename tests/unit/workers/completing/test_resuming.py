@@ -13,7 +13,7 @@ from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.tls import ServerTls
 from specdec.inference.commit import Delta, FinishReason, Started, TextEvent
 from specdec.inference.config import ConnectionConfig, DialSecurity
-from specdec.inference.errors import CapacityError, DeadlineError, HandshakeError, UnavailableError
+from specdec.inference.errors import CapacityError, DeadlineError, HandshakeError, InternalError, UnavailableError
 from specdec.inference.request import Provenance
 from specdec.inference.scheduling.retry_budget import RetryBudget
 from specdec.inference.workers.calls.fleet import Fleet, Replica
@@ -68,6 +68,11 @@ async def test_a_slot_that_never_comes_is_unavailable(monkeypatch: pytest.Monkey
 
 
 LAST = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
+
+
+async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens depend on committed tokens alone, so INTERNAL of one replica is no reason to give up."""
+    assert await generated(monkeypatch, Delta(2, (7,)), InternalError("the model failed"), LAST) == [7, 8]
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
