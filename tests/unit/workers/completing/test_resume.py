@@ -172,7 +172,7 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """The story: a target was restarted with other weights of its tokenizer, and ended what the first ones had begun."""
+    """The story: a target was restarted with other weights of its tokenizer, and ended the text of the first ones."""
     async with server(model) as completer:
         begun = REQUESTS["a grammar"]
         started = (await events_of(completer, begun))[0]
