@@ -78,6 +78,17 @@ async def until_healthy(port: int) -> None:
             await asyncio.sleep(0.1)
 
 
+async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenerator[str, None]:
+    """Yield the text of a streamed completion, event by event."""
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
+        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+
+
 async def figure(metrics_port: int, name: str) -> float:
     """Return the value of a metric without labels but the model's name."""
     async with httpx.AsyncClient() as client:
