@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,9 +16,9 @@ from examples import minimal
 from specdec.inference.backends.onnx.packed import packed_decoder
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
 from specdec.inference.request import SamplingParams
-from specdec.inference.serving.processes import free_port, server_process
+from specdec.inference.serving.processes import ServerProcess, free_port, server_process
 from specdec.inference.workers.completion import CompletionRequest
-from tests.support.servers import complete_all, draft_server, fused_server, run_command, target_server
+from tests.support.servers import complete_all, draft_server, fused_server, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -46,13 +48,17 @@ def transformers_tokens(prompts: list[str]) -> list[list[int]]:
     return outputs
 
 
-async def test_two_terminals() -> None:
-    """A target and a draft by their commands give exactly Transformers' tokens, most of them drafted."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def target() -> AsyncGenerator[ServerProcess, None]:
     port = free_port()
-    async with server_process("target", "target", "--port", str(port), "--threads", "1", port=port):
-        result = await run_command(
-            "--role", "draft", "--port", str(port), "--format", "json", "--max_new_tokens", str(MAX_NEW_TOKENS)
-        )
+    async with server_process("target", "target", "--port", str(port), "--threads", "1", port=port) as server:
+        yield server
+
+
+async def test_two_terminals(target: ServerProcess) -> None:
+    """A target and a draft by their commands give exactly Transformers' tokens, most of them drafted."""
+    flags = ("--port", str(target.port), "--format", "json", "--max_new_tokens", str(MAX_NEW_TOKENS))
+    result = await run_command("--role", "draft", *flags)
     assert result.code == 0, result.stderr
     assert [o["prompt"] for o in result.objects] == bundled_prompts()
     assert [o["token_ids"] for o in result.objects] == transformers_tokens(bundled_prompts())
@@ -61,15 +67,13 @@ async def test_two_terminals() -> None:
 
 
 @pytest.mark.long
-async def test_every_topology_samples_the_same_tokens() -> None:
-    port = free_port()
+async def test_every_topology_samples_the_same_tokens(target: ServerProcess) -> None:
     sampling = SamplingParams(temperature=0.8, top_p=0.95)
     requests = [
         CompletionRequest(prompt, sampling, seed=seed, max_new_tokens=MAX_NEW_TOKENS)
         for seed, prompt in enumerate(bundled_prompts())
     ]
     async with (
-        server_process("target", "target", "--port", str(port), "--threads", "1", port=port) as target,
         draft_server(BUNDLED_DRAFT, target) as draft,
         fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--adaptive_gamma", "--gamma", "16") as fused,
     ):
@@ -81,34 +85,30 @@ async def test_every_topology_samples_the_same_tokens() -> None:
         assert sum(h.num_accepted_tokens for h in helped) > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-async def test_the_minimal_example_gives_a_servers_tokens(temperature: float) -> None:
+async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess) -> None:
     """A reader begins at examples/minimal.py, so it must be the same algorithm, to the token."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
-    prompts = ["1, 2, 3, 4,", "Once upon a time"]
-    sampling = SamplingParams(temperature=temperature)
-    requests = [CompletionRequest(prompt, sampling, seed=7, max_new_tokens=MAX_NEW_TOKENS) for prompt in prompts]
-    async with fused_server(BUNDLED_TARGET, BUNDLED_DRAFT) as server:
-        served = await complete_all(server, requests)
-    for prompt, answer in zip(prompts, served, strict=True):
-        draft, target = (minimal.Model(path, temperature, 7) for path in (BUNDLED_DRAFT, BUNDLED_TARGET))
-        token_ids = tokenizer(prompt)["input_ids"]
-        end = tokenizer.eos_token_id
-        own = minimal.generate(draft, target, token_ids, num_tokens=MAX_NEW_TOKENS, gamma=3, end=end)
+    asked = [(prompt, temperature) for prompt in ("1, 2, 3, 4,", "Once upon a time") for temperature in (0.0, 0.9)]
+    requests = [
+        CompletionRequest(prompt, SamplingParams(temperature=temperature), seed=7, max_new_tokens=MAX_NEW_TOKENS)
+        for prompt, temperature in asked
+    ]
+    for (prompt, temperature), answer in zip(asked, await complete_all(target, requests), strict=True):
+        draft, model = (minimal.Model(path, temperature, 7) for path in (BUNDLED_DRAFT, BUNDLED_TARGET))
+        token_ids, end = tokenizer(prompt)["input_ids"], tokenizer.eos_token_id
+        own = minimal.generate(draft, model, token_ids, num_tokens=MAX_NEW_TOKENS, gamma=3, end=end)
         assert own == answer.token_ids
 
 
-async def test_the_wire_examples_give_equal_texts() -> None:
+async def test_the_wire_examples_give_equal_texts(target: ServerProcess) -> None:
     """A client and a draft worker with grpcio and the .proto alone: a reader in another language begins with them.
 
     The worker drafts for its own request, in rounds: the target accepts some of its tokens, the text is the client's.
     """
     prompt = "one two three one two three one two"
-    async with target_server(BUNDLED_TARGET) as server:
-        client, worker = [
-            await run_command(server.address, prompt, program=f"examples/{name}.py")
-            for name in ("client", "draft_worker")
-        ]
+    client, worker = [
+        await run_command(target.address, prompt, program=f"examples/{name}.py") for name in ("client", "draft_worker")
+    ]
     assert client.stdout == worker.stdout
     assert len(client.stdout) > 30
     num_accepted, num_tokens = map(int, re.findall(r"\d+", worker.stderr.splitlines()[-1]))

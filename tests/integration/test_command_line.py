@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import httpx
 import pytest
 
 from specdec.inference.cli.app import main
@@ -18,10 +17,8 @@ from tests.support.servers import (
     CommandResult,
     complete,
     complete_all,
-    draft_server,
     fused_server,
     run_command,
-    target_server,
 )
 
 pytestmark = pytest.mark.slow
@@ -126,35 +123,6 @@ async def test_a_taken_port_is_an_error_before_a_model_loads(target: ServerProce
     assert "slots of" not in result.stderr
 
 
-async def test_every_server_speaks_http_if_asked(models: ModelDirectories) -> None:
-    """A target and a draft worker that serves give the same answer at their `--http_port`, as a fused server does."""
-    ports = [free_port(), free_port()]
-    body = {"prompt": "the wind", "max_tokens": 6, "temperature": 0}
-    async with (
-        target_server(models.target, "--http_port", str(ports[0])) as target,
-        draft_server(models.related, target, "--http_port", str(ports[1])),
-        httpx.AsyncClient(timeout=60) as client,
-    ):
-        expected = await complete(target, CompletionRequest("the wind", max_new_tokens=6))
-        for port in ports:
-            answer = (await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)).json()
-            assert answer["choices"][0]["text"] == expected.text
-
-
-async def test_prompts_that_fail_do_not_stop_the_others(target: ServerProcess, tmp_path: Path) -> None:
-    """A prompt longer than the context is an error object in its place; the exit code is that of a failure."""
-    file = tmp_path / "prompts.txt"
-    file.write_text(f"short\n{'long ' * 100}\nalso short\n")
-    flags = ("--port", str(target.port), "--prompt_text", file, "--max_new_tokens", "3", "--format", "json")
-    result = await run_command("--role", "fused_client", *flags)
-    assert result.code == 1
-    first, failed, last = result.objects
-    assert len(first["token_ids"]) == len(last["token_ids"]) == 3
-    assert failed["error"]["code"] == "INVALID_ARGUMENT"
-    assert "128" in failed["error"]["message"]
-    assert failed["token_ids"] == []
-
-
 def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
     """Each token has a line of its own before the text; or one object has all. The model runs in this process."""
     flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
@@ -179,16 +147,6 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
         (fields,) = CommandResult(0, capsys.readouterr().out, "").objects
         answers.append(fields["token_ids"])
     assert answers[0] == answers[1]
-
-
-def test_draft_of_another_vocabulary_is_refused(
-    target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error is one clear line. Equal tokens under other ids would be accepted at times, and mean something else."""
-    flags = ["--port", str(target.port), "--prompt", "x"]
-    assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert "need one vocabulary" in line
 
 
 @pytest.mark.parametrize("asked", [("--prompt", "x"), ("--serve", "0")])

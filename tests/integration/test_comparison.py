@@ -122,27 +122,24 @@ async def test_killing_a_server_is_a_clear_failure(
     assert not [name for name, pid in servers.items() if _is_alive(pid)]
 
 
-async def test_ctrl_c_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
-    flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused"]
+@pytest.mark.parametrize(
+    ("number", "is_started", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)], ids=["work", "start"]
+)
+async def test_a_signal_leaves_no_process(
+    models: ModelDirectories, tmp_path: Path, number: signal.Signals, is_started: bool, code: int
+) -> None:
+    """The signal comes while a comparison measures, or while its servers start."""
+    flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused,distributed"]
     async with command(*flags, program=PROGRAM) as process:
-        await _until_measuring(process)
-        servers = _children(process.pid)
-        process.send_signal(signal.SIGINT)
-        _, stderr = await process.communicate()
-    assert process.returncode == 130
-    assert "error: stopped by SIGINT" in stderr.decode()
-    assert set(servers) == {"target", "fused"}
-    assert not [name for name, pid in servers.items() if _is_alive(pid)]
-
-
-async def test_sigterm_while_servers_start_leaves_no_process(models: ModelDirectories, tmp_path: Path) -> None:
-    async with command(*_flags(models, tmp_path), program=PROGRAM) as process:
+        if is_started:
+            await _until_measuring(process)
         while len(servers := _children(process.pid)) < 3:  # noqa: ASYNC110 - another process cannot set an event
             await asyncio.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, stderr = await process.communicate()
-    assert process.returncode == 143
-    assert "error: stopped by SIGTERM" in stderr.decode()
+    assert process.returncode == code
+    assert f"error: stopped by {number.name}" in stderr.decode()
+    assert set(servers) == {"target", "fused", "draft"}
     assert not [name for name, pid in servers.items() if _is_alive(pid)]
 
 

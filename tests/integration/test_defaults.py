@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
@@ -31,8 +32,9 @@ async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerPr
         http = {name: free_port() for name in ("target", "draft", "fused")}
         ports = {name: ("--http_port", str(port)) for name, port in http.items()}
         target = await stack.enter_async_context(target_server(models.target, *FLAGS, *ports["target"]))
-        draft = await stack.enter_async_context(draft_server(models.related, target, *ports["draft"]))
-        fused = await stack.enter_async_context(fused_server(models.target, models.related, *FLAGS, *ports["fused"]))
+        draft_worker = draft_server(models.related, target, *ports["draft"])
+        pair = fused_server(models.target, models.related, *FLAGS, *ports["fused"])
+        draft, fused = await asyncio.gather(*map(stack.enter_async_context, (draft_worker, pair)))
         servers = {"target": target, "draft": draft, "fused": fused}
         HTTP.update(http)
         yield servers

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import shlex
-import sys
 from collections import Counter
 
 import pytest
@@ -15,6 +12,7 @@ from specdec.inference.cli.demo.speed import next_steps, sampling_of
 from specdec.inference.cli.prompts.source import read_prompts
 from specdec.inference.cli.roles.registry import ROLES, parser_of
 from specdec.inference.config import BUNDLED_PROMPTS, ROOT
+from tests.support.servers import run_command
 
 
 def most_often(text: str, length: int) -> int:
@@ -26,13 +24,9 @@ def most_often(text: str, length: int) -> int:
 
 async def output_of(*arguments: str) -> str:
     """Run `specdec ARGUMENTS` as a process and return its stdout."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specdec", *arguments), cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output
-    return output
+    result = await run_command(*arguments, program="-m specdec", timeout_s=170, variables={"COLUMNS": "80"})
+    assert result.code == 0, result.stdout
+    return result.stdout
 
 
 @pytest.mark.long

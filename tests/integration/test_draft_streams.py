@@ -64,17 +64,6 @@ async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) 
     return session.send()
 
 
-@REQUESTS
-async def test_draft_tokens_that_come_before_their_request(request_: pb.GenerateRequest) -> None:
-    """The first pass of the request, which reads the prompt, verifies draft tokens that came before it."""
-    async with serving() as target, raw_worker(target.address) as worker:
-        session = await sent_after(target, worker.request(request_), after(3, *ANSWER[:3]))
-        first = await session.delta()
-        assert first is not None
-        assert (first.num_draft_tokens, first.num_accepted_tokens, first.num_received_tokens) == (3, 3, 3)
-        session.call.cancel()
-
-
 async def test_names_without_a_request_cost_little() -> None:
     """One client invents a thousand names of requests; the draft tokens of another client are kept all the same."""
     flood = [after(3, *[7] * 250)] * 16
@@ -131,19 +120,6 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
             session.send()
             await stranger.propose(after(3, *ANSWER))
             assert await answered_without(session)
-
-
-async def test_role_draft_is_a_client(auth_file: Path) -> None:
-    """A caller of role draft drafts for its own requests; to help others' requests is the right of role worker."""
-    async with serving(auth_file=auth_file) as target:
-        async with raw_worker(target.address, bearer("dora")) as dora:
-            session = await sent_after(target, dora.request(IN_ROUNDS), after(3, *ANSWER))
-            assert await session.rest() == ANSWER
-            assert session.deltas[0].num_accepted_tokens > 0
-        with pytest.raises(grpc.aio.AioRpcError, match="needs worker") as caught:
-            async with raw_worker(target.address, bearer("dora"), is_private=False):
-                pass
-        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ROOT
 from specdec.inference.serving.processes import free_port, server_process
 from tests.conftest import ModelDirectories
 from tests.support.foreign import foreign_server
+from tests.support.servers import run_command
 
 TOKEN = "a-token-of-this-test"
 AUTH = f'[[token]]\nname = "bench"\nsha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"\nroles = ["client"]\n'
@@ -60,44 +58,8 @@ async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, t
         assert "the context of a has 128" in errors
 
 
-async def _compare(flags: list[str]) -> tuple[int | None, dict[str, Any], str]:
+async def _compare(flags: list[str]) -> tuple[int, dict[str, Any], str]:
     """Return the exit code, the last line of stdout, and stderr."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / "compare_architectures.py"),
-        *flags,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        stdout, stderr = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    lines = stdout.decode().splitlines()
-    return process.returncode, json.loads(lines[-1]) if lines else {}, stderr.decode()
-
-
-@pytest.mark.release
-@pytest.mark.timeout(600)
-async def test_a_near_tie_of_bfloat16_differs_from_another_model(tmp_path: Path) -> None:
-    """The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault."""
-    exact, rounded, other, door = (free_port() for _ in range(4))
-    flags = ["--threads", "1", "--backend", "torch", "--model"]
-    in_bfloat16 = ["--dtype", "bfloat16", "--http_port", str(door)]
-    async with (
-        server_process("a", "target", *flags, str(BUNDLED_TARGET), "--port", str(exact), port=exact),
-        server_process("b", "target", *flags, str(BUNDLED_TARGET), *in_bfloat16, "--port", str(rounded), port=rounded),
-        server_process("c", "target", *flags, str(BUNDLED_DRAFT), "--port", str(other), port=other),
-    ):
-        report = ["--output", str(tmp_path / "report"), "--equal_weights", "--num_runs", "1", "--ignore_eos"]
-        pair = ["--endpoint", f"a=grpc://127.0.0.1:{exact}", "--endpoint", f"b=http://127.0.0.1:{door}/v1"]
-        code, results, errors = await _compare([*pair, *report, "--near_tie", "0.25"])
-        assert (code, results["same_tokens"], results["differences"]) == (0, True, []), errors
-        assert len(results["near_ties"]) > 0
-        assert "apart in log-probability" in results["near_ties"][0]
-        assert "near-tie: " in errors
-        pair[-1] = f"c=grpc://127.0.0.1:{other}"
-        code, results, _ = await _compare([*pair, *report, "--near_tie", "0.25"])
-        assert (code, results["same_tokens"]) == (1, False)
+    result = await run_command(*flags, program="compare_architectures.py", timeout_s=600)
+    lines = result.stdout.splitlines()
+    return result.code, json.loads(lines[-1]) if lines else {}, result.stderr

@@ -6,13 +6,11 @@ Real processes over real sockets. The tests stand in this order since each takes
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -24,14 +22,14 @@ from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.servers import complete, run_command, target_server
+from tests.support.servers import complete, pieces_over_http, run_command, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 NUM_TOKENS = 400
 FLAGS = ("--sequence_length", "8192", "--batch", "8")
 REQUEST = CompletionRequest("the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=NUM_TOKENS)
-BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS, "stream": True}
+BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS}
 GRACE_S = 60.0
 
 
@@ -68,15 +66,7 @@ async def cluster(models: ModelDirectories) -> AsyncGenerator[Cluster, None]:
 
 async def over_http(port: int) -> str:
     """Return the gateway's answer."""
-    text = ""
-    async with (
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
-        client.stream("POST", "/v1/completions", json=BODY) as answer,
-    ):
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-    return text
+    return "".join([piece async for piece in pieces_over_http(port, BODY)])
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:

@@ -20,11 +20,11 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.request import SamplingParams
-from specdec.inference.serving.processes import ServerProcess, free_port, server_process
+from specdec.inference.serving.processes import ServerProcess, server_process
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.raw_worker import raw_worker
-from tests.support.servers import command, complete, complete_all, draft_server, result_of, run_command, target_server
+from tests.support.servers import command, complete, result_of, run_command, target_server
 
 pytestmark = pytest.mark.slow
 
@@ -131,18 +131,6 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
     await assert_serves_promptly(small)
 
 
-async def test_cancelled_waiter_frees_its_place(small: ServerProcess) -> None:
-    async with generating(small) as running:
-        async with queued(small):
-            await until_one_waits(small)
-            await refused(small)
-        await until_one_waits(small, num_waiting=0)
-        async with queued(small) as waiting:
-            await until_one_waits(small)
-            running.cancel()
-            assert (await read_all(waiting))[-1].HasField("finished")
-
-
 async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> None:
     """Wait until so many requests are in the server's queue."""
     async with open_channel(server.address) as channel, asyncio.timeout(20):
@@ -168,22 +156,6 @@ async def test_client_comes_again_when_the_server_was_full(small: ServerProcess,
     assert result.code == 0
     assert [fields["prompt"] for fields in result.objects] == ["one", "two", "three", "four"]
     assert all(len(fields["token_ids"]) == 400 for fields in result.objects)
-
-
-async def test_second_server_on_a_port(small: ServerProcess, models: ModelDirectories) -> None:
-    result = await run_command("--role", "target", "--model", models.target, "--port", str(small.port))
-    assert result.code == 2
-    assert result.last_line.startswith(f"error: cannot listen on 127.0.0.1:{small.port}")
-    assert "Traceback" not in result.stderr
-    await assert_serves_promptly(small)
-
-
-async def test_unreachable_target() -> None:
-    port = free_port()
-    flags = ("--port", str(port), "--prompt", "x", "--connect_timeout_s", "1")
-    result = await run_command("--role", "fused_client", *flags)
-    assert (result.code, result.stdout) == (1, "")
-    assert result.last_line == f"error: no server answers at 127.0.0.1:{port} within 1 s"
 
 
 async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
@@ -219,92 +191,27 @@ async def drain(server: ServerProcess) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-async def test_target_that_dies_leaves_what_was_generated(models: ModelDirectories) -> None:
-    async with dying_target(models) as (target, port):
-        async with drafting(models, port, "--reconnect_timeout_s", "0") as process:
-            await until_busy(target)
-            await asyncio.sleep(0.5)
-            target.process.kill()
-            result = await result_of(process)
-        assert result.code == 1
-        (fields,) = result.objects
-        assert fields["error"]["code"] == "UNAVAILABLE"
-        assert f"127.0.0.1:{port}" in fields["error"]["message"]
-        assert fields["finish_reason"] is None
-        assert 0 < len(fields["token_ids"]) < LONG
-        assert fields["text"]
-
-
 async def test_target_that_comes_back_resumes_the_request(models: ModelDirectories) -> None:
     """Killed and started anew on its port, the target goes on with the same tokens: none is lost, none comes twice."""
     num_tokens = 1500
-    async with dying_target(models) as (target, port):
-        flags = (
-            "--reconnect_timeout_s",
-            "60",
-            "--temperature",
-            "1",
-            "--seed",
-            "5",
-            "--max_new_tokens",
-            str(num_tokens),
-        )
-        async with drafting(models, port, *flags) as process:
+    asked = ("--prompt", "x", "--temperature", "1", "--seed", "5", "--max_new_tokens", str(num_tokens))
+    flags = (*asked, "--format", "json", "--reconnect_timeout_s", "60", "--model", models.endless)
+    async with target_server(models.endless, *SMALL, "--max_waiting", "0") as target:
+        port = ("--port", str(target.port))
+        async with command("--role", "draft", *flags, *port) as process:
             await until_busy(target)
             await asyncio.sleep(0.1)
             target.process.kill()
-            async with revived_target(models, port) as again:
+            again = ("--model", str(models.endless), *port, "--threads", "1", *SMALL)
+            async with server_process("again", "target", *again, port=target.port) as revived:
                 result = await result_of(process)
                 sampling = SamplingParams(temperature=1.0)
-                alone = await complete(again, CompletionRequest("x", sampling, seed=5, max_new_tokens=num_tokens))
-                assert again.process.returncode is None
+                alone = await complete(revived, CompletionRequest("x", sampling, seed=5, max_new_tokens=num_tokens))
+                assert revived.process.returncode is None
     assert result.code == 0
     assert "goes on after" in result.stderr
     assert result.objects[0]["token_ids"] == alone.token_ids
     assert len(result.objects[0]["token_ids"]) == num_tokens
-
-
-async def test_another_model_does_not_continue_a_text(models: ModelDirectories) -> None:
-    """The story: one model began a text and another ended it, without a word.
-
-    The target had been restarted with other weights of the same tokenizer.
-    """
-    async with (
-        dying_target(models) as (target, port),
-        draft_server(models.endless, target, "--sequence_length", "8192", "--reconnect_timeout_s", "60") as draft,
-        generating(draft) as stream,
-    ):
-        target.process.kill()
-        arguments = ("--model", str(models.target), "--port", str(port), "--threads", "1", "--batch", "1")
-        async with server_process("again", "target", *arguments, port=port):
-            with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                await read_all(stream)
-    assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "cannot resume" in str(refusal.value.details())
-
-
-@asynccontextmanager
-async def dying_target(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, int], None]:
-    """Start a target that the test is going to kill, with one slot and no queue."""
-    async with target_server(models.endless, *SMALL, "--max_waiting", "0") as server:
-        yield server, server.port
-
-
-@asynccontextmanager
-async def revived_target(models: ModelDirectories, port: int) -> AsyncGenerator[ServerProcess, None]:
-    flags = ("--model", str(models.endless), "--port", str(port), "--threads", "1", *SMALL)
-    async with server_process("again", "target", *flags, port=port) as server:
-        yield server
-
-
-@asynccontextmanager
-async def drafting(
-    models: ModelDirectories, port: int, *flags: str
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run the command line up to the middle of a long request."""
-    common = ("--model", str(models.endless), "--port", str(port), "--prompt", "x", "--max_new_tokens", str(LONG))
-    async with command("--role", "draft", *common, "--format", "json", *flags) as process:
-        yield process
 
 
 async def until_busy(server: ServerProcess) -> None:
@@ -336,10 +243,3 @@ async def test_health_and_reflection(small: ServerProcess) -> None:
         (answer,) = [message async for message in reflection.ServerReflectionInfo(iter([question]), timeout=10)]
         names = {service.name for service in answer.list_services_response.service}
         assert {*services, "grpc.health.v1.Health"} <= names
-
-
-async def test_eight_at_once_on_one_slot_in_order(models: ModelDirectories, small: ServerProcess) -> None:
-    """Patient clients are served, one after another."""
-    requests = [CompletionRequest(f"{number}", max_new_tokens=5) for number in range(8)]
-    completions = await complete_all(small, requests, concurrency=2)
-    assert all(len(completion.token_ids) == 5 for completion in completions)

@@ -26,8 +26,6 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support import llmperf
-from tests.support.browser import CHROMIUM, browser_page
 from tests.support.servers import complete, draft_server, fused_server, until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -115,14 +113,6 @@ async def test_every_parameter_matters(clients: Clients) -> None:
     assert len({text for (text,) in answers.values()}) == len(answers)
 
 
-async def test_the_text_is_that_of_direct_grpc(clients: Clients, target: ServerProcess) -> None:
-    request = CompletionRequest(
-        PROMPT, SamplingParams(temperature=1.0, presence_penalty=1.0), seed=5, max_new_tokens=20
-    )
-    direct = await complete(target, request)
-    assert await texts(clients["fused"], seed=5, max_tokens=20, presence_penalty=1.0) == [direct.text]
-
-
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
     """The profile has a row per choice, whole or streamed; a refused request has none."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
@@ -163,21 +153,6 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
     assert last.usage is not None
     assert whole.usage is not None
     assert len(chunks) == last.usage.completion_tokens == whole.usage.completion_tokens
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-async def test_llmperf_reads_every_server(ports: dict[str, int], topology: str) -> None:
-    """LLMPerf's bodies and parser are imitated here, since no package registry has LLMPerf.
-
-    Streams need an event per token and a last one with the reason, or LLMPerf would take speculation for slow.
-    """
-    body = {**llmperf.body("sing", 12, model="target"), "temperature": 0.0}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[topology]}", timeout=60) as client:
-        stream = await client.post("/v1/chat/completions", json=body, headers=llmperf.HEADERS)
-        whole = (await client.post("/v1/chat/completions", json={**body, "stream": False})).json()
-    num_events, _, text = llmperf.reads(stream.content)
-    assert text == whole["choices"][0]["message"]["content"]
-    assert whole["usage"]["completion_tokens"] <= num_events <= whole["usage"]["completion_tokens"] + 2
 
 
 async def test_chat(clients: Clients, target: ServerProcess) -> None:
@@ -277,17 +252,6 @@ async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: M
         assert (echoed.choices[0].text, echoed.choices[0].logprobs) == (PROMPT, None)
 
 
-async def test_nothing_ends_before_the_least_number_of_tokens(clients: Clients) -> None:
-    """The end-of-sequence token is made so likely that the text ends at once, if it may."""
-    fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 30, "logit_bias": {"1": 100}}
-    for least in (0, 1, 9):
-        for client in clients.values():
-            answer = await client.completions.create(**fields, extra_body={"min_tokens": least})
-            assert answer.usage is not None
-            assert answer.usage.completion_tokens == least + 1
-            assert answer.choices[0].finish_reason == "stop"
-
-
 async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> None:
     for client in clients.values():
         with pytest.raises(openai.BadRequestError) as too_long:
@@ -303,30 +267,6 @@ async def test_errors_reach_the_client_with_code_and_field(clients: Clients) -> 
         assert (unsupported.value.param, unsupported.value.code) == ("best_of", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError):
             await client.completions.create(model="gpt-4", prompt="x")
-
-
-async def test_extra_fields_of_the_openai_client_change_nothing(clients: Clients) -> None:
-    messages: Any = [{"role": "user", "content": "sing"}]
-    fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_tokens": 8}
-    bare = await clients["fused"].chat.completions.create(**fields)
-    full = await clients["fused"].chat.completions.create(
-        **fields, tools=[], tool_choice="none", store=False, metadata={"run": "1"}, service_tier="auto",
-        parallel_tool_calls=True, modalities=["text"], prompt_cache_key="a", safety_identifier="b", user="c",
-    )  # fmt: skip
-    assert full.choices[0].message == bare.choices[0].message
-    again = [*messages, full.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
-    await clients["fused"].chat.completions.create(**{**fields, "messages": again})
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError, match="chat template shows no way to call them") as tools:
-        await clients["fused"].chat.completions.create(**fields, tools=[tool])
-    assert tools.value.param == "tools"
-
-
-async def test_the_openai_client_finds_the_id_of_its_request(clients: Clients) -> None:
-    answer = await clients["fused"].completions.create(
-        model="target", prompt=PROMPT, max_tokens=2, extra_headers={"X-Request-Id": "mine"}
-    )
-    assert answer._request_id == "mine"
 
 
 async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], models: ModelDirectories) -> None:
@@ -451,49 +391,6 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
         await asyncio.gather(call, return_exceptions=True)
         await until_running(slow[1], 0)
     await client.close()
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
-async def test_the_page_streams_and_marks_drafts(ports: dict[str, int], tmp_path: Path) -> None:
-    address = f"http://127.0.0.1:{ports['fused']}/"
-    async with browser_page(tmp_path) as page:
-        await page.open(address)
-        await page.until("document.getElementById('model').textContent.includes('128 tokens')")
-        assert await page.run("document.getElementById('mode').value") == "chat", "the model has a chat template"
-        await page.run("document.getElementById('mode').value = 'text'")
-        await page.run("document.getElementById('prompt').value = 'Once upon a time'")
-        await page.run("document.getElementById('seed').value = 3; document.getElementById('temperature').value = 0.7")
-        await page.run("document.getElementById('max_tokens').value = 40")
-        await page.run("document.getElementById('form').requestSubmit()")
-        await page.until("document.getElementById('finish').textContent.length > 1")
-        counts = await page.run(
-            "['drafted', 'own'].map((kind) => document.querySelectorAll('#output .' + kind).length)"
-        )
-        assert min(counts) > 0
-        text = await page.run("document.getElementById('output').textContent")
-        for figure in ("acceptance", "speed", "per_pass", "tokens", "ttft"):
-            assert re.match(r"\d", await page.run(f"document.getElementById('{figure}').textContent")), figure
-        assert page.complaints == []
-        assert {url.removeprefix(address) for url in page.requested} == {"", "v1/models", "v1/completions"}
-        await page.run("document.getElementById('temperature').value = 3; document.getElementById('gamma').value = 0")
-        await page.run(
-            "document.getElementById('max_tokens').value = 4; document.getElementById('mode').value = 'chat'"
-        )
-        await page.run("document.getElementById('form').requestSubmit()")
-        await page.until("document.getElementById('tokens').textContent === '4'")
-        assert await page.run("document.querySelectorAll('#output .drafted').length") == 0
-        await page.run("document.getElementById('mode').value = 'text'")
-        await page.run("document.getElementById('prompt').value = 'the wind'")  # a chat has emptied it
-        await page.run(
-            "document.getElementById('max_tokens').value = 24; document.getElementById('start_race').click()"
-        )
-        await page.until("document.getElementById('verdict').textContent.includes('identical: 24 of 24 tokens')")
-    client = client_of(ports["fused"])
-    answer = await client.completions.create(
-        model="target", prompt="Once upon a time", seed=3, max_tokens=40, temperature=0.7
-    )
-    await client.close()
-    assert text == "Once upon a time" + answer.choices[0].text
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:

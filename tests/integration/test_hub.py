@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -12,11 +9,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from specdec.inference.config import ROOT
+from specdec.inference.cli.app import main
 from specdec.inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.hub import COMMIT, TOKEN, FakeHub, running_hub
-from tests.support.servers import CommandResult, result_of, until_healthy
+from tests.support.servers import CommandResult, command, run_command, until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,14 +29,7 @@ async def hub(models: ModelDirectories) -> AsyncGenerator[FakeHub, None]:
 
 async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> CommandResult:
     """Run main.py against the hub, with a cache of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "main.py"), *arguments,
-        env={**environment, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables},
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        return await result_of(process)
+    return await run_command(*arguments, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables})
 
 
 @pytest.mark.long
@@ -74,8 +64,6 @@ async def test_offline_mode_takes_what_the_cache_has(hub: FakeHub, tmp_path: Pat
         (("--model", "seed/none"), ("seed/none", "no such directory here", "no such model at http://127.0.0.1")),
         (("--model", "seed/target", "--revision", "old"), ("seed/target at revision old", "no such revision")),
         (("--model", "seed/closed"), ("seed/closed is gated", "accept its terms at http://127.0.0.1", "HF_TOKEN")),
-        (("--revision", "old"), ("--revision old", "directories have none")),
-        (("--model", "no/such/directory"), ("no/such/directory", "no such directory")),
     ],
 )
 async def test_an_unavailable_model_is_an_error_of_one_line(
@@ -85,6 +73,20 @@ async def test_an_unavailable_model_is_an_error_of_one_line(
     assert result.code == 2
     assert "Traceback" not in result.stderr
     assert all(part in result.last_line for part in parts), result.last_line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--revision", "old"), ("--revision old", "directories have none")),
+        (("--model", "no/such/directory"), ("no/such/directory", "no such directory")),
+    ],
+)
+def test_what_no_hub_can_have_is_named(
+    flags: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--role", "verify_target", *flags, *FLAGS]) == 2
+    assert all(word in capsys.readouterr().err.splitlines()[-1] for word in words)
 
 
 async def test_a_hub_that_does_not_answer_is_named(hub: FakeHub, tmp_path: Path) -> None:
@@ -103,19 +105,15 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
     """The id is not the name of the target's directory in the cache, which is a commit."""
     port = free_port()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "main.py"), "--role", "fused_target", "--target_model", "seed/target",
-        "--draft_model", "seed/draft", "--port", str(free_port()), "--http_port", str(port), "--threads", "1",
-        "--revision", "main", env=environment, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
+    models = ("--target_model", "seed/target", "--draft_model", "seed/draft", "--revision", "main", "--threads", "1")
+    ports = ("--port", str(free_port()), "--http_port", str(port))
+    flags = ("--role", "fused_target", *models, *ports)
+    async with command(*flags, variables={"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}) as process:
         await until_healthy(port)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            models = (await client.get("/v1/models")).json()
+            listed = (await client.get("/v1/models")).json()
             body = {"model": "seed/target", "prompt": "the wind", "max_tokens": 2}
             assert (await client.post("/v1/completions", json=body)).is_success
-    finally:
         process.terminate()
         assert await process.wait() == 0
-    assert models["data"][0]["id"] == "seed/target"
+    assert listed["data"][0]["id"] == "seed/target"

@@ -142,12 +142,18 @@ def test_one_name_is_in_the_wheel(wheel: Path) -> None:
     assert {f"specdec/{file.as_posix()}" for file in sources} <= names
 
 
-def test_all_packages_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
+def test_packages_and_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
+    """The story: an installed `specdec compare` or `study` ended at once.
+
+    It looked for its prompts beside the packages, and a wheel has them elsewhere.
+    """
     code = "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
-    code += "app.main(['--help'])"
+    code += "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
+    code += "print([each.is_file() for each in files]); app.main(['--help'])"
     command: list[str | Path] = [environment / "bin" / "python", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
-    assert (run.returncode, "--topologies" in run.stdout) == (0, True), run.stderr
+    assert (run.returncode, run.stdout.splitlines()[0]) == (0, "[True, True]"), run.stderr
+    assert "--topologies" in run.stdout
 
 
 RUN = """
@@ -182,18 +188,6 @@ def test_no_module_has_the_name_of_its_folder(
         capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=60,
     )  # fmt: skip
     assert run.stdout.splitlines()[-1] == f"ended {int('fused_client' in command)}", run.stdout + run.stderr
-
-
-def test_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """The story: an installed `specdec compare` or `study` ended at once.
-
-    It looked for its prompts beside the packages, and a wheel has them elsewhere.
-    """
-    code = "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
-    code += "print([each.is_file() for each in files])"
-    command: list[str | Path] = [environment / "bin" / "python", "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables())
-    assert run.stdout.strip() == "[True, True]", run.stderr
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:

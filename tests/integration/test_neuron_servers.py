@@ -8,9 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
-import sys
-import tomllib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -25,7 +22,7 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.cli.app import main
-from specdec.inference.config import ROOT, ModelConfig
+from specdec.inference.config import ModelConfig
 from specdec.inference.request import SamplingParams, Schedule
 from specdec.inference.serving.assembly import target_engine
 from specdec.inference.serving.processes import ServerProcess, free_port
@@ -215,34 +212,6 @@ async def test_a_draft_may_have_a_shorter_context(
     assert completions[1].num_draft_tokens == 0
 
 
-async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
-    """Both slots of the pair are taken and given up, several times over."""
-    request = pb.GenerateRequest(text=PROMPTS[2], max_new_tokens=60, ignore_eos=True)
-    async with open_channel(started["fused"].address) as channel:
-        for _ in range(3):
-            streams = [rpc.GenerationServiceStub(channel).Generate(request, timeout=20) for _ in range(2)]
-            for stream in streams:
-                await stream.read()
-                stream.cancel()
-    done = await complete(started["fused"], CompletionRequest(PROMPTS[2], max_new_tokens=4, ignore_eos=True))
-    assert len(done.token_ids) == 4
-
-
-@pytest.mark.asyncio(loop_scope="session")
-async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
-    """The server ends with exit code 0, after the request; so this test is the pair's last one."""
-    server = started["fused"]
-    request = pb.GenerateRequest(text=PROMPTS[3], max_new_tokens=40, ignore_eos=True)
-    async with open_channel(server.address) as channel:
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-        kinds = [(await stream.read()).WhichOneof("event")]
-        server.process.send_signal(signal.SIGTERM)
-        while (message := await stream.read()) != grpc.aio.EOF:
-            kinds.append(message.WhichOneof("event"))
-    assert (kinds[0], kinds[-1]) == ("started", "finished")
-    assert await asyncio.wait_for(server.process.wait(), 20) == 0
-
-
 def num_compiled(store: Path) -> int:
     return len(list(store.glob("*/*/specdec.json")))
 
@@ -276,49 +245,3 @@ async def test_the_comparison(models: ModelDirectories, environment: Path, start
     results = json.loads(stdout.splitlines()[-1])
     assert results["same_tokens"] is True
     assert {cell["topology"] for cell in results["cells"]} == {"target", "fused", "distributed"}
-
-
-@pytest.mark.release
-@pytest.mark.timeout(900)
-async def test_two_drafts_and_several_lengths_are_tuned_by_one_command(
-    models: ModelDirectories, environment: Path, tmp_path: Path
-) -> None:
-    """A fused graph is compiled for one length: each is compiled, served, measured and stopped in turn.
-
-    Interrupted after the first, the same command goes on, and the target alone is all that it measures again.
-    """
-    (tmp_path / "kind.txt").write_text("1 2 3 and\n")
-    report = tmp_path / "report"
-    flags = [
-        *("study", "--target_model", str(models.target), "--draft_models", f"{models.related},{models.target}"),
-        *("--backend", "neuron", "--one_at_a_time", "--topologies", "target,fused", "--gamma", "3,2"),
-        *("--dtype", "float32", "--sequence_length", "80", "--rtt_ms", "0", "--concurrency", "1", "--temperature", "0"),
-        *("--num_runs", "1", "--max_new_tokens", "8", "--dataset", str(tmp_path / "kind.txt"), "--anyway"),
-        *("--budget", "1h", "--output", str(report)),
-    ]
-    program = await asyncio.create_subprocess_exec(sys.executable, str(ROOT / "compare_architectures.py"), *flags)
-    enough = 1 + 2  # settings, lookup, a pair
-    while program.returncode is None and num_lines(report / "trials.jsonl") < enough:  # noqa: ASYNC110 - of a process
-        await asyncio.sleep(0.2)
-    program.terminate()
-    assert await program.wait() == 128 + signal.SIGTERM
-    done = num_lines(report / "trials.jsonl") - 1
-    compiled = num_compiled(environment)
-    result = await servers.run_command(*flags, program="compare_architectures.py", timeout_s=600.0)
-    assert result.code == 0, result.stderr
-    results = json.loads(result.stdout.splitlines()[-1])
-    assert results["same_tokens"] is True
-    pairs = [it["contender"] for it in results["trials"] if it["contender"]["topology"] == "fused"]
-    drafts = (str(models.related), str(models.target))
-    assert [(it["draft"], it["gamma"]) for it in pairs] == [(draft, gamma) for draft in drafts for gamma in (3, 2)]
-    assert len(results["trials"]) == 1 + len(pairs) > done
-    assert num_compiled(environment) - compiled in (len(pairs) - (done - 1), len(pairs) - done)  # as it was killed
-    assert not (report / "trials.jsonl").exists()
-    service = tomllib.loads((report / "service.toml").read_text())
-    assert {"backend": "neuron", "dtype": "float32", "sequence_length": 80}.items() <= service[
-        next(iter(service))
-    ].items()
-
-
-def num_lines(file: Path) -> int:
-    return len(file.read_text().splitlines()) if file.exists() else 0

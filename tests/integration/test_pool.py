@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -22,16 +18,11 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, command, complete, complete_all, target_server
+from tests.support.servers import Completion, complete, complete_all, figure, pool_worker, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LONG = CompletionRequest("and the wind", SamplingParams(temperature=0.8), seed=3, max_new_tokens=360, ignore_eos=True)
-
-
-def slow_target(model: Path) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a target on the slower backend: a worker of the same size would never be ahead of it otherwise."""
-    return target_server(model, "--backend", "torch")
 
 
 def some_requests() -> list[CompletionRequest]:
@@ -43,22 +34,9 @@ def some_requests() -> list[CompletionRequest]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    async with slow_target(models.endless) as server:
+    """Start a target with slower passes: a worker of the same size would never be ahead of it otherwise."""
+    async with target_server(models.endless, "--emulate", "target:3ms") as server:
         yield server
-
-
-@asynccontextmanager
-async def pool_worker(
-    model: Path, *addresses: str, flags: tuple[str, ...] = ()
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Start a worker and wait until it has attached to every address."""
-    words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
-    async with command(*words, *flags) as process, asyncio.timeout(60):
-        assert process.stderr is not None
-        num_attached = 0
-        while num_attached < len(addresses):
-            num_attached += b"attached as" in await process.stderr.readline()
-        yield process
 
 
 async def until_helped(target: ServerProcess) -> None:
@@ -90,27 +68,9 @@ async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, 
         assert all(completion.num_accepted_tokens > 0 for completion in completions[1::2])
         async with open_channel(f"127.0.0.1:{port}") as channel:
             assert await is_serving(channel)
-        async with httpx.AsyncClient() as client:
-            figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
-        accepted = re.search(r"^vllm:spec_decode_num_accepted_tokens_total{.*} (.*)$", figures, re.MULTILINE)
-        assert accepted is not None
-        assert float(accepted[1]) > 0
+        assert await figure(metrics_port, "vllm:spec_decode_num_accepted_tokens_total") > 0
     completions = await complete_all(pooled_target, some_requests())
     assert [completion.token_ids for completion in completions] == expected
-
-
-async def test_a_worker_keeps_the_least_length_too(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """Half of the vocabulary would end the text: a worker that proposed such tokens would be rejected all the time."""
-    ends = frozenset(range(0, 288, 2))
-    request = replace(LONG, max_new_tokens=200, min_new_tokens=190, stop_token_ids=ends, prompt_logprobs=1)
-    (expected,) = await alone(pooled_target, [request])
-    assert len(expected) > 190
-    assert not ends & set(expected[:190])
-    async with pool_worker(models.endless, pooled_target.address):
-        await until_helped(pooled_target)
-        helped = await complete(pooled_target, request)
-    assert helped.token_ids == expected
-    assert helped.num_accepted_tokens > 0.8 * helped.num_draft_tokens > 0
 
 
 async def test_a_stranger_and_a_twin_in_one_pool(pooled_target: ServerProcess, models: ModelDirectories) -> None:
@@ -150,17 +110,3 @@ async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, mo
                 if len(completion.token_ids) > 100:
                     link.blackhole()
         assert completion.token_ids == expected
-
-
-@pytest.mark.long
-async def test_one_worker_two_targets(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    async with (
-        slow_target(models.endless) as other,
-        pool_worker(models.endless, pooled_target.address, other.address),
-    ):
-        await until_helped(other)
-        await until_helped(pooled_target)
-        expected = await alone(other, some_requests())
-        for target in (pooled_target, other):
-            completions = await complete_all(target, some_requests())
-            assert [completion.token_ids for completion in completions] == expected

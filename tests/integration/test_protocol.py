@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.serving.processes import ServerProcess
-from tests.support.raw_worker import RawSession, RawWorker, after, attach, below, end_of, proposing, raw_worker
+from tests.support.raw_worker import RawSession, after, attach, below, end_of, proposing, raw_worker
 
 pytestmark = pytest.mark.slow
 
 PROMPT = (2, 3, 5, 8, 13, 21)
 NUM_PROMPT = len(PROMPT)
 VOCAB_SIZE = 288
-MAX_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -70,23 +68,6 @@ async def verified(session: RawSession) -> tuple[list[int], int, int]:
     return list(delta.token_ids), delta.num_draft_tokens, delta.num_accepted_tokens
 
 
-async def test_get_model(peer: Peer) -> None:
-    card = peer.card
-    assert (card.name, card.topology) == ("target", "target")
-    assert (card.max_length, card.vocab_size) == (MAX_LENGTH, VOCAB_SIZE)
-    assert len(card.tokenizer_fingerprint) == 16
-
-
-async def test_empty_proposals_ask_for_one_token_each(peer: Peer) -> None:
-    async with peer.session(max_new_tokens=3) as session:
-        for place in range(3):
-            await session.propose()
-            assert await verified(session) == ([peer.answer[place]], 0, 0)
-        assert await session.delta() is None
-    assert [delta.position for delta in session.deltas] == [NUM_PROMPT, NUM_PROMPT + 1, NUM_PROMPT + 2]
-    assert session.deltas[-1].finish_reason == pb.FINISH_REASON_LENGTH
-
-
 async def test_accepts_while_equal(peer: Peer) -> None:
     answer = peer.answer
     async with peer.session() as session:
@@ -94,18 +75,6 @@ async def test_accepts_while_equal(peer: Peer) -> None:
         assert await verified(session) == (answer[:3], 4, 2)
         assert session.deltas[0].timings.compute_us > 0
         assert session.deltas[0].num_received_tokens == 4
-
-
-async def test_several_proposals_in_flight(peer: Peer) -> None:
-    """The chain comes in pieces, none of which waits for a commit; the tokens are committed once each, in order."""
-    answer = peer.answer
-    async with peer.session(max_new_tokens=11) as session:
-        await session.propose(after(NUM_PROMPT, answer[0]))
-        for node, token_id in enumerate(answer[1:11]):
-            await session.propose(below(node, token_id))
-        assert await session.rest() == answer[:11]
-    ends = [delta.position + len(delta.token_ids) for delta in session.deltas]
-    assert [delta.position for delta in session.deltas] == [NUM_PROMPT, *ends[:-1]]
 
 
 async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
@@ -145,16 +114,6 @@ async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
         assert await verified(session) == (answer[1:5], 3, 3)
 
 
-async def test_more_than_the_tree_holds_is_cut_not_refused(peer: Peer) -> None:
-    answer = peer.answer[1:]
-    async with peer.session(max_new_tokens=100) as session:
-        await session.propose()
-        await verified(session)
-        await session.propose(after(NUM_PROMPT + 1, *answer, *[5] * (256 - len(answer))))
-        await session.propose(below(255, 6, 6))
-        assert (await verified(session))[0][: len(answer)] == answer
-
-
 async def test_a_resumed_answer_has_drafts_again(peer: Peer) -> None:
     """Tokens depend on position and seed alone: a new request from what is committed continues the old one."""
     answer = peer.answer
@@ -185,33 +144,6 @@ async def test_a_stop_token_ends_the_answer(peer: Peer) -> None:
         again = session.worker.request(asked()).send()
         await again.propose(after(NUM_PROMPT, *answer[:11]))
         assert await again.rest() == answer[:12]
-
-
-async def test_running_ahead_does_not_wait_for_proposals(peer: Peer) -> None:
-    async with peer.session(schedule=pb.SCHEDULE_ASYNC, max_new_tokens=24) as session:
-        await session.propose(after(NUM_PROMPT, peer.answer[0], wrong(peer.answer[1])))
-        assert await session.rest() == peer.answer
-
-
-REFUSED_ATTACHES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
-    "a later protocol version": ({"protocol_version": 3}, "FAILED_PRECONDITION", ["version 3", "1 to 2"]),
-    "no protocol version": ({"protocol_version": 0}, "FAILED_PRECONDITION", ["version 0"]),
-    "another tokenizer": ({"tokenizer_fingerprint": "0123456789abcdef"}, "FAILED_PRECONDITION", ["0123456789abcdef"]),
-    "no slot": ({"num_slots": 0}, "INVALID_ARGUMENT", ["num_slots 0", "1..4096"]),
-}
-
-
-@pytest.mark.parametrize(("fields", "code", "parts"), REFUSED_ATTACHES.values(), ids=REFUSED_ATTACHES)
-async def test_refused_attach(peer: Peer, fields: dict[str, Any], code: str, parts: list[str]) -> None:
-    """One clear status names the value and the limit, to a private worker and to one of the pool."""
-    for is_private in (False, True):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async with raw_worker(peer.address, is_private=is_private, **fields):
-                pass
-        message = caught.value.details() or ""
-        assert caught.value.code().name == code
-        assert all(part in message for part in parts), message
-        assert "\n" not in message
 
 
 LIES = {
@@ -259,20 +191,3 @@ async def test_messages_that_are_none_end_the_stream(peer: Peer, messages: list[
         for message in messages:
             await call.write(attach(peer.card, is_private=True) if message == "attach" else message)
         assert (await end_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_sixteen_sessions_share_eight_slots(peer: Peer) -> None:
-    """The later ones of more sessions than slots wait for their turn, and none mixes with another."""
-    answer = peer.answer
-
-    async def run(worker: RawWorker, lead: int) -> list[int]:
-        """Propose `lead` right tokens and a wrong one per round."""
-        session = worker.request(asked()).send()
-        while (done := len(session.token_ids)) < 12:
-            await session.propose(after(NUM_PROMPT + done, *answer[done : done + lead], wrong(answer[done + lead])))
-            await verified(session)
-        return session.token_ids
-
-    async with raw_worker(peer.address) as worker:
-        outputs = await asyncio.gather(*(run(worker, number % 4) for number in range(16)))
-    assert outputs == [answer[:12]] * 16

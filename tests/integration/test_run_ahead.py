@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,22 +13,36 @@ import pytest_asyncio
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
 from specdec.grpc_comm.channel import open_channel
 from specdec.inference.commit import Delta
+from specdec.inference.config import ModelConfig, ProposerConfig
+from specdec.inference.engine.draft_session import DraftSession
 from specdec.inference.errors import UnavailableError
+from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import SamplingParams, Schedule
+from specdec.inference.serving.assembly import draft_engine, load_proposer, running
 from specdec.inference.serving.processes import ServerProcess
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
-from tests.support.servers import complete, complete_all, draft_server, target_server, with_gamma
+from tests.support.servers import (
+    complete,
+    complete_all,
+    draft_server,
+    target_server,
+    with_gamma,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 RECONNECT_TIMEOUT_S = 3
+FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    async with target_server(models.endless) as server:
+    """Start a target with passes as long as those of a model that is worth a draft's branches."""
+    async with target_server(models.endless, "--emulate", "target:8ms") as server:
         yield server
 
 
@@ -42,7 +57,7 @@ async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
     """Start a draft worker with drafts that are partly accepted, at the far end of the link."""
-    flags = ("--schedule", "async", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
+    flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
 
@@ -62,9 +77,7 @@ def some_requests(num_tokens: int = 40) -> list[CompletionRequest]:
     ]
 
 
-@pytest.mark.parametrize(
-    "conditions", [LinkConditions(), LinkConditions(rtt_s=0.04, jitter_s=0.02)], ids=["near", "far"]
-)
+@pytest.mark.parametrize("conditions", [LinkConditions(), FAR], ids=["near", "far"])
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 async def test_tokens_are_the_targets(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy, conditions: LinkConditions, gamma: int
@@ -77,6 +90,44 @@ async def test_tokens_are_the_targets(
     assert [h.text for h in helped] == [a.text for a in alone]
     if gamma == 0:
         assert all(h.num_draft_tokens == 0 for h in helped)
+
+
+async def test_branches_come_true_over_a_slow_link(
+    far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
+) -> None:
+    link.conditions, requests = FAR, some_requests(60)
+    alone = await complete_all(far_target, requests)
+    async with asyncio.timeout(60):
+        num_hits = 0
+        while not num_hits:  # on a busy machine branches come too late at first
+            helped = await complete_all(worker, requests)
+            assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+            num_hits = sum(h.num_branch_hits for h in helped)
+
+
+async def test_branches_of_a_pool_worker(
+    far_target: ServerProcess, link: DelayProxy, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link.conditions, requests = FAR, some_requests(100)[:3]
+    alone = await complete_all(far_target, with_gamma(requests, 0))
+    model = ModelConfig(models.related, num_slots=3, num_threads=1)
+    loaded = await load_proposer(ProposerConfig(models.related, model, num_slots=3, branches=3))
+    async with running(draft_engine(loaded, max_waiting=0)) as engine:
+        sessions, opened = list[DraftSession](), engine.open
+
+        def watched(*given: Any, **more: Any) -> DraftSession:
+            sessions.append(opened(*given, **more))
+            return sessions[-1]
+
+        monkeypatch.setattr(engine, "open", watched)
+        helping = PoolWorker(engine, [link.address], Offer(loaded.vocabulary, 4, 3), Metrics("draft"))
+        try:
+            async with asyncio.timeout(60):
+                while not any(session.num_branch_hits for session in sessions):  # once it has attached, and is in time
+                    helped = await complete_all(far_target, requests)
+                    assert [h.token_ids for h in helped] == [a.token_ids for a in alone]
+        finally:
+            await helping.stop(grace_s=0)
 
 
 async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worker: ServerProcess) -> None:

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from specdec.grpc_comm.channel import open_channel
@@ -23,12 +22,12 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 from tests.support.scripted import until
-from tests.support.servers import ENVIRONMENT
+from tests.support.servers import ENVIRONMENT, pieces_over_http
 
 pytestmark = pytest.mark.long
 
 NUM_TOKENS = 600
-BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS, "stream": True}
+BODY = {"prompt": "the wind", "seed": 3, "temperature": 0.8, "max_tokens": NUM_TOKENS}
 FLAGS = ("--threads", "1", "--sequence_length", "2048")
 
 
@@ -86,16 +85,6 @@ def put(path: Path, *children: Child) -> None:
     part.replace(path)
 
 
-async def answer_of(port: int) -> AsyncGenerator[str, None]:
-    async with (
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
-        client.stream("POST", "/v1/completions", json=BODY) as answer,
-    ):
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-
-
 async def load_of(address: str) -> pb.GetLoadResponse:
     async with open_channel(address) as channel:
         load: pb.GetLoadResponse = await rpc.GenerationServiceStub(channel).GetLoad(pb.GetLoadRequest())
@@ -129,7 +118,7 @@ async def test_targets_change_by_file_and_call(models: ModelDirectories, tmp_pat
         assert worker.ports == {}
         assert set(front.ports) == {"http"}
         await worker.until_logged("attached as")
-        expected = "".join([piece async for piece in answer_of(first.ports["http"])])
+        expected = "".join([piece async for piece in pieces_over_http(first.ports["http"], BODY)])
         # 1. Another target joins: the worker attaches there, and stays where it is.
         put(path, first, second)
         await worker.until_logged("attached as", times=2)
@@ -138,7 +127,7 @@ async def test_targets_change_by_file_and_call(models: ModelDirectories, tmp_pat
         pieces: list[str] = []
 
         async def read() -> None:
-            async for piece in answer_of(front.ports["http"]):
+            async for piece in pieces_over_http(front.ports["http"], BODY):
                 pieces.append(piece)
 
         async with asyncio.TaskGroup() as tasks:

@@ -208,22 +208,6 @@ async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies,
         assert completion.num_deltas == -(-request.max_new_tokens // ((request.gamma or 0) + 1))
 
 
-@pytest.mark.parametrize("helper", ["itself", "fused"])
-async def test_stop_token_inside_an_accepted_run(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """Draft tokens after a stop token are neither accepted nor rejected: the sequence has no place for them.
-
-    They used to count as verified, so that a target drafting for itself reported less than 1.0.
-    """
-    request = CompletionRequest(PROMPTS[1], max_new_tokens=12, ignore_eos=True, gamma=8, schedule=Schedule.SYNC)
-    token_ids = (await complete(target, request)).token_ids
-    place = next(i for i in range(2, 7) if token_ids[i] not in token_ids[:i])
-    stopped = await complete(topologies[helper], replace(request, stop_token_ids=frozenset([token_ids[place]])))
-    assert stopped.token_ids == token_ids[: place + 1]
-    assert stopped.reason is FinishReason.STOP
-    if helper == "itself":
-        assert stopped.num_accepted_tokens == stopped.num_draft_tokens == place + 1
-
-
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
     """The target goes on alone after the draft's own context ends, at 64 tokens."""
@@ -238,13 +222,6 @@ async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target:
     assert answers(helped) == answers(alone)
     assert [len(completion.token_ids) for completion in helped] == [80, 80, 1]
     assert all(completion.reason is FinishReason.LENGTH for completion in helped)
-
-
-async def test_gamma_zero_drafts_nothing(topologies: Topologies, greedy_tokens: list[list[int]]) -> None:
-    for helper in HELPERS:
-        completions = await complete_all(topologies[helper], with_gamma(greedy_requests()[:8], 0))
-        assert [completion.token_ids for completion in completions] == greedy_tokens[:8]
-        assert sum(completion.num_draft_tokens for completion in completions) == 0
 
 
 async def test_a_drawn_seed_is_reported_and_repeats_the_answer(topologies: Topologies, target: ServerProcess) -> None:
@@ -294,7 +271,7 @@ async def test_refused_generate(
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize("server", ["target", *HELPERS])
+@pytest.mark.parametrize("server", ["target", "related", "fused"])
 async def test_rejected_drafts_are_shown_on_request_alone(
     topologies: Topologies, target: ServerProcess, server: str
 ) -> None:
@@ -307,23 +284,4 @@ async def test_rejected_drafts_are_shown_on_request_alone(
     assert not any(text for completion in plain for _, text in completion.rejected)
     passes = [rejected for completion in completions for rejected in completion.rejected[:-1]]
     assert not any(text for num, text in passes if not num)
-    assert any(text for _, text in passes) or server in ("target", "itself")
-
-
-async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, ServerProcess]) -> None:
-    for server in topologies.values():
-        async with open_channel(server.address) as channel:
-            request = pb.GenerateRequest(text="the wind", max_new_tokens=9, ignore_eos=True)
-            stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-            kinds = [message.WhichOneof("event") async for message in stream]
-        assert (kinds[0], kinds[-1]) == ("started", "finished")
-        assert set(kinds[1:-1]) == {"delta"}
-
-
-async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
-    """The default is 128 tokens, which the tiny context cuts."""
-    async with open_channel(target.address) as channel:
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2, 8)), ignore_eos=True)
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
-        token_ids = [token_id async for message in stream for token_id in message.delta.token_ids]
-    assert len(token_ids) == MAX_LENGTH - 6
+    assert any(text for _, text in passes) or server == "target"

@@ -6,13 +6,12 @@ The wheel is built of the last commit before version 2, which a shallow clone do
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest, Resume
 from tests.conftest import ModelDirectories
-from tests.support.servers import complete, draft_server, run_command, target_server, until_healthy
+from tests.support.servers import command, complete, draft_server, run_command, target_server, until_healthy
 
 pytestmark = pytest.mark.long
 
@@ -59,23 +58,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packages
 
 
-@asynccontextmanager
-async def started(old: Path, *arguments: str | Path) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+def started(old: Path, *arguments: str | Path) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """Run a command of version 1 until the block is left."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specdec", *map(str, arguments)),
-        cwd=old,  # from which Python imports
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    return command(*arguments, program="-m specdec", cwd=old, variables={"PYTHONPATH": str(old)})
 
 
 async def run_old(old: Path, *arguments: str | Path) -> str:

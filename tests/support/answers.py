@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
 from specdec.inference.commit import Commit, Opened, TokenEvent
 from specdec.inference.engine.target_session import TargetSession
@@ -24,7 +24,11 @@ async def commits_of(events: AsyncIterable[TokenEvent]) -> list[Commit]:
 
 async def tokens_of(events: AsyncIterable[TokenEvent]) -> list[int]:
     """Read the token ids of an answer."""
-    return [token_id for commit in await commits_of(events) for token_id in commit.token_ids]
+    return tokens(await commits_of(events))
+
+
+def tokens(commits: Iterable[Commit]) -> list[int]:
+    return [token_id for commit in commits for token_id in commit.token_ids]
 
 
 async def each_commit(events: AsyncIterable[TokenEvent]) -> AsyncIterator[Commit]:

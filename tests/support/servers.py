@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +22,13 @@ from specdec.grpc_comm.channel import open_channel
 from specdec.inference.commit import Delta, Finished, FinishReason, Started
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
-from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.completing.remote import RemoteCompleter
-from specdec.inference.workers.completion import CompletionRequest, ModelCard
+from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
@@ -53,6 +54,20 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
     )
 
 
+@asynccontextmanager
+async def pool_worker(
+    model: Path, *addresses: str, flags: tuple[str, ...] = ()
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """Start a worker of the pool and wait until it has attached to every address."""
+    words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
+    async with command(*words, *flags) as process, asyncio.timeout(60):
+        assert process.stderr is not None
+        num_attached = 0
+        while num_attached < len(addresses):
+            num_attached += b"attached as" in await process.stderr.readline()
+        yield process
+
+
 async def until_healthy(port: int) -> None:
     """Wait for a server's HTTP."""
     async with httpx.AsyncClient() as client, asyncio.timeout(60):
@@ -63,13 +78,29 @@ async def until_healthy(port: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def vocabulary_share(metrics_port: int) -> float:
-    """Return the share of the target's ids that a server's draft can propose, as its metrics have it."""
+async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenerator[str, None]:
+    """Yield the text of a streamed completion, event by event."""
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client,
+        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+
+
+async def figure(metrics_port: int, name: str) -> float:
+    """Return the value of a metric without labels but the model's name."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
-    found = re.search(r"^specdec_draft_vocabulary_share{.*} (.*)$", figures, re.MULTILINE)
+    found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)
     assert found is not None
     return float(found[1])
+
+
+async def vocabulary_share(metrics_port: int) -> float:
+    """Return the share of the target's ids that a server's draft can propose, as its metrics have it."""
+    return await figure(metrics_port, "specdec_draft_vocabulary_share")
 
 
 @dataclass
@@ -81,6 +112,7 @@ class Completion:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_lookup_tokens: int = 0
+    num_branch_hits: int = 0
     num_deltas: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -100,6 +132,7 @@ class Completion:
             self.num_draft_tokens += event.num_draft_tokens - event.own.num_lookup_tokens
             self.num_accepted_tokens += event.num_accepted_tokens - event.own.num_lookup_accepted
             self.num_lookup_tokens += event.own.num_lookup_tokens
+            self.num_branch_hits += event.counts.num_branch_hits
             self.num_deltas += 1
             self.rejected.append((event.num_draft_tokens - event.num_accepted_tokens, event.rejected_text))
 
@@ -152,16 +185,21 @@ class CommandResult:
 
 
 @asynccontextmanager
-async def command(*arguments: str | Path, program: str = "main.py") -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run `main.py`, or another program of ours; kill it at the latest when the block is left."""
+async def command(
+    *arguments: str | Path, program: str = "main.py", cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """Run `main.py`, another program of ours, or a module by "-m NAME"; kill it at the latest when the block is left.
+
+    The process gets `variables` beside those of ENVIRONMENT.
+    """
+    started = program.split() if program.startswith("-m") else [str(ROOT / program)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / program),
-        *map(str, arguments),
+        *(sys.executable, *started, *map(str, arguments)),
+        cwd=cwd,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **variables},
     )
     try:
         yield process
@@ -171,9 +209,14 @@ async def command(*arguments: str | Path, program: str = "main.py") -> AsyncGene
         await process.communicate()
 
 
-async def run_command(*arguments: str | Path, program: str = "main.py", timeout_s: float = 90.0) -> CommandResult:
+async def run_command(
+    *arguments: str | Path,
+    program: str = "main.py",
+    timeout_s: float = 90.0,
+    variables: Mapping[str, str] = NO_VARIABLES,
+) -> CommandResult:
     """Run `main.py`, or another program of ours, to its end."""
-    async with command(*arguments, program=program) as process, asyncio.timeout(timeout_s):
+    async with command(*arguments, program=program, variables=variables) as process, asyncio.timeout(timeout_s):
         return await result_of(process)
 
 
@@ -188,8 +231,3 @@ async def until_attached(worker: PrivateWorker) -> None:
     async with asyncio.timeout(30):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-def card_of(words: Vocabulary) -> ModelCard:
-    """Return the card of a target that has this vocabulary."""
-    return ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -70,14 +72,16 @@ def test_each_has_a_flag(role: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
+    """NaN is refused too, though every comparison with it is false."""
     limits = RANGES[name]
-    outside: Any = limits.low if limits.above else limits.low - 1
-    beyond: Any = limits.high + 1
-    with pytest.raises(InvalidRequestError, match=name) as caught:
-        SamplingParams(**{name: outside})
-    assert caught.value.field == name
-    with pytest.raises(InvalidRequestError, match=name):
-        SamplingParams(**{name: beyond})
+    outside: list[Any] = [limits.low if limits.above else limits.low - 1, limits.high + 1]
+    if isinstance(limits.high, float):
+        outside += [math.nextafter(limits.high, math.inf), math.nan, math.inf, -math.inf]
+    most = f"{limits.high:g}" if isinstance(limits.high, float) else limits.high
+    for value in outside:
+        with pytest.raises(InvalidRequestError, match=f"^{name} {re.escape(str(value))} .*{most}") as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.field == name
 
 
 class Unloaded:

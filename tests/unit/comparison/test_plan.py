@@ -285,7 +285,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
     assert found.draft_models == (str(draft), "ngram")
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     endpoints=st.lists(
         st.sampled_from(["a=grpc://localhost:1", "b=http://localhost:2/v1", "c=https://h/v1,tls_ca=x y"]), unique=True

@@ -81,7 +81,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sweep")
     settings = config(
         directory,
-        draft_models=(str(model_directory(directory, "draft")), "ngram"),
         gammas=(1, 7),
         schedules=(Schedule.SYNC, Schedule.ASYNC),
         network=NetworkConfig(rtts_ms=(0.0, 10.0), jitter_ms=2.0, bandwidth_mbps=100.0),
@@ -300,7 +299,8 @@ def test_a_planted_difference_names_topology_prompt_and_position(
 ) -> None:
     """The difference is exit code 1, an error on stderr, and stands in JSON and page; equal answers are exit code 0."""
     sets = (PromptSet("structured", ("1 2 3", "a b c")),)
-    settings = config(tmp_path, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
+    topologies = Topology.TARGET, Topology.FUSED
+    settings = config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
     measured = samples(settings)
     index = next(i for i, it in enumerate(measured) if it.cell.contender.topology is Topology.FUSED)
     first, second = measured[index].records
@@ -393,20 +393,18 @@ def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
     """The warning stands in JSON and page."""
     change, expected = DOUBTS[name]
     found = findings(config(tmp_path), list(map(change, samples(config(tmp_path)))))
-    results = json.loads((written(found) / "results.json").read_text())
-    assert [warning.startswith(expected) for warning in results["warnings"]] == ([True] if expected else [])
-    assert expected in (found.config.output / "report.html").read_text().replace("&#39;", "'")
+    assert [warning.startswith(expected) for warning in json_of(found)["warnings"]] == ([True] if expected else [])
+    assert expected in html.render(found, []).replace("&#39;", "'")
 
 
 def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
     """A report had no warning at a load average of 24 on two cores, and no load among its conditions."""
     found = findings(config(tmp_path), load=BUSY)
-    results = json.loads((written(found) / "results.json").read_text())
+    results, page = json_of(found), html.render(found, [])
     assert results["load"] == {"before": 24.0, "after": 23.0, "num_cores": 2, "other_cores": 1.1, "spread": 1.1}
     assert results["conditions"]["Host load"] == str(BUSY)
     (warning,) = results["warnings"]
     assert all(figure in warning for figure in ("24.0", "1.10 of 2 cores", "a factor of 1.10"))
-    page = (tmp_path / "report" / "report.html").read_text()
     assert page.index(f'<p class="verdict bad">{warning}') < page.index("In short</h2>")
 
 
@@ -434,7 +432,7 @@ def test_csv_and_json_agree(sweep: Path) -> None:
     cells = json.loads((sweep / "results.json").read_text())["cells"]
     with (sweep / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(cells) == (1 + 4 * 2 * 2) * 2 * 2 * 3  # contenders, kinds, round trip times, loads
+    assert len(rows) == len(cells) == (1 + 4 * 2) * 2 * 2 * 3  # contenders, kinds, round trip times, loads
     for fields, cell in zip(rows, cells, strict=True):
         assert fields == {name: "" if value is None else str(value) for name, value in cell.items()}
 
@@ -477,7 +475,8 @@ def test_a_full_disk_loses_nothing(
     """
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
-    found = findings(config(tmp_path))
+    topologies = Topology.TARGET, Topology.FUSED
+    found = findings(config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(ONE_KIND)))
     prepare_directory(found.config.output)
     (found.config.output / name).symlink_to(FULL)
     write = partial(in_full, partial(write_report, found), found.config.output, partial(json_of, found))
@@ -605,7 +604,7 @@ def test_page_states_conditions_and_verdict(sweep: Path) -> None:
 def test_page_escapes_what_users_name(tmp_path: Path) -> None:
     sets = (PromptSet("<b>kind", ("text",)),)
     found = findings(config(tmp_path, network=NEAR, workload=WorkloadConfig(sets, num_runs=1)))
-    assert "<b>kind" not in (written(found) / "report.html").read_text().lower()
+    assert "<b>kind" not in html.render(found, []).lower()
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
@@ -661,8 +660,8 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
     """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
-    topologies = Topology.TARGET, Topology.FUSED
-    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, topologies=topologies, gammas=(1, 3))))
+    fields = {"topologies": (Topology.TARGET, Topology.FUSED), "network": NEAR, "workload": WorkloadConfig(ONE_KIND)}
+    figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, gammas=(1, 3), **fields)))
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     drawn = [label for label in labels if label.startswith("draft: ")]
     assert drawn == [f"draft: draft{number}" for number in range(7)]

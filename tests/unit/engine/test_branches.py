@@ -14,6 +14,7 @@ from specdec.inference.engine.draft_session import DraftedSequence, DraftSession
 from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.request import SamplingParams
 from specdec.inference.scheduling.pacing import Branching, Pacing
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.tree import Branch, DraftTree
 from tests.support.scripted import until
 
@@ -97,7 +98,7 @@ class Link:
             self.act("learn", 0, 0)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple[str, int, int]]) -> None:
     link = Link()
@@ -232,28 +233,24 @@ class DoubtfulProposer:
 
 async def test_branches_of_all_sessions_share_steps() -> None:
     proposer = DoubtfulProposer()
-    engine = DraftEngine(proposer)
-    engine.start()
-    sessions = [engine.open([1, 2], SamplingParams()) for _ in range(2)]
-    for session in sessions:
-        engine.pace(session, Pacing(window=4, min_survival=1e-9, branching=Branching(count=2, depth=2)))
-    await until(lambda: all(len(session.chain) == 4 for session in sessions))
-    await until(lambda: all([len(path) for path in session.branches] == [3, 4] for session in sessions))
-    assert sessions[0].branches == [[50, 3, 4], [2, 50, 4, 5]]
-    widest = max(proposer.steps, key=len)
-    assert [(draft.slot, draft.source_slot) for draft in widest] == [
-        (0, None), (2, 0), (3, 0), (1, None), (4, 1), (5, 1),
-    ]  # fmt: skip
-    await engine.stop()
+    async with running(DraftEngine(proposer)) as engine:
+        sessions = [engine.open([1, 2], SamplingParams()) for _ in range(2)]
+        for session in sessions:
+            engine.pace(session, Pacing(window=4, min_survival=1e-9, branching=Branching(count=2, depth=2)))
+        await until(lambda: all(len(session.chain) == 4 for session in sessions))
+        await until(lambda: all([len(path) for path in session.branches] == [3, 4] for session in sessions))
+        assert sessions[0].branches == [[50, 3, 4], [2, 50, 4, 5]]
+        widest = max(proposer.steps, key=len)
+        assert [(draft.slot, draft.source_slot) for draft in widest] == [
+            (0, None), (2, 0), (3, 0), (1, None), (4, 1), (5, 1),
+        ]  # fmt: skip
 
 
 async def test_without_room_for_branches_nothing_is_ranked() -> None:
     proposer = DoubtfulProposer()
-    engine = DraftEngine(proposer)
-    engine.start()
-    session = engine.open([1, 2], SamplingParams())
-    engine.pace(session, Pacing(window=3))
-    await until(lambda: len(session.chain) == 3)
-    assert session.branches == []
-    assert all(len(step) == 1 for step in proposer.steps)
-    await engine.stop()
+    async with running(DraftEngine(proposer)) as engine:
+        session = engine.open([1, 2], SamplingParams())
+        engine.pace(session, Pacing(window=3))
+        await until(lambda: len(session.chain) == 3)
+        assert session.branches == []
+        assert all(len(step) == 1 for step in proposer.steps)

@@ -7,14 +7,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.errors import CapacityError, InternalError, UnavailableError
 from specdec.inference.request import SamplingParams
 from specdec.inference.scheduling.pacing import Pacing
-from specdec.inference.speculation import model_proposer as proposer_module
-from specdec.inference.speculation.model_proposer import ModelProposer
-from tests.support.models import tiny_model
+from specdec.inference.serving.assembly import running
 from tests.support.scripted import ScriptedProposer, token_at, tokens_at
 
 GREEDY = SamplingParams()
@@ -27,11 +24,9 @@ def proposer() -> ScriptedProposer:
 
 @pytest.fixture
 async def engine(proposer: ScriptedProposer) -> AsyncGenerator[DraftEngine, None]:
-    engine = DraftEngine(proposer, max_waiting=1)
-    engine.start()
-    yield engine
-    proposer.gate.open()
-    await engine.stop()
+    async with running(DraftEngine(proposer, max_waiting=1)) as engine:
+        yield engine
+        proposer.gate.open()
 
 
 async def at_gate(proposer: ScriptedProposer) -> None:
@@ -129,22 +124,3 @@ async def test_stop_fails_waiting_sessions(engine: DraftEngine) -> None:
     await engine.stop()
     with pytest.raises(UnavailableError):
         await waiting
-
-
-async def test_drafts_are_equal_alone_and_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model gives three sequences together, with prompts in parts of 8, the tokens that each gets alone."""
-    prompts = [list(range(2, 2 + length)) for length in (3, 30, 17)]
-    sampling = SamplingParams(temperature=1.0, seed=9)
-    backend = TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=64)
-
-    async def draft(numbers: list[int]) -> list[list[int]]:
-        engine = DraftEngine(ModelProposer(backend))
-        engine.start()
-        sessions = [engine.open(prompts[number], sampling) for number in numbers]
-        chains = await asyncio.gather(*(engine.propose(session, 6) for session in sessions))
-        await engine.stop()
-        return [list(chain) for chain in chains]
-
-    alone = [(await draft([number]))[0] for number in range(3)]
-    monkeypatch.setattr(proposer_module, "MAX_CHUNK_TOKENS", 8)
-    assert await draft([0, 1, 2]) == alone

@@ -17,6 +17,7 @@ from specdec.inference.engine.grammars import MAX_COMPILING, Grammars
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 from specdec.inference.text.tokenizer import Tokenizer
@@ -46,10 +47,8 @@ class SlowCompiler(GrammarCompiler):
 async def engine() -> AsyncGenerator[TargetEngine, None]:
     backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=60)
     limits = EngineLimits(eos_token_ids=frozenset([EOS_TOKEN_ID]))
-    engine = TargetEngine(SlotDecoder(backend), limits, Grammars(COMPILER))
-    engine.start()
-    yield engine
-    await engine.stop()
+    async with running(TargetEngine(SlotDecoder(backend), limits, Grammars(COMPILER))) as engine:
+        yield engine
 
 
 async def commits(engine: TargetEngine, request: GenerationRequest = REQUEST) -> list[Commit]:

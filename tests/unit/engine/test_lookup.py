@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,12 +21,13 @@ from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.model.slots import Span
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
 from specdec.inference.scheduling.draft_length import DraftLength
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
-from tests.support.answers import commits_of, each_commit
+from tests.support.answers import commits_of, each_commit, tokens
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
@@ -73,14 +73,8 @@ class Moody:
         return DraftToken(self._rng.randrange(DEFAULT_VOCAB_SIZE))
 
 
-@asynccontextmanager
-async def running(decoder: Decoder, limits: EngineLimits = LIMITS) -> AsyncGenerator[TargetEngine, None]:
-    engine = TargetEngine(decoder, limits, Grammars(GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)))
-    engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
+def engine_of(decoder: Decoder, limits: EngineLimits = LIMITS) -> TargetEngine:
+    return TargetEngine(decoder, limits, Grammars(GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)))
 
 
 _truths: dict[GenerationRequest, list[Commit]] = {}
@@ -94,17 +88,13 @@ async def plainly(request: GenerationRequest) -> list[Commit]:
     return _truths[request]
 
 
-def tokens(commits: Sequence[Commit]) -> list[int]:
-    return [token_id for commit in commits for token_id in commit.token_ids]
-
-
 async def alone(request: GenerationRequest) -> list[Commit]:
-    async with running(SlotDecoder(TableModel())) as engine:
+    async with running(engine_of(SlotDecoder(TableModel()))) as engine:
         return await commits_of(engine.generate(request))
 
 
 async def fused(request: GenerationRequest) -> list[Commit]:
-    async with running(SpeculativeDecoder(SlotDecoder(TableModel()), Moody(), DraftLength())) as engine:
+    async with running(engine_of(SpeculativeDecoder(SlotDecoder(TableModel()), Moody(), DraftLength()))) as engine:
         return await commits_of(engine.generate(request))
 
 
@@ -122,7 +112,7 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
     async def run(request: GenerationRequest) -> list[Commit]:
         truth = tokens(await plainly(request))
         commits, rng = [], random.Random(4)
-        async with running(SlotDecoder(TableModel())) as engine:
+        async with running(engine_of(SlotDecoder(TableModel()))) as engine:
             wanted = replace(request, gamma=8)
             session = engine.open(wanted, grammar=await engine.compiled(wanted))
             engine.begin_help(session, schedule)
@@ -160,7 +150,7 @@ class Helper:
 
 async def pooled(request: GenerationRequest) -> list[Commit]:
     truth = tokens(await plainly(request))
-    async with running(SlotDecoder(TableModel())) as engine:
+    async with running(engine_of(SlotDecoder(TableModel()))) as engine:
         pool = DraftPool(engine)
         pool.attach(Helper(pool, truth))
         return await commits_of(pool.generate(request))
@@ -201,13 +191,13 @@ async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -
 
 async def test_gamma_0_and_the_setting_switch_it_off() -> None:
     assert not any(commit.num_draft_tokens for commit in await alone(replace(PLAIN, gamma=0)))
-    async with running(SlotDecoder(TableModel()), replace(LIMITS, lookup=False)) as engine:
+    async with running(engine_of(SlotDecoder(TableModel()), replace(LIMITS, lookup=False))) as engine:
         assert not any(commit.num_draft_tokens for commit in await commits_of(engine.generate(PLAIN)))
 
 
 async def test_lookups_earn_a_silent_worker_no_trust() -> None:
     """Accepted tokens make a worker's trust; those that the target had from itself would make any worker's."""
-    async with running(SlotDecoder(TableModel())) as engine:
+    async with running(engine_of(SlotDecoder(TableModel()))) as engine:
         pool = DraftPool(engine)
         silent = Helper(pool, (), "silent")
         silent.num_slots, silent.commit = 100, lambda session, commit: None  # type: ignore[method-assign]

@@ -16,8 +16,9 @@ from specdec.inference.engine.target import TargetEngine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
-from tests.support.answers import commits_of
+from tests.support.answers import commits_of, tokens
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 300
@@ -71,10 +72,8 @@ class JunkWorker(GoodWorker):
 
 @pytest.fixture
 async def pool() -> AsyncGenerator[DraftPool, None]:
-    engine = TargetEngine(ScriptedDecoder(num_slots=8))
-    engine.start()
-    yield DraftPool(engine)
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
+        yield DraftPool(engine)
 
 
 async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
@@ -82,8 +81,7 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
     request = GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
     half = commits[len(commits) // 2 :]
-    token_ids = [token_id for commit in commits for token_id in commit.token_ids]
-    return token_ids, sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
+    return tokens(commits), sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
 
 
 async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
@@ -113,7 +111,7 @@ async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None
     pool.attach(good)
     request = GenerationRequest((0, 1, 2), max_new_tokens=2 * NUM_TOKENS, gamma=4)
     commits = await commits_of(pool.generate(request))
-    assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, 2 * NUM_TOKENS)
+    assert tokens(commits) == tokens_at(3, 2 * NUM_TOKENS)
     assert sum(commit.num_accepted_tokens for commit in commits) > NUM_TOKENS / 3
     assert (junk.most, good.most) == (1, 1)
     _ = await commits_of(pool.generate(request))
@@ -157,15 +155,13 @@ async def test_a_request_that_one_worker_declines_goes_to_another(pool: DraftPoo
 
 
 async def test_no_worker_gets_more_than_the_operator_allows() -> None:
-    engine = TargetEngine(ScriptedDecoder(num_slots=8))
-    engine.start()
-    pool = DraftPool(engine, max_worker_slots=2)
-    good = GoodWorker("good", 4096, pool)
-    pool.attach(good)
-    for _ in range(2):
-        await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
-    assert good.most == 2
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
+        pool = DraftPool(engine, max_worker_slots=2)
+        good = GoodWorker("good", 4096, pool)
+        pool.attach(good)
+        for _ in range(2):
+            await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
+        assert good.most == 2
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
@@ -233,7 +229,7 @@ def named(name: str, schedule: Schedule = Schedule.ASYNC) -> GenerationRequest:
 
 async def num_accepted(pool: DraftPool, request: GenerationRequest) -> int:
     commits = await commits_of(pool.generate(request))
-    assert [token_id for commit in commits for token_id in commit.token_ids] == tokens_at(3, request.max_new_tokens)
+    assert tokens(commits) == tokens_at(3, request.max_new_tokens)
     return sum(commit.num_accepted_tokens for commit in commits)
 
 
@@ -330,15 +326,13 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
     """The request decodes alone. The story: it was ended with an error."""
-    engine = TargetEngine(ScriptedDecoder(num_slots=8))
-    engine.start()
-    pool = DraftPool(engine, idle_timeout_s=0.05)
-    silent = kind("silent", 8, pool)
-    pool.attach(silent)
-    name = named("a", Schedule.SYNC)
-    assert await num_accepted(pool, name if silent.scope else replace(name, draft_session="")) == 0
-    assert (silent.most, silent.sessions) == (1, set())
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
+        pool = DraftPool(engine, idle_timeout_s=0.05)
+        silent = kind("silent", 8, pool)
+        pool.attach(silent)
+        name = named("a", Schedule.SYNC)
+        assert await num_accepted(pool, name if silent.scope else replace(name, draft_session="")) == 0
+        assert (silent.most, silent.sessions) == (1, set())
 
 
 async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None:

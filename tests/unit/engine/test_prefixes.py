@@ -24,9 +24,11 @@ from specdec.inference.model.slots import Array, Span
 from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.scheduling.draft_length import DraftLength
 from specdec.inference.scheduling.pacing import Branching, Pacing
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.model_proposer import ModelProposer
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
+from tests.support.answers import tokens
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model
 from tests.support.scripted import until
 
@@ -148,10 +150,6 @@ async def cached(
     return num_cached, commits
 
 
-def tokens(commits: Sequence[Commit]) -> list[int]:
-    return [token_id for commit in commits for token_id in commit.token_ids]
-
-
 def request(prompt: Sequence[int], **fields: Any) -> GenerationRequest:
     return GenerationRequest(tuple(prompt), **{"max_new_tokens": NUM_TOKENS, **fields})
 
@@ -162,13 +160,11 @@ PROMPT = tuple(range(20, 60))
 @pytest.mark.parametrize("kind", [Forkable, Unforkable])
 async def test_the_next_turn_reads_what_is_new(kind: type[Unforkable]) -> None:
     backend = kind(torch_backend())
-    engine = TargetEngine(SlotDecoder(backend))
-    engine.start()
-    first_cached, first = await cached(engine, request(PROMPT))
-    backend.num_read = 0
-    turn = request([*PROMPT, *tokens(first), 5, 6, 7])
-    second_cached, second = await cached(engine, turn)
-    await engine.stop()
+    async with running(TargetEngine(SlotDecoder(backend))) as engine:
+        first_cached, first = await cached(engine, request(PROMPT))
+        backend.num_read = 0
+        turn = request([*PROMPT, *tokens(first), 5, 6, 7])
+        second_cached, second = await cached(engine, turn)
     num_cached = len(PROMPT) + NUM_TOKENS - 1  # no pass has read the last token
     assert (first_cached, second_cached) == (0, num_cached)
     assert backend.num_read == 4 + NUM_TOKENS - 1
@@ -176,12 +172,12 @@ async def test_the_next_turn_reads_what_is_new(kind: type[Unforkable]) -> None:
 
 
 async def test_one_token_is_always_computed() -> None:
-    engine = TargetEngine(SlotDecoder(Forkable(torch_backend())))
-    engine.start()
-    async with aclosing(engine.generate(request(PROMPT, max_new_tokens=40))) as running:
-        await anext(running)
+    async with (
+        running(TargetEngine(SlotDecoder(Forkable(torch_backend())))) as engine,
+        aclosing(engine.generate(request(PROMPT, max_new_tokens=40))) as busy,
+    ):
+        await anext(busy)
         found = [await cached(engine, request(prompt)) for prompt in (PROMPT, PROMPT[:10])]
-    await engine.stop()
     assert [num_cached for num_cached, _ in found] == [39, 9]
     again, shorter = [commits for _, commits in found]
     assert (tokens(again), tokens(shorter)) == (plain(request(PROMPT)), plain(request(PROMPT[:10])))
@@ -191,45 +187,39 @@ async def test_one_token_is_always_computed() -> None:
     ("fields", "num_cached"), [({"cache_salt": "b"}, 0), ({"cache_salt": "a"}, 39), ({"prompt_logprobs": 0}, 0)]
 )
 async def test_prefixes_are_cached_by_salt_and_for_no_scored_prompt(fields: dict[str, Any], num_cached: int) -> None:
-    engine = TargetEngine(SlotDecoder(torch_backend()))
-    engine.start()
-    for salt in ("a", ""):
-        await run(engine, request(PROMPT, cache_salt=salt))
-    found, _ = await cached(engine, request(PROMPT, **fields))
-    await engine.stop()
+    async with running(TargetEngine(SlotDecoder(torch_backend()))) as engine:
+        for salt in ("a", ""):
+            await run(engine, request(PROMPT, cache_salt=salt))
+        found, _ = await cached(engine, request(PROMPT, **fields))
     assert found == num_cached
 
 
 async def test_without_caching_nothing_is_left() -> None:
     proposer = ModelProposer(drafting := Forkable(torch_backend(seed=2)))
     decoder = SpeculativeDecoder(SlotDecoder(Forkable(torch_backend())), proposer)
-    engine = TargetEngine(decoder, EngineLimits(gamma=2, prefix_caching=False))
-    engine.start()
-    read = []
-    for _ in range(2):
-        assert (await cached(engine, request(PROMPT)))[0] == 0
-        read.append(drafting.num_read)
-    await engine.stop()
+    async with running(TargetEngine(decoder, EngineLimits(gamma=2, prefix_caching=False))) as engine:
+        read = []
+        for _ in range(2):
+            assert (await cached(engine, request(PROMPT)))[0] == 0
+            read.append(drafting.num_read)
     assert read[1] == 2 * read[0], "the draft has forgotten it too"
 
 
 async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 16)
     backend = Forkable(torch_backend())
-    engine = TargetEngine(SlotDecoder(backend))
-    engine.start()
-    loop, session = asyncio.get_running_loop(), engine.open(request(PROMPT))
+    async with running(TargetEngine(SlotDecoder(backend))) as engine:
+        loop, session = asyncio.get_running_loop(), engine.open(request(PROMPT))
 
-    async def give_up() -> None:
-        engine.close(session)
+        async def give_up() -> None:
+            engine.close(session)
 
-    def second_pass() -> None:
-        asyncio.run_coroutine_threadsafe(give_up(), loop).result(30)
+        def second_pass() -> None:
+            asyncio.run_coroutine_threadsafe(give_up(), loop).result(30)
 
-    backend.during = lambda: setattr(backend, "during", second_pass)
-    await until(lambda: engine.num_running == 0 and backend.num_read > 16)
-    num_cached, commits = await cached(engine, request(PROMPT))
-    await engine.stop()
+        backend.during = lambda: setattr(backend, "during", second_pass)
+        await until(lambda: engine.num_running == 0 and backend.num_read > 16)
+        num_cached, commits = await cached(engine, request(PROMPT))
     assert num_cached == 16, "what a pass writes after its session has left is not counted"
     assert tokens(commits)[:1] == plain(request(PROMPT))[:1]
 
@@ -237,15 +227,16 @@ async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.Monke
 async def test_leaving_during_a_failed_pass_leaves_no_prefix() -> None:
     """The slot of a session that left during a failed pass counts as empty: the pass may have written anything."""
     backend = Forkable(torch_backend())
-    engine = TargetEngine(SlotDecoder(backend))
-    engine.start()
-    stream = engine.generate(request(PROMPT, max_new_tokens=40))
-    await anext(stream)
-    loop = asyncio.get_running_loop()
-    backend.num_failures, backend.during = 1, lambda: asyncio.run_coroutine_threadsafe(stream.aclose(), loop).result(30)
-    await until(lambda: engine.num_running == 0 and not backend.num_failures)
-    num_cached, _ = await cached(engine, request(PROMPT))
-    await engine.stop()
+    async with running(TargetEngine(SlotDecoder(backend))) as engine:
+        stream = engine.generate(request(PROMPT, max_new_tokens=40))
+        await anext(stream)
+        loop = asyncio.get_running_loop()
+        backend.num_failures, backend.during = (
+            1,
+            lambda: asyncio.run_coroutine_threadsafe(stream.aclose(), loop).result(30),
+        )
+        await until(lambda: engine.num_running == 0 and not backend.num_failures)
+        num_cached, _ = await cached(engine, request(PROMPT))
     assert num_cached == 0
 
 
@@ -271,12 +262,10 @@ class Rereading(Unforkable):
 
 async def test_a_backend_that_rereads_faster_is_asked() -> None:
     backend = Rereading(torch_backend())
-    engine = TargetEngine(SlotDecoder(backend))
-    engine.start()
-    found = []
-    for backend.pays, end in ((False, 40), (False, 40), (True, 40), (True, 36)):
-        found.append((await cached(engine, request([*PROMPT[:end], *range(3, 43 - end)])))[0])
-    await engine.stop()
+    async with running(TargetEngine(SlotDecoder(backend))) as engine:
+        found = []
+        for backend.pays, end in ((False, 40), (False, 40), (True, 40), (True, 36)):
+            found.append((await cached(engine, request([*PROMPT[:end], *range(3, 43 - end)])))[0])
     assert found == [0, 0, 39, 0]
 
 
@@ -450,20 +439,18 @@ async def drafted(
 async def test_a_draft_reuses_the_slot_of_a_branch() -> None:
     backend = Forkable(torch_backend(seed=2, num_slots=6))
     proposer = Doubtful(backend, num_branches=2)
-    engine = DraftEngine(proposer)
-    engine.start()
-    slot, committed = await drafted(engine, PROMPT, salt="", takes_branch=True)
-    assert slot >= proposer.num_slots, "the branch has become the chain, in its own slot"
-    backend.num_read = 0
-    session = engine.open([*committed, 5], SamplingParams())
-    engine.pace(session, Pacing(window=1))
-    await until(lambda: len(session.chain) == 1)
-    engine.close(session)
-    assert backend.num_read < 10, "a step for who has left may be among them"
-    other = engine.open([*committed, 5], SamplingParams(), cache_salt="b")
-    engine.pace(other, Pacing(window=1))
-    await until(lambda: len(other.chain) == 1)
-    await engine.stop()
+    async with running(DraftEngine(proposer)) as engine:
+        slot, committed = await drafted(engine, PROMPT, salt="", takes_branch=True)
+        assert slot >= proposer.num_slots, "the branch has become the chain, in its own slot"
+        backend.num_read = 0
+        session = engine.open([*committed, 5], SamplingParams())
+        engine.pace(session, Pacing(window=1))
+        await until(lambda: len(session.chain) == 1)
+        engine.close(session)
+        assert backend.num_read < 10, "a step for who has left may be among them"
+        other = engine.open([*committed, 5], SamplingParams(), cache_salt="b")
+        engine.pace(other, Pacing(window=1))
+        await until(lambda: len(other.chain) == 1)
     assert backend.num_read >= len(committed)
 
 
@@ -475,17 +462,15 @@ def test_a_draft_knows_what_its_slots_hold(history: list[tuple[Asked, bool]]) ->
     fresh = torch_backend(seed=2, num_slots=1)
 
     async def play_drafts() -> None:
-        engine = DraftEngine(proposer)
-        engine.start()
-        sequences: list[list[int]] = []
-        for number, (each, takes_branch) in enumerate(history):
-            before = sequences[number - each.parent] if 0 < each.parent <= number else []
-            prompt = [*before[: round(each.keep * len(before))], *each.extra]
-            backend.num_failures = int(each.fails)
-            _, committed = await drafted(engine, prompt, salt=each.salt, takes_branch=takes_branch)
-            sequences.append(committed)
-        await engine._thread.run(lambda: None)  # the step of the session that left is over too
-        await engine.stop()
+        async with running(DraftEngine(proposer)) as engine:
+            sequences: list[list[int]] = []
+            for number, (each, takes_branch) in enumerate(history):
+                before = sequences[number - each.parent] if 0 < each.parent <= number else []
+                prompt = [*before[: round(each.keep * len(before))], *each.extra]
+                backend.num_failures = int(each.fails)
+                _, committed = await drafted(engine, prompt, salt=each.salt, takes_branch=takes_branch)
+                sequences.append(committed)
+            await engine._thread.run(lambda: None)  # the step of the session that left is over too
 
     asyncio.run(play_drafts())
     for slot, held in enumerate(proposer._held):

@@ -14,6 +14,7 @@ from specdec.inference.commit import TokenLogprobs
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.model.decoder import Decoder, Turn, Verdict
 from specdec.inference.request import GenerationRequest
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.model_proposer import ModelProposer
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
@@ -39,13 +40,11 @@ async def scores_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 @pytest.mark.parametrize("name", ["alone", "drafted"])
 async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", chunk)
-    engine = TargetEngine(decoders()[name], EngineLimits(gamma=3))
-    engine.start()
-    asked = GenerationRequest(PROMPT, max_new_tokens=6, logprobs=1, prompt_logprobs=2)
-    tokens, scores = await scores_of(engine, asked)
-    plain, nothing = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6))
-    _, resumed = await scores_of(engine, asked.resumed((40, 41)))
-    await engine.stop()
+    async with running(TargetEngine(decoders()[name], EngineLimits(gamma=3))) as engine:
+        asked = GenerationRequest(PROMPT, max_new_tokens=6, logprobs=1, prompt_logprobs=2)
+        tokens, scores = await scores_of(engine, asked)
+        plain, nothing = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6))
+        _, resumed = await scores_of(engine, asked.resumed((40, 41)))
     assert (tokens, nothing, resumed) == (plain, (), ())
     with torch.no_grad():
         rows = torch.log_softmax(tiny_model("llama", seed=1)(torch.tensor([PROMPT])).logits[0].double(), dim=-1)
@@ -69,22 +68,18 @@ async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypa
         return step(turns)
 
     monkeypatch.setattr(decoder, "step", flickers)
-    engine = TargetEngine(decoder)
-    engine.start()
-    _, scores = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6, prompt_logprobs=2))
-    await engine.stop()
+    async with running(TargetEngine(decoder)) as engine:
+        _, scores = await scores_of(engine, GenerationRequest(PROMPT, max_new_tokens=6, prompt_logprobs=2))
     assert [each.token_ids[0] for each in scores] == list(PROMPT[1:])
 
 
 async def test_others_in_the_same_pass_are_not_touched() -> None:
-    engine = TargetEngine(decoders()["alone"])
-    engine.start()
-    requests = [
-        GenerationRequest(PROMPT[start:], max_new_tokens=5, prompt_logprobs=each)
-        for start, each in ((0, 0), (3, None), (5, 1))
-    ]
-    together = await asyncio.gather(*(scores_of(engine, request) for request in requests))
-    alone = [await scores_of(engine, request) for request in requests]
-    await engine.stop()
+    async with running(TargetEngine(decoders()["alone"])) as engine:
+        requests = [
+            GenerationRequest(PROMPT[start:], max_new_tokens=5, prompt_logprobs=each)
+            for start, each in ((0, 0), (3, None), (5, 1))
+        ]
+        together = await asyncio.gather(*(scores_of(engine, request) for request in requests))
+        alone = [await scores_of(engine, request) for request in requests]
     assert [tokens for tokens, _ in together] == [tokens for tokens, _ in alone]
     assert [len(scores) for _, scores in together] == [22, 0, 17]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,13 +24,13 @@ from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.model.slots import Array, Span
 from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.scheduling.pacing import Branching, Pacing
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from tests.support.answers import each_commit, tokens_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams()
-NO_LIMITS = EngineLimits()
 
 
 class BreakingDecoder(ScriptedDecoder):
@@ -46,16 +45,6 @@ class BreakingDecoder(ScriptedDecoder):
         if error is not None:
             raise error
         return super().step(turns)
-
-
-@asynccontextmanager
-async def running(decoder: ScriptedDecoder, limits: EngineLimits = NO_LIMITS) -> AsyncGenerator[TargetEngine, None]:
-    engine = TargetEngine(decoder, limits)
-    engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
 
 
 async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = GREEDY) -> list[int]:
@@ -76,7 +65,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
             else None
         )
 
-    async with running(BreakingDecoder(poison)) as engine:
+    async with running(TargetEngine(BreakingDecoder(poison))) as engine:
         lengths = [10, 20, 30, 40, 50, 60, 70]
         asking = [asyncio.create_task(tokens(engine, length)) for length in lengths]
         culprit: list[Commit] = []
@@ -105,21 +94,19 @@ class PoisonedProposer:
 
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
     """The story: a draft's step has an entry for each branch, so a suspect was never alone, and broke the engine."""
-    engine = DraftEngine(PoisonedProposer())
-    engine.start()
-    sound, poisonous = (engine.open([first, 1], GREEDY) for first in (7, 0))
-    for session in (sound, poisonous):
-        engine.pace(session, Pacing(window=9, min_survival=1e-9, branching=Branching(count=2, depth=2)))
-    with pytest.raises(InternalError, match="failed on this request"):
-        await poisonous.drafted()
-    assert await sound.drafted() == list(range(2, 11))
-    assert engine.broken is None
-    await engine.stop()
+    async with running(DraftEngine(PoisonedProposer())) as engine:
+        sound, poisonous = (engine.open([first, 1], GREEDY) for first in (7, 0))
+        for session in (sound, poisonous):
+            engine.pace(session, Pacing(window=9, min_survival=1e-9, branching=Branching(count=2, depth=2)))
+        with pytest.raises(InternalError, match="failed on this request"):
+            await poisonous.drafted()
+        assert await sound.drafted() == list(range(2, 11))
+        assert engine.broken is None
 
 
 async def test_a_failure_that_passes_is_only_a_pause(caplog: pytest.LogCaptureFixture) -> None:
     decoder = ScriptedDecoder(num_slots=4)
-    async with running(decoder) as engine:
+    async with running(TargetEngine(decoder)) as engine:
         decoder.gate.fail(RuntimeError("flicker"), times=1)
         answers = await asyncio.gather(*(tokens(engine, length) for length in (3, 5, 9)))
     assert answers == [tokens_at(length, NUM_TOKENS) for length in (3, 5, 9)]
@@ -162,7 +149,7 @@ async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) ->
         return None
 
     decoder = BreakingDecoder(narrow)
-    async with running(decoder) as engine:
+    async with running(TargetEngine(decoder)) as engine:
         answers = await asyncio.gather(*(tokens(engine, length) for length in range(3, 11)))
     assert answers == [tokens_at(length, NUM_TOKENS) for length in range(3, 11)]
     assert len(failures) <= 2
@@ -172,7 +159,7 @@ async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) ->
 async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
     decoder = ScriptedDecoder(num_slots=2)
     decoder.seed_invariant = False  # type: ignore[attr-defined]
-    async with running(decoder) as engine:
+    async with running(TargetEngine(decoder)) as engine:
         decoder.gate.fail(RuntimeError("flicker"), times=1)
         with pytest.raises(InternalError, match="samples on the device"):
             await tokens(engine, 3, SamplingParams(temperature=1.0))
@@ -181,7 +168,7 @@ async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
 async def test_steps_that_all_fail_break_the_engine() -> None:
     """The story: a device was gone and every step failed at once, but health stayed SERVING, which attracted load."""
     decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
-    async with running(decoder) as engine:
+    async with running(TargetEngine(decoder)) as engine:
         failures = 0
         while engine.broken is None:
             with pytest.raises((InternalError, UnavailableError)):
@@ -200,7 +187,7 @@ async def test_an_engine_with_a_broken_loop_reports_it() -> None:
         def step(self, turns: Sequence[Turn]) -> list[Verdict]:
             return []
 
-    async with running(Short()) as engine:
+    async with running(TargetEngine(Short())) as engine:
         with pytest.raises(UnavailableError, match="the engine broke"):
             await tokens(engine, 3)
         assert engine.broken is not None
@@ -211,7 +198,7 @@ async def test_an_endless_pass_delays_no_other_work() -> None:
     decoder = ScriptedDecoder()
     decoder.gate.close()
     try:
-        async with running(decoder, EngineLimits(pass_timeout_s=0.05)) as engine:
+        async with running(TargetEngine(decoder, EngineLimits(pass_timeout_s=0.05))) as engine:
             asking = asyncio.create_task(tokens(engine, 3))
             await until(lambda: engine.fault is not None)
             assert "longer than 0.05 s" in (engine.fault or "")

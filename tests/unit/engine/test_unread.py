@@ -12,16 +12,15 @@ from specdec.inference.engine.target import TargetEngine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import CapacityError
 from specdec.inference.request import GenerationRequest
+from specdec.inference.serving.assembly import running
 from tests.support.answers import tokens_of
 from tests.support.scripted import ScriptedDecoder, tokens_at, until
 
 
 @pytest.fixture
 async def engine() -> AsyncGenerator[TargetEngine, None]:
-    engine = TargetEngine(ScriptedDecoder(num_slots=2))
-    engine.start()
-    yield engine
-    await engine.stop()
+    async with running(TargetEngine(ScriptedDecoder(num_slots=2))) as engine:
+        yield engine
 
 
 def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:

@@ -138,13 +138,14 @@ async def test_every_field_reaches_the_completer() -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5, "gamma": 2,
         "presence_penalty": 0.25, "frequency_penalty": -1, "logit_bias": {"5": 3, "2": -100}, "seed": -1, "n": 2,
         "stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": True, "max_tokens": 9, "logprobs": 3, "user": "me",
+        "min_tokens": 5,
     }  # fmt: skip
     assert (await post(completer, "/v1/completions", {"prompt": [[5, 6], [7]], **fields})).status_code == 200
     first, second, third, fourth = completer.requests
     assert first.sampling == SamplingParams(0.5, 7, 0.9, 0.1, 0, 1.5, 0.25, -1.0, ((2, -100.0), (5, 3.0)))
     assert [first.seed, second.seed] == [2**64 - 1, 0]
     assert (first.stop, first.stop_token_ids, first.ignore_eos) == (("a", "b"), frozenset([4]), True)
-    assert (first.max_new_tokens, first.logprobs, first.gamma) == (9, 3, 2)
+    assert (first.min_new_tokens, first.max_new_tokens, first.logprobs, first.gamma) == (5, 9, 3, 2)
     assert [request.prompt for request in (first, second, third, fourth)] == [(5, 6), (5, 6), (7,), (7,)]
 
 
@@ -153,13 +154,15 @@ async def test_every_field_reaches_the_completer() -> None:
     ("pass", ["Once upon", " a time", "!"]),
 ])  # fmt: skip
 async def test_a_stream_has_one_event_per_token_or_pass(chunk: str, texts: list[str]) -> None:
-    body = {"prompt": "x", "stream": True}
-    response = await post(ScriptedCompleter(PASSES), "/v1/completions", body, stream_chunk=chunk)
+    """Drafts are reported in events on request only."""
+    completer, body = ScriptedCompleter(PASSES), {"prompt": "x", "stream": True}
+    response = await post(completer, "/v1/completions", body, stream_chunk=chunk)
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events(response)
     assert [chunk["choices"][0]["text"] for chunk in chunks] == texts
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(texts) - 1) + ["length"]
-    assert all("usage" not in chunk for chunk in chunks)
+    assert not [chunk for chunk in chunks if {"usage", "speculation"} & chunk.keys()]
+    assert not completer.requests[-1].include_rejected
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
@@ -178,13 +181,6 @@ async def test_a_chat_stream_has_role_once_and_usage() -> None:
     assert [chunk["speculation"]["token_ids"] for chunk in chunks] == [[7]] * 6
     ends = [chunk["speculation"] for chunk in chunks if "timings" in chunk["speculation"]]
     assert [(end["rejected"], end["timings"]["compute_us"]) for end in ends] == [(REJECTED, 20)] * 3
-
-
-async def test_drafts_are_reported_only_on_request() -> None:
-    completer = ScriptedCompleter(PASSES)
-    chunks = events(await post(completer, "/v1/completions", {"prompt": "x", "stream": True}))
-    assert not [chunk for chunk in chunks if "speculation" in chunk]
-    assert not completer.requests[-1].include_rejected
 
 
 async def test_echo_and_logprobs_in_both_shapes() -> None:
@@ -230,12 +226,6 @@ async def test_echo_with_logprobs_has_those_of_prompt_and_answer(stream: bool) -
     assert [each for logprobs in found for each in logprobs["tokens"]] == ["pro", "mpt", " ", "é", "!"]
     assert [each for logprobs in found for each in logprobs["text_offset"]] == [0, 3, 6, 7, 8]
     assert [each for logprobs in found for each in logprobs["token_logprobs"]] == [None, -1.5, -2.5, -0.5, -0.5]
-
-
-async def test_the_least_number_of_tokens_reaches_the_completer() -> None:
-    completer = ScriptedCompleter(PASSES)
-    await post(completer, "/v1/completions", {"prompt": "x", "min_tokens": 5})
-    assert completer.requests[0].min_new_tokens == 5
 
 
 async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
@@ -623,17 +613,6 @@ async def test_llmperf_reads_a_stream() -> None:
             "/v1/chat/completions", json=llmperf.body("x", 9, model="tiny"), headers=llmperf.HEADERS
         )
     assert llmperf.reads(response.content) == (6, 5, TEXT)
-
-
-async def test_vllms_benchmark_reads_a_stream() -> None:
-    """`vllm bench serve` reads usage from the last chunk, which has no choices, and text from first choices."""
-    body = {
-        "model": "tiny", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 6,
-        "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
-    }  # fmt: skip
-    *chunks, last = events(await post(ScriptedCompleter(PASSES), "/v1/completions", body))
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
-    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
 
 
 async def test_a_body_that_is_no_json() -> None:

@@ -114,6 +114,8 @@ class TestInBrowser:
             await browser.until(finished())
             elapsed_s = time.monotonic() - started
             assert await text_of(browser, "tokens") == "12"
+            for name in ("acceptance", "per_pass", "ttft"):
+                assert (await text_of(browser, name))[:1].isdigit(), name
             assert 12 / elapsed_s <= float(await text_of(browser, "speed")) <= 12 / (2 * 0.5)
 
     async def test_reasoning_is_shown_above_the_answer(self, browser: Page) -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.model.decoder import Decoder, Turn
-from specdec.inference.model.proposer import Draft, DraftToken, Proposer
+from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.request import SamplingParams
 from specdec.inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
-from specdec.inference.speculation.lookup import NgramProposer
-from specdec.inference.speculation.model_proposer import ModelProposer
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.models import tiny_model
@@ -72,13 +70,6 @@ def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
     assert is_enough(length, 1, [])
     length.begin(1)
     assert not is_enough(length, 1, []), "another request has the slot"
-
-
-def test_a_draft_that_was_given_up_gets_another_chance() -> None:
-    length = learned()
-    for _ in range(300):
-        length.record_verdict(1, [], 0)
-    assert not is_enough(length, 1, [])
 
 
 def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
@@ -201,11 +192,6 @@ def test_lookups_that_fail_do_not_widen_passes() -> None:
     assert 0 < num_drafted < 40, "of 160 passes and tokens"
 
 
-@pytest.fixture(scope="module")
-def backend() -> TorchBackend:
-    return TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=96)
-
-
 def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], int]:
     """Decode sequences of 40 new tokens side by side; return them and the number of draft tokens."""
     sequences, held, num_drafted = [list(prompt) for prompt in prompts], [0] * len(prompts), 0
@@ -216,19 +202,3 @@ def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams
             sequences[i] += verdict.token_ids
             num_drafted += verdict.num_draft_tokens
     return [sequence[: len(prompt) + 40] for sequence, prompt in zip(sequences, prompts, strict=True)], num_drafted
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
-@pytest.mark.parametrize("kind", ["itself", "stranger", "lookup"])
-def test_no_length_changes_a_token(backend: TorchBackend, sampling: SamplingParams, kind: str) -> None:
-    prompts = [[5, 6, 7, 5, 6], [8]]
-    (expected, _) = decoded(SlotDecoder(backend), prompts, sampling)
-    proposers: dict[str, Proposer] = {
-        "itself": ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=3, max_length=96)),
-        "stranger": ModelProposer(TorchBackend(tiny_model("llama", seed=2), num_slots=3, max_length=96)),
-        "lookup": NgramProposer(num_slots=3, max_length=96),
-    }
-    decoder = SpeculativeDecoder(SlotDecoder(backend), proposers[kind], DraftLength())
-    token_ids, num_drafted = decoded(decoder, prompts, sampling)
-    assert token_ids == expected
-    assert num_drafted

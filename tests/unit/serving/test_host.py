@@ -9,7 +9,10 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -152,6 +155,7 @@ async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         await Host(Recorder(), config=ServerConfig(grace_s=0.0)).run()
 
 
+Streams: TypeAlias = tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]
 STUCK = """
 import asyncio, logging, sys
 from specdec.inference.config import ServerConfig
@@ -174,27 +178,42 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
-    """The log announces that a second signal ends the grace."""
+@asynccontextmanager
+async def stuck(
+    tmp_path: Path, source: str = STUCK
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Streams], None]:
+    """Run a host that does not end by itself; yield its process with its standard streams."""
     script = tmp_path / "stuck.py"
-    script.write_text(STUCK)
+    script.write_text(source)
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(script),
+        *(sys.executable, str(script)),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
+    assert process.stdin is not None
     assert process.stdout is not None
-    assert await process.stdout.readline() == b"serving\n"
-    process.send_signal(number)
-    assert await process.stdout.readline() == b"draining\n"
-    process.send_signal(number)
-    async with asyncio.timeout(60):
-        _, errors = await process.communicate()
-    assert process.returncode == 128 + number
-    first, last = errors.decode().splitlines()
+    assert process.stderr is not None
+    try:
+        yield process, (process.stdin, process.stdout, process.stderr)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
+    """The log announces that a second signal ends the grace."""
+    async with stuck(tmp_path) as (process, (_, output, errors)):
+        assert await output.readline() == b"serving\n"
+        process.send_signal(number)
+        assert await output.readline() == b"draining\n"
+        process.send_signal(number)
+        async with asyncio.timeout(60):
+            first, last = (await errors.read()).decode().splitlines()
+            assert await process.wait() == 128 + number
     assert "a second signal ends at once" in first
     assert last == f"{number.name} again: ended at once"
 
@@ -209,28 +228,17 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
     """A drain that began otherwise must live through the SIGTERM that comes next: a pod's, at its deletion."""
-    script = tmp_path / "stuck.py"
-    script.write_text(STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)'))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(script),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    ready = json.loads(await process.stdout.readline())
-    assert ready == {"ready": True, "pid": process.pid, "host": "127.0.0.1", "ports": {}}
-    assert await process.stdout.readline() == b"serving\n"
-    process.stdin.close()
-    assert await process.stdout.readline() == b"draining\n"
-    assert b"the end of stdin" in await process.stderr.readline()
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(process.wait(), timeout=0.2)
-    process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(60):
-        assert await process.wait() == 128 + signal.SIGTERM
+    source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
+    async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
+        ready = json.loads(await output.readline())
+        assert ready == {"ready": True, "pid": process.pid, "host": "127.0.0.1", "ports": {}}
+        assert await output.readline() == b"serving\n"
+        lifeline.close()
+        assert await output.readline() == b"draining\n"
+        assert b"the end of stdin" in await errors.readline()
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(process.wait(), timeout=0.2)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await process.wait() == 128 + signal.SIGTERM

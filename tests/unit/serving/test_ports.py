@@ -48,19 +48,6 @@ async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
             assert await FailoverCompleter(fleet, link).model() == CARD
 
 
-async def test_a_rebound_host_name_is_refused() -> None:
-    async with served(PortSecurity()) as at, httpx.AsyncClient() as client:
-        for host, status in (
-            ("localhost", 200),
-            ("127.0.0.1:1", 200),
-            ("[::1]", 200),
-            ("[::1]:1", 200),
-            ("evil.a:1", 400),
-        ):
-            answer = await client.get(f"http://127.0.0.1:{at.http}/v1/models", headers={"Host": host})
-            assert answer.status_code == status
-
-
 async def test_the_log_has_a_page_and_a_command_that_work(caplog: pytest.LogCaptureFixture) -> None:
     """The story: the log had the address alone; the page, and the way to ask, stood in the documentation."""
     caplog.set_level(logging.INFO)

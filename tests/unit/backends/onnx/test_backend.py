@@ -197,18 +197,6 @@ def test_sizes_are_those_of_the_model(backend: OnnxBackend) -> None:
     assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_room * (MAX_LENGTH + 1) * 4
 
 
-def test_a_fork_continues_like_its_source(backend: OnnxBackend) -> None:
-    prompt = [5, 9, 12, 7, 30]
-    backend.forward([Span(0, 0, prompt, 0)])
-    backend.forward([Span(1, 0, prompt[:2], 0)])
-    backend.fork(0, 1, 2, len(prompt))
-    source, fork = backend.forward([Span(0, len(prompt), [3], 1), Span(1, len(prompt), [3], 1)])
-    np.testing.assert_allclose(source, fork, atol=1e-5)
-    backend.forward([Span(1, len(prompt), [8], 1)])  # and the source does not feel it
-    again = backend.forward([Span(0, len(prompt), [3], 1)])
-    np.testing.assert_allclose(again[0], source, atol=1e-5)
-
-
 def test_a_second_load_needs_no_original_weights(
     checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,18 +15,12 @@ from specdec.inference.backends.onnx import packing as onnx_make
 from specdec.inference.backends.onnx.backend import OnnxBackend
 from specdec.inference.backends.onnx.packed import folder_of
 from specdec.inference.backends.registry import load_backend
-from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET, ModelConfig
+from specdec.inference.config import BUNDLED_TARGET, ModelConfig
 from specdec.inference.errors import ConfigError, UnsupportedModelError
-from specdec.inference.model.decoder import Decoder, Turn
 from specdec.inference.model.slots import Array, Span
-from specdec.inference.request import SamplingParams
-from specdec.inference.speculation.model_proposer import ModelProposer
-from specdec.inference.speculation.slot_decoder import SlotDecoder
-from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support.backend_contract import HISTORY, NUM_SLOTS, TOKENS, assert_matches, reference
 from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, save_tiny_model
 
-NUM_TOKENS = 40
 NEAR = 0.5 * 127 / onnx_int8.weight_levels()  # where float32 logits reach 10
 
 
@@ -51,11 +45,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target() -> OnnxBackend:
     return load(BUNDLED_TARGET)
-
-
-@pytest.fixture(scope="module")
-def draft() -> OnnxBackend:
-    return load(BUNDLED_DRAFT)
 
 
 def one_by_one(backend: OnnxBackend, slot: int, token_ids: Sequence[int]) -> Array:  # [num_tokens, vocab_size]
@@ -117,27 +106,6 @@ def test_columns_have_scales_of_their_own(levels: int) -> None:
     assert quantized.dtype == np.int8
     assert quantized[0].tolist() == [levels, 0, -levels]
     np.testing.assert_allclose(quantized * scale, matrix, atol=200 / levels / 2)
-
-
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], ids=["greedy", "seed"]
-)
-def test_speculation_does_not_change_the_tokens(
-    target: OnnxBackend, draft: OnnxBackend, sampling: SamplingParams
-) -> None:
-    alone = decode(SlotDecoder(target), sampling, gamma=0)
-    for gamma in (1, 4, 8):
-        fused = SpeculativeDecoder(SlotDecoder(target), ModelProposer(draft))
-        assert decode(fused, sampling, gamma=gamma) == alone
-
-
-def decode(decoder: Decoder, sampling: SamplingParams, *, gamma: int) -> list[int]:
-    token_ids, held = list(TOKENS[:12]), 0
-    while (left := 12 + NUM_TOKENS - len(token_ids)) > 0:
-        [verdict] = decoder.step([Turn(0, held, token_ids, sampling, gamma=min(gamma, left - 1))])
-        held = len(token_ids) + verdict.num_accepted_tokens
-        token_ids = [*token_ids, *verdict.token_ids]
-    return token_ids
 
 
 def test_a_pass_that_wants_no_logits(checkpoint: Path) -> None:

@@ -69,23 +69,9 @@ def test_slots_that_leak_are_noticed(backend: TorchBackend) -> None:
         assert_matches(backend, reference("llama"), HISTORY)
 
 
-def test_the_history_of_the_tests_above_holds(backend: TorchBackend) -> None:
-    assert_matches(backend, reference("llama"), HISTORY)
-
-
 def test_wide_spans_after_a_past_do_not_fold_heads(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MAX_FOLDED_TOKENS", 2)
     assert_matches(backend, reference("llama"), HISTORY)
-
-
-def test_heads_without_groups() -> None:
-    model = tiny_model("llama", num_key_value_heads=4)
-    alone = TorchBackend(tiny_model("llama", num_key_value_heads=4), num_slots=1, max_length=MAX_LENGTH)
-    alone.forward([Span(0, 0, TOKENS[:9], 0)])
-    logits = alone.forward([Span(0, 9, TOKENS[9:12], 3)])
-    with torch.inference_mode():
-        expected = model(torch.tensor([TOKENS[:12]])).logits[0, 9:].numpy()
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
 
 def test_stale_positions_are_never_seen(backend: TorchBackend) -> None:
@@ -120,15 +106,6 @@ def test_a_pass_that_wants_no_logits_skips_the_head(backend: TorchBackend) -> No
     np.testing.assert_allclose(logits, reference("llama").logits(TOKENS[:6])[5:], rtol=0, atol=1e-4)
 
 
-def test_sizes_are_those_of_the_model(backend: TorchBackend) -> None:
-    as_protocol: Backend = backend
-    assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
-    assert as_protocol.num_slots == NUM_SLOTS
-    assert as_protocol.max_length == MAX_LENGTH
-    num_layers, num_kv_heads, head_dim = 2, 2, 8
-    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * MAX_LENGTH * 4
-
-
 def test_transformers_keeps_no_cache_of_its_own(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a cache was built")
@@ -155,8 +132,3 @@ def test_bfloat16_stays_close_to_float32(family: str) -> None:
     half = TorchBackend(tiny_model(family).to(torch.bfloat16), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
     tolerance = 0.5 if family in ("llama", "gpt2") else 1.0  # logits have a standard deviation of 2
     assert_matches(half, reference(family), HISTORY, tolerance=tolerance)
-
-
-def test_bfloat16_takes_half_the_memory(backend: TorchBackend) -> None:
-    half = TorchBackend(tiny_model("llama").to(torch.bfloat16), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
-    assert half.slot_bytes * 2 == backend.slot_bytes

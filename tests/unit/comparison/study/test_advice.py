@@ -174,9 +174,9 @@ def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
     On the same machine, when it was quiet, speculation was 2.4 times as fast.
     """
     quiet = Study(config(tmp_path, output=tmp_path), evidence(), (), None, 60.0, QUIET, spread=1.1)
+    write_study(quiet, tmp_path)
+    assert "serve with fused" in (tmp_path / "service.toml").read_text()
     for study in (replace(quiet, load=BUSY), replace(quiet, spread=2.3)):
-        write_study(quiet, tmp_path)
-        assert "serve with fused" in (tmp_path / "service.toml").read_text()
         results = write_study(study, tmp_path)
         assert study.is_withheld
         assert (results["recommended"], results["load"]["before"]) == (None, study.load.before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,10 @@ from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from tests.support.certificates import pki
 from tests.support.completers import CARD
+from tests.support.scripted import until
 from tests.unit.workers.completing.test_failover import WHOLE, Counting, Place, answer
 
 NAME = "targets.example"
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
 
 
 class Resolver:

@@ -249,8 +249,9 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
     """The story: a gateway asks a draft, which asks targets.
 
-    Three of these broke, the draft gave up, and the gateway asked it again, as it would ask another: nine broke. An
-    empty message before it breaks is no progress.
+    Three of these broke, the draft gave up, and the gateway asked it again, as it would ask another: nine broke. And
+    before, a prompt that ran a target out of memory was carried to each replica that came back, for ever. An empty
+    message before it breaks is no progress.
     """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late

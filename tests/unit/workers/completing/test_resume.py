@@ -18,6 +18,7 @@ from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind, RequestDefaults, SamplingParams
+from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.text.grammar import GrammarCompiler
@@ -49,12 +50,10 @@ async def server(
 ) -> AsyncGenerator[LocalCompleter, None]:
     tokenizer, backend = Tokenizer.load(model.path), load_backend(model)
     grammars = Grammars(GrammarCompiler(tokenizer, backend.vocab_size))
-    engine = TargetEngine(SlotDecoder(backend), EngineLimits(eos_token_ids=tokenizer.eos_token_ids), grammars)
-    engine.start()
-    try:
+    async with running(
+        TargetEngine(SlotDecoder(backend), EngineLimits(eos_token_ids=tokenizer.eos_token_ids), grammars)
+    ) as engine:
         yield LocalCompleter(engine, tokenizer, defaults, model_id=model_id)
-    finally:
-        await engine.stop()
 
 
 @pytest.fixture
@@ -173,6 +172,7 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
+    """The story: a target was restarted with other weights of its tokenizer, and ended the text of the first ones."""
     async with server(model) as completer:
         begun = REQUESTS["a grammar"]
         started = (await events_of(completer, begun))[0]
