@@ -56,7 +56,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
 
 def _step(title: str, ways: Sequence[str], args: argparse.Namespace) -> Step:
     if not ways:
-        return Step(title, ("benchmarks.choice",))
+        return Step(title, ("benchmarks.choice", "--vocab_size", str(args.vocab_size)))
     pair = f"{args.hybrid},{args.hybrid}" if title == HYBRID else args.pair
     load = ("--streams", args.streams, "--tokens", str(args.tokens), "--dtypes", args.dtype, "--num_prompts", "3")
     file = args.output / f"{title.lower().replace(' ', '_')}.json"
@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument("--dtype", default="float32", help="bfloat16 on a GPU (%(default)s)")
     built.add_argument("--streams", default="1,16", help="prompts at once (%(default)s)")
     built.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")
+    built.add_argument("--vocab_size", type=int, default=151_936, help="of the choice of tokens (%(default)s)")
     default = Path("reports") / f"vllm_{time.strftime('%Y%m%d_%H%M%S')}"
     built.add_argument("--output", type=Path, default=default, metavar="DIR", help="default: reports/vllm_TIME")
     return built
