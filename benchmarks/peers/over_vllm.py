@@ -1,6 +1,6 @@
 """Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
 
-Targets have an HTTP port. Each has workers of its own, which reach it by the comparison's network proxy. After a change
+Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's network proxy. After a change
 of the round trip an answer does not count, since workers measure it anew.
 """
 
@@ -17,15 +17,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from benchmarks.peers.child import Loaded, Setup, answer
+from benchmarks.peers.environment import UnavailableError
 from benchmarks.peers.race import PLAIN
 from benchmarks.peers.server import Server
-from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, prepare, usable
+from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, prepare, refuse, usable
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
 from specdec.comparison.run.topologies import ATTACHED
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port
 
-MAIN = (sys.executable, str(ROOT / "main.py"), "--role")
+PYTHON = ROOT / ".venv" / "bin" / "python"
+MAIN = (str(ROOT / "main.py"), "--role")
+READY = '"pid"'
+"""Part of the line of `--ready_json`."""
 Result = TypeVar("Result")
 
 
@@ -79,10 +83,14 @@ def load(setup: Setup) -> Loaded:
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
     network, variants, before = Network(), {}, {}
     targets = {way[:2]: _target(setup, way.flags) for way in chosen.values()}
-    for (flags, num_workers), (server, port) in targets.items():
-        generate, proxy = usable(server), network.link(port)
-        if server.answers("/v1/models"):
+    for (flags, num_workers), (target, port) in targets.items():
+        proxy = network.link(port)
+        try:
+            target.wait(partial(_has_logged, target, READY), START_S)
+            generate = usable(_gateway(port))
             _attach(setup, proxy, num_workers)
+        except UnavailableError as error:
+            generate = partial(refuse, str(error))
         for name, way in chosen.items():
             if way[:2] == (flags, num_workers):
                 variants[name], before[name] = generate, partial(network.set_rtt, proxy, way.rtt_ms)
@@ -90,24 +98,28 @@ def load(setup: Setup) -> Loaded:
 
 
 def _target(setup: Setup, flags: Sequence[str]) -> tuple[Server, int]:
-    """Start a target; return it with its gRPC port."""
-    port, http_port = free_port(), free_port()
-    own = ["--engine=vllm", f"--model={setup.target}", f"--port={port}", f"--http_port={http_port}", "--grace_s=1"]
-    command = [*MAIN, "target", *own, "--stream_chunk=pass", "--", *engine_flags(setup), *flags]
-    return Server(command, http_port), port
+    """Start a target; return it with its port."""
+    own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1", "--ready_json"]
+    return Server([sys.executable, *MAIN, "target", *own, "--", *engine_flags(setup), *flags], port), port
+
+
+def _gateway(target: int) -> Server:
+    """Start a gateway to the target at a port, in our own environment: vLLM's has an older FastAPI."""
+    own = ["--stream_chunk=pass", f"--target_host=127.0.0.1:{target}", f"--http_port={(port := free_port())}"]
+    return Server([str(PYTHON), *MAIN, "gateway", *own, "--grace_s=1"], port)
 
 
 def _attach(setup: Setup, proxy: DelayProxy, number: int) -> None:
     """Start workers for a target, and return once they are attached."""
     device = ["--backend=torch", "--device=cuda"] if torch.cuda.is_available() else ["--threads=1"]
     own = [f"--model={setup.draft}", f"--tokenizer={setup.target}", f"--batch={setup.num_streams}"]
-    command = [*MAIN, "draft", *own, f"--attach={proxy.address}", "--no-prefix_caching", *device]
+    command = [sys.executable, *MAIN, "draft", *own, f"--attach={proxy.address}", "--no-prefix_caching", *device]
     for worker in [Server(command, 0) for _ in range(number)]:
-        worker.wait(partial(_is_attached, worker), START_S)
+        worker.wait(partial(_has_logged, worker, ATTACHED), START_S)
 
 
-def _is_attached(worker: Server) -> bool:
-    return ATTACHED in worker.log()
+def _has_logged(server: Server, words: str) -> bool:
+    return words in server.log()
 
 
 if __name__ == "__main__":

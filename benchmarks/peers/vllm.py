@@ -64,11 +64,12 @@ def usable(server: Server) -> Generate:
     try:
         server.wait(partial(server.answers, "/v1/models"), START_S)
     except UnavailableError as error:
-        return partial(_refuse, str(error))
+        return partial(refuse, str(error))
     return partial(generate, server)
 
 
-def _refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    """Raise UnavailableError with the reason for which there is no server to ask."""
     raise UnavailableError(reason)
 
 
