@@ -130,7 +130,7 @@ ray-test: install
 	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements/ray.txt)"; exit 0; }; \
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m "ray and $(or $(ARGS),not release)" -W ignore -rs --timeout 600 tests/deploy/test_ray.py
 
-# Lint of the three images, and the cpu image built and asked for a completion: deploy/images/build.sh has the steps and the
+# Lint of the images, and the cpu image built and asked for a completion: deploy/images/build.sh has the steps and the
 # variables.
 images: $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" deploy/images/build.sh

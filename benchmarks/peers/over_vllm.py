@@ -1,7 +1,7 @@
 """Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
 
-Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's network proxy. After a change
-of the round trip an answer does not count, since workers measure it anew.
+Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's
+network proxy. After a change of the round trip an answer does not count, since workers measure it anew.
 """
 
 from __future__ import annotations
