@@ -28,6 +28,8 @@ from specdec.inference.serving.processes import free_port
 
 PYTHON = ROOT / ".venv" / "bin" / "python"
 MAIN = (str(ROOT / "main.py"), "--role")
+SHOWN = {"stream_options": {"include_speculation": True}}
+"""Fields of a request to ours for the ids of tokens."""
 READY = '"pid"'
 """Part of the line of `--ready_json`."""
 Result = TypeVar("Result")
@@ -87,7 +89,7 @@ def load(setup: Setup) -> Loaded:
         proxy = network.link(port)
         try:
             target.wait(partial(_has_logged, target, READY), START_S)
-            generate = usable(_gateway(port))
+            generate = usable(_gateway(port), SHOWN)
             _attach(setup, proxy, num_workers)
         except UnavailableError as error:
             generate = partial(refuse, str(error))

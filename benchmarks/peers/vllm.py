@@ -56,16 +56,20 @@ def load(setup: Setup) -> Loaded:
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
     servers = {name: _started(setup, flags, name) for name, flags in chosen.items()}
-    return Loaded({name: usable(server) for name, server in servers.items()}, {})
+    return Loaded({name: usable(server, {"return_token_ids": True}) for name, server in servers.items()}, {})
 
 
-def usable(server: Server) -> Generate:
-    """Return a server's way to generate; one that does not start raises the reason at each use."""
+def usable(server: Server, shown: Mapping[str, object]) -> Generate:
+    """Return a server's way to generate; one that does not start raises the reason at each use.
+
+    Args:
+        shown: fields of a request for the ids of its tokens.
+    """
     try:
         server.wait(partial(server.answers, "/v1/models"), START_S)
     except UnavailableError as error:
         return partial(refuse, str(error))
-    return partial(generate, server)
+    return partial(generate, server, shown)
 
 
 def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
@@ -100,14 +104,15 @@ def _started(setup: Setup, flags: Sequence[str], name: str) -> Server:
     return Server([*program, *own, *engine_flags(setup), *flags], port, environment)
 
 
-def generate(server: Server, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+def generate(
+    server: Server, shown: Mapping[str, object], prompts: Sequence[list[int]], num_tokens: int
+) -> list[list[int]]:
     """Return the streamed answers to all prompts at once, greedy, as token ids."""
 
     def one(prompt: list[int]) -> list[int]:
-        shown = {"stream": True, "return_token_ids": True, "stream_options": {"include_speculation": True}}
-        asked = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True, **shown}
+        wanted = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True, "stream": True}
         token_ids: list[int] = []
-        for line in server.lines("POST", "/v1/completions", asked):
+        for line in server.lines("POST", "/v1/completions", {**wanted, **shown}):
             if line.startswith(b"data: {"):
                 token_ids += ids_of(json.loads(line.removeprefix(b"data: ")))
         return token_ids

@@ -18,6 +18,7 @@ from benchmarks.peers.__main__ import require_memory
 from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, Engine, Peer, Timed
 from benchmarks.peers.environment import UnavailableError, last_line
+from benchmarks.peers.over_vllm import MAIN, SHOWN
 from benchmarks.peers.race import Plan, Row, num_equal, race
 from benchmarks.peers.server import Server
 from benchmarks.peers.tables import (
@@ -32,8 +33,9 @@ from benchmarks.peers.tables import (
     texts_sentence,
     vllm_table,
 )
-from benchmarks.peers.vllm import ids_of
+from benchmarks.peers.vllm import ids_of, usable
 from benchmarks.peers.walk import CLOSE, UNSURE, steps
+from specdec.inference.config import BUNDLED_TARGET
 from specdec.inference.serving.processes import free_port
 
 SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
@@ -133,6 +135,14 @@ def test_a_server_answers_or_names_its_last_words() -> None:
     broken = Server([sys.executable, "-c", "raise SystemExit('no such model')"], 1)
     with pytest.raises(UnavailableError, match="no such model"):
         broken.wait(lambda: False, 60.0)
+
+
+def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
+    """The story: vLLM's field for token ids went to ours too, which refused every request."""
+    model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
+    server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)
+    answers = usable(server, SHOWN)([[5, 6, 7], [8, 9]], 8)
+    assert [len(answer) for answer in answers] == [8, 8]
 
 
 def test_token_ids_are_read_from_both_kinds_of_chunks() -> None:
