@@ -131,6 +131,9 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
                 continue
             stack.callback(engines[-1].close)
         content["versions"] |= {name: each for engine in engines for name, each in engine.versions.items()}
+        unknown = set(args.variant).difference(*(engine.variants for engine in engines))
+        if unknown and len(engines) == len(peers):
+            sys.exit(f"--variant: none of {', '.join(peer.name for peer in peers)} has {', '.join(sorted(unknown))}")
         rows, failures = race(engines, prompts, plan, dtype, args.num_prompts)
     skipped.update(failures)
     print(*(f"SKIPPED: {name}: {reason}" for name, reason in failures.items()), sep="\n", flush=True)

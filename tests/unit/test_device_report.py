@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import over_vllm, vllm
+from benchmarks.peers.child import Setup
 from scripts.device_report.__main__ import main
 from scripts.device_report.bundle import write_bundle
 from scripts.device_report.steps import Step
@@ -74,6 +76,11 @@ def test_the_page_has_each_step_and_whether_it_passed(tmp_path: Path) -> None:
     assert page.index("## Passes of a kind\n") < page.index("## Contract suite (failed)") < page.index("# Without and")
     assert "ZeroDivisionError" in page
     assert "1 loop, best of 1" in (tmp_path / "passes_of_a_kind.log").read_text()
+
+
+def test_the_report_of_vllm_names_ways_that_exist() -> None:
+    known = {*vllm.ways(Setup("target", "draft", "float32", "folder", 1, 8)), *over_vllm.WAYS}
+    assert set().union(*WAYS.values()) <= known
 
 
 @pytest.mark.parametrize(("found", "reasons"), [(None, {MISSING}), (True, {NO_HYBRID})])
