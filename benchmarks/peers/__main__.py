@@ -4,9 +4,10 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets
-the figures; what an earlier run measured with another shape, arithmetic or number of streams stays there.
-`python -m benchmarks.page` makes docs/measurements/peers.md of it.
+Shape vllm is a race of its own, `make bench-vllm`: our target over vLLM against vLLM itself, over HTTP and in vLLM's
+environment. OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes).
+docs/peers.json gets the figures; what an earlier run measured with another shape, arithmetic or number of streams stays
+there. `python -m benchmarks.page` makes docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations
@@ -25,20 +26,23 @@ from typing import Any
 
 from benchmarks.decoding import encode_all, read_prompts
 from benchmarks.peers.child import Setup
-from benchmarks.peers.engine import OURS, PEERS, Engine, Peer
+from benchmarks.peers.engine import OURS, OVER_VLLM, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, goals_table, joined, rates_table
-from benchmarks.peers.walk import walking_pair
+from benchmarks.peers.tables import FILE, VLLM, goals_of, joined, rates_table
+from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
+from scripts.wide_heads import widen
 from specdec.comparison.report.markdown import commit
 from specdec.comparison.run.host_load import load_average
 from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_PROMPTS, BUNDLED_TARGET
+from specdec.inference.serving.hub import is_hub_id, model_directory
 
 PLANS = {
     "bundled": Plan(num_tokens=96, num_rounds=2),
     "110M": Plan(num_tokens=48, num_rounds=1),
     "1B": Plan(num_tokens=16, num_rounds=1, num_streams=(1, 4)),
+    VLLM: Plan(num_tokens=64, num_rounds=3),
 }
 DTYPES = ("float32", "int8")
 LENGTH = 256
@@ -62,7 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", nargs="?", type=Path, default=FILE, help="what is written (%(default)s)")
     parser.add_argument("--shapes", default="bundled,110M", help=f"of {', '.join(PLANS)} (%(default)s)")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="%(default)s")
-    parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS), help="%(default)s")
+    parser.add_argument("--peers", default=",".join(peer.name for peer in (*PEERS, *OVER_VLLM)), help="%(default)s")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="NAME", help="of shape vllm (default: its usual)"
+    )
+    parser.add_argument(
+        "--pair", metavar="TARGET,DRAFT", help="models of shape vllm (default: bundled, with wider heads)"
+    )
     parser.add_argument("--num_prompts", type=int, default=6, help="of one stream (%(default)s)")
     parser.add_argument("--tokens", type=int, help="of an answer (default: by shape)")
     parser.add_argument("--streams", help="prompts at once, one number or several with commas (default: by shape)")
@@ -93,24 +103,26 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
         content[shape] = joined(earlier, found)
         write(content, args.file)
     print_table(shape, *rates_table(found["rows"]))
-    print_table(f"{shape}, our best speculation against each peer's best", *goals_table(found["rows"]))
+    print_table(f"{shape}, ours against each peer's", *goals_of(shape)(found["rows"]))
 
 
 def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:
     """Add the rows of one arithmetic to the content, the versions of what ran, and what was skipped."""
-    target, draft = (BUNDLED_TARGET, BUNDLED_DRAFT) if shape == "bundled" else walking_pair(shape, FOLDER / "models")
-    prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), BUNDLED_TARGET)
+    target, draft = _pair(shape, args.pair)
+    prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
+    peers = OVER_VLLM if shape == VLLM else PEERS
     skipped: dict[str, str] = content["skipped"]
     with ExitStack() as stack:
         engines = []
-        for peer in PEERS:
+        for peer in peers:
             if dtype not in peer.dtypes:
                 continue
             if peer.name not in (OURS, *args.peers.split(",")):
                 skipped[f"{peer.name} ({dtype})"] = "left out by --peers"
                 continue
             folder = FOLDER / "models" / shape / peer.module
-            setup = Setup(str(target), str(draft), dtype, str(folder), max(plan.num_streams), LENGTH)
+            shared = (args.variant, len(peers) * len(args.variant))
+            setup = Setup(str(target), str(draft), dtype, str(folder), max(plan.num_streams), LENGTH, *shared)
             try:
                 engines.append(_started(peer, setup, shape))
             except UnavailableError as reason:
@@ -119,9 +131,29 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
                 continue
             stack.callback(engines[-1].close)
         content["versions"] |= {name: each for engine in engines for name, each in engine.versions.items()}
+        unknown = set(args.variant).difference(*(engine.variants for engine in engines))
+        if unknown and len(engines) == len(peers):
+            sys.exit(f"--variant: none of {', '.join(peer.name for peer in peers)} has {', '.join(sorted(unknown))}")
         rows, failures = race(engines, prompts, plan, dtype, args.num_prompts)
     skipped.update(failures)
+    print(*(f"SKIPPED: {name}: {reason}" for name, reason in failures.items()), sep="\n", flush=True)
     content["rows"] += [asdict(row) for row in rows]
+
+
+def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
+    """Return target and draft of a shape: directories, which are made unless they are there, or what is named."""
+    if shape in DRAFTS:
+        return walking_pair(shape, FOLDER / "models")
+    if shape != VLLM:
+        return BUNDLED_TARGET, BUNDLED_DRAFT
+    if named:
+        target, draft = (model_directory(each) if is_hub_id(each) else Path(each) for each in named.split(","))
+        return target, draft
+    pair = FOLDER / "models" / VLLM / "target", FOLDER / "models" / VLLM / "draft"
+    for wide, narrow in zip(pair, (BUNDLED_TARGET, BUNDLED_DRAFT), strict=True):
+        if not wide.exists():
+            widen(narrow, wide)
+    return pair
 
 
 def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
@@ -131,11 +163,11 @@ def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
         UnavailableError: that fails, or this machine has not the memory for it.
     """
     weights = sum(file.stat().st_size for file in Path(setup.target).glob("*.safetensors"))
-    if shape != "bundled":  # whose files have 2 bytes a weight, and fit anywhere
+    if shape in DRAFTS:  # the bundled pair fits anywhere
         require_memory(peer.copies * weights * BYTES[setup.dtype] // BYTES["float32"])
     print(f"{peer.name} ({setup.dtype}, {shape}): loading", flush=True)
     engine = Engine(peer, setup)
-    if shape != "bundled":
+    if shape in DRAFTS:
         engine.variants = [variant for variant in engine.variants if variant != LOOKUP]
     return engine
 

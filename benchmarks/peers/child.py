@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Setup:
         folder: directory for the models as the program wants them; they are made at the first use.
         num_streams: most prompts at once.
         length: positions of a prompt and its answer together.
+        variants: names of the variants to prepare; none stands for all that the program usually has.
+        num_servers: servers at once that share this machine's devices.
     """
 
     target: str
@@ -38,6 +40,8 @@ class Setup:
     folder: str
     num_streams: int
     length: int
+    variants: Sequence[str] = ()
+    num_servers: int = 1
 
     def converted(self, name: str, convert: Callable[[str, Path], object]) -> Path:
         """Return the path of "target" or "draft" in the program's own format; make it unless an earlier run did."""
@@ -52,10 +56,17 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A program with its models: its variants by name, "plain" among them, and the versions of what it is made of."""
+    """A program with its models.
+
+    Attributes:
+        variants: its ways to generate by name, "plain" among them.
+        versions: those of what it is made of.
+        before: functions that prepare a variant; after one that returns True, an answer does not count.
+    """
 
     variants: Mapping[str, Generate]
     versions: Mapping[str, str]
+    before: Mapping[str, Callable[[], bool]] = field(default_factory=dict)
 
 
 def answer(load: Callable[[Setup], Loaded]) -> None:
@@ -66,7 +77,10 @@ def answer(load: Callable[[Setup], Loaded]) -> None:
     _reply(replies, {"variants": list(loaded.variants), "versions": dict(loaded.versions)})
     for line in sys.stdin:
         asked = json.loads(line)
-        _reply(replies, _timed(loaded.variants[asked["variant"]], asked["prompts"], asked["num_tokens"]))
+        name, rest = asked["variant"], (asked["prompts"], asked["num_tokens"])
+        if name in loaded.before and loaded.before[name]():
+            _timed(loaded.variants[name], *rest)
+        _reply(replies, _timed(loaded.variants[name], *rest))
 
 
 def _timed(generate: Generate, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:

@@ -51,6 +51,8 @@ PEERS = (
     Peer("OpenVINO GenAI", "openvino", environment="openvino", copies=3),
     Peer("llama.cpp", "llama"),
 )
+OVER_VLLM = (Peer(OURS, "over_vllm", ("float32", "bfloat16")), Peer("vLLM", "vllm", ("float32", "bfloat16")))
+"""Our target over vLLM and vLLM itself, in vLLM's environment."""
 
 
 @dataclass(frozen=True, slots=True)

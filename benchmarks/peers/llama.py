@@ -6,29 +6,23 @@ streamed. The time of HTTP is in its figures: 1 or 2 ms of an answer.
 
 from __future__ import annotations
 
-import atexit
-import http.client
 import json
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers import llama_build
 from benchmarks.peers.child import Loaded, Setup, answer
+from benchmarks.peers.server import Server, at_once
 from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
 
 FOLDER = ROOT / "build" / "peers" / "llamacpp"
 LENGTHS = (4, 8, 16)
 CONFIDENCE = 0.5
 LOOKUP = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
 START_S = 120.0
-ANSWER_S = 300.0
 TYPES = {"float32": "f32", "int8": "f16"}
 """Types of keys and values; float16 is llama.cpp's default."""
 
@@ -47,10 +41,10 @@ def load(setup: Setup) -> Loaded:
         "draft by confidence": [*drafted, "--spec-draft-n-max", "16", "--spec-draft-p-min", str(CONFIDENCE)],
         "prompt lookup": LOOKUP,
     }
-    ports = {name: _started([str(program), *_flags(setup, target), *flags]) for name, flags in methods.items()}
-    for port in ports.values():
-        _wait_for(port)
-    variants = {name: partial(_generate, port) for name, port in ports.items()}
+    servers = {name: _started([str(program), *_flags(setup, target), *flags]) for name, flags in methods.items()}
+    for server in servers.values():
+        server.wait(partial(server.answers, "/health"), START_S)
+    variants = {name: partial(_generate, server) for name, server in servers.items()}
     return Loaded(variants, {"llama.cpp": llama_build.version(FOLDER)})
 
 
@@ -69,54 +63,19 @@ def _flags(setup: Setup, target: Path) -> list[str]:
     ]
 
 
-def _started(command: Sequence[str]) -> int:
-    """Run a server until this process ends; return its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    process = subprocess.Popen([*command, "--port", str(port)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    atexit.register(process.wait)
-    atexit.register(process.terminate)
-    return port
+def _started(command: Sequence[str]) -> Server:
+    return Server([*command, "--port", str(port := free_port())], port)
 
 
-def _wait_for(port: int) -> None:
-    """Return once the server is ready.
-
-    Raises:
-        TimeoutError: it was not within START_S seconds, or has ended.
-    """
-    ends = time.monotonic() + START_S
-    while time.monotonic() < ends:
-        try:
-            if _asked(port, "GET", "/health", None)["status"] == "ok":
-                return
-        except (OSError, KeyError):
-            pass
-        time.sleep(0.2)
-    raise TimeoutError(f"the server at port {port} was not ready within {START_S:g} s")
-
-
-def _generate(port: int, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+def _generate(server: Server, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
     def one(prompt: list[int]) -> list[int]:
         greedy = {"temperature": 0.0, "top_k": 1, "samplers": ["top_k"]}
         asked = {"prompt": prompt, "n_predict": num_tokens, "ignore_eos": True, "cache_prompt": False}
-        found = _asked(port, "POST", "/completion", {**asked, **greedy, "return_tokens": True})
-        tokens: list[int] = found["tokens"]
+        answer = b"".join(server.lines("POST", "/completion", {**asked, **greedy, "return_tokens": True}))
+        tokens: list[int] = json.loads(answer)["tokens"]
         return tokens
 
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(one, prompts))
-
-
-def _asked(port: int, method: str, path: str, body: Any) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
-    try:
-        headers = {"Content-Type": "application/json"}
-        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-        return json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
+    return at_once(one, prompts)
 
 
 if __name__ == "__main__":

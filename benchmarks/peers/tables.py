@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.engine import OURS
@@ -13,7 +13,12 @@ from specdec.inference.config import ROOT
 FILE = ROOT / "docs" / "peers.json"
 GOALS = {"float32": 1.2, "int8": 1.5}
 """Least ratio of our best speculative variant's tokens per second to a peer's best, for each arithmetic."""
-NUMBERS = {"float32": "float32", "int8": "8 bits"}
+NUMBERS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "8 bits"}
+VLLM = "vllm"
+"""Shape in which our target over vLLM is compared with vLLM itself."""
+VLLM_GOALS = {PLAIN: (PLAIN, 0.95)}
+WITH_WORKERS = ("draft_model", 1.0)
+"""vLLM's variants that ours over vLLM is compared with, and the least ratio of the tokens per second."""
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -75,6 +80,34 @@ def goals_table(rows: Sequence[Row]) -> Table:
         for (dtype, count), line in found.items()
     ]
     return ["ours over", "our best", *engines[1:]], body
+
+
+def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
+    """Return the function that makes a shape's table of ratios."""
+    return vllm_table if shape == VLLM else goals_table
+
+
+def vllm_table(rows: Sequence[Row]) -> Table:
+    """Return header and rows: our target over vLLM, alone over plain vLLM, and with workers over vLLM's draft_model."""
+    places = list(dict.fromkeys(map(_place, rows)))
+    body = []
+    for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):
+        base, goal = VLLM_GOALS.get(variant, WITH_WORKERS)
+        cells = (_over([row for row in rows if _place(row) == place], variant, base, goal) for place in places)
+        body.append([f"{variant} over {base} (goal {goal:g})", *cells])
+    return ["ours over vLLM", *(f"{NUMBERS[dtype]}: {count}" for dtype, count in places)], body
+
+
+def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
+    """Return the ratio of our variant to the best of vLLM's with this name; one that misses its goal is marked."""
+    ours = [row for row in rows if row["engine"] == OURS and row["variant"] == variant]
+    theirs = [row for row in rows if row["engine"] != OURS and row["variant"].startswith(base)]
+    if not ours or not theirs:
+        return "-"
+    best = max(theirs, key=median)
+    over = ratio(ours[0], best)
+    mark = "" if over >= goal else "\\*"
+    return f"{over:.2f}{mark} ({best['variant']})"
 
 
 def rates_table(rows: Sequence[Row]) -> Table:

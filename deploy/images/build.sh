@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the cpu image, run it and ask it; lint all three, and build what cuda and neuron add on stand-ins for their bases.
+# Build the cpu image, run it and ask it; lint them all, and build what the others add on stand-ins for their bases.
 # Needs buildah (no daemon, no registry if BASE is at hand) and hadolint. build.sh cpu, stand-ins, or all (the default).
 #
 #   BASE         a Debian with python3 and its venv; unset is what cpu.Dockerfile names
@@ -32,10 +32,12 @@ build_cpu() {
     echo "runs as user 1000, without a compiler"
     buildah rm "$container" > /dev/null
 }
-# cuda and neuron without packages: their own steps, not their bases, which are gigabytes from elsewhere.
+# cuda, neuron and vllm without packages: their own steps, not their bases, which are gigabytes from elsewhere.
 build_stand_ins() {
     build cuda-stand-in "${BASE:-}" --build-arg LOCK=deploy/images/stand-in.lock
-    build neuron-stand-in "${BASE:-$(sed -n s/^ARG\ BASE=//p deploy/images/cpu.Dockerfile)}" --build-arg INSTALL=true
+    for name in neuron vllm; do
+        build $name-stand-in "${BASE:-$(sed -n s/^ARG\ BASE=//p deploy/images/cpu.Dockerfile)}" --build-arg INSTALL=true
+    done
     report stand-in
 }
 

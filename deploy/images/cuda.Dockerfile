@@ -1,4 +1,5 @@
 # Every role on NVIDIA GPUs: context is the repository. torch from PyPI brings the CUDA libraries, the host its driver.
+# Once a GPU has run vllm.Dockerfile's targets, this is for draft workers alone: CUDA targets of our torch backend go.
 #
 #   docker build -f deploy/images/cuda.Dockerfile -t specdec-cuda:0.2.0 .
 ARG BASE=docker.io/library/python:3.11-slim-bookworm

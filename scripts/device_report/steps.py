@@ -21,13 +21,17 @@ class Step:
     Attributes:
         title: heading in the report.
         arguments: arguments of `python -m`.
+        why_not: reason for which it cannot run here.
     """
 
     title: str
     arguments: tuple[str, ...]
+    why_not: str = ""
 
     def run(self, output: Path) -> Done:
         """Run the command in the project's folder; its output is kept in a file of `output`, too."""
+        if self.why_not:
+            return Done(self, True, f"Not run: {self.why_not}.")
         command = [sys.executable, "-m", *self.arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         text = done.stdout + done.stderr

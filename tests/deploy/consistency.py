@@ -252,7 +252,7 @@ def _port_faults(container: Manifest, arguments: Mapping[str, str]) -> Iterator[
     ports = {port["name"]: str(port["containerPort"]) for port in container.get("ports", [])}
     if ports and arguments.get("--host") != "0.0.0.0":
         yield "it listens on loopback"
-    http = "--metrics_port" if "--attach" in arguments else "--http_port"
+    http = "--http_port" if "--http_port" in arguments else "--metrics_port"
     flags = {"http": http, "grpc": "--port", "probes": "--probe_port"}
     for name, number in ports.items():
         if arguments.get(flags[name]) != number:

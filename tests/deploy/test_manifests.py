@@ -231,7 +231,7 @@ def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
     for folder in KUSTOMIZATIONS:
         ours = images_of(manifests(KUBERNETES / folder))
         ours.pop("python", None)
-        assert set(ours) <= {"specdec-cpu", "specdec-cuda", "specdec-neuron"}
+        assert set(ours) <= {"specdec-cpu", "specdec-cuda", "specdec-neuron", "specdec-vllm"}
         assert set().union(*ours.values()) <= {VERSION}, folder
         later = images_of(manifests(copy / "kubernetes" / folder))
         assert {name: tags for name, tags in later.items() if name != "python"} == {
@@ -242,6 +242,7 @@ def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
 def test_an_image_is_what_its_role_needs() -> None:
     assert set(images_of(manifests(KUBERNETES / "overlays" / "trn2-distributed"))) == {"specdec-cpu", "specdec-neuron"}
     assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu"))) == {"specdec-cuda"}
+    assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu-vllm"))) == {"specdec-cpu", "specdec-vllm"}
     assert set(images_of(manifests(KUBERNETES / "compile" / "trn2-fused"))) == {"specdec-neuron"}
 
 
@@ -289,7 +290,7 @@ def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> No
     assert all(fault in each for each in found)
 
 
-@pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused"])
+@pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm"])
 def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
     documents = with_components(tmp_path, f"overlays/{overlay}", "components/tls")
     assert faults(documents) == []

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import over_vllm, vllm
+from benchmarks.peers.child import Setup
 from scripts.device_report.__main__ import main
 from scripts.device_report.bundle import write_bundle
 from scripts.device_report.steps import Step
 from scripts.device_report.tables import by_kind, report
 from scripts.device_report.variant import Variant
+from scripts.device_report.vllm import MISSING, NO_HYBRID, WAYS
+from scripts.device_report.vllm import main as vllm_main
 from specdec.comparison.plan.config import Contender, Topology
 from specdec.comparison.plan.grid import Cell, Sample
 from specdec.comparison.plan.record import RequestRecord
@@ -72,6 +76,29 @@ def test_the_page_has_each_step_and_whether_it_passed(tmp_path: Path) -> None:
     assert page.index("## Passes of a kind\n") < page.index("## Contract suite (failed)") < page.index("# Without and")
     assert "ZeroDivisionError" in page
     assert "1 loop, best of 1" in (tmp_path / "passes_of_a_kind.log").read_text()
+
+
+def test_the_report_of_vllm_names_ways_that_exist() -> None:
+    known = {*vllm.ways(Setup("target", "draft", "float32", "folder", 1, 8)), *over_vllm.WAYS}
+    assert set().union(*WAYS.values()) <= known
+
+
+@pytest.mark.parametrize(("found", "reasons"), [(None, {MISSING}), (True, {NO_HYBRID})])
+def test_the_report_of_vllm_names_every_step_and_why_it_did_not_run(
+    found: object, reasons: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice of tokens needs no vLLM, and is timed here."""
+    monkeypatch.setattr("scripts.device_report.vllm.find_spec", lambda name: found)
+    if found:  # races need vLLM itself: tests/vllm/test_report.py
+        monkeypatch.setattr("scripts.device_report.vllm.WAYS", {"Hybrid model": WAYS["Hybrid model"]})
+    assert vllm_main(["--vocab_size", "64", "--output", str(tmp_path)]) == 0
+    page = (tmp_path / "report.md").read_text()
+    titles = [title for title in WAYS if f"## {title}\n" in page]
+    assert titles == (["Hybrid model"] if found else list(WAYS))
+    assert {line for line in page.splitlines() if line.startswith("Not run")} == {
+        f"Not run: {each}." for each in reasons
+    }
+    assert found or "ms for rows of 64 tokens on cpu" in page
 
 
 @pytest.mark.parametrize(("device", "reason"), [("cuda", "sees no GPU here"), ("neuron", "needs TorchNeuron")])

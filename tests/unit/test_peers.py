@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,9 @@ from benchmarks.peers.__main__ import require_memory
 from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import OURS, Engine, Peer, Timed
 from benchmarks.peers.environment import UnavailableError, last_line
+from benchmarks.peers.over_vllm import MAIN, SHOWN
 from benchmarks.peers.race import Plan, Row, num_equal, race
+from benchmarks.peers.server import Server
 from benchmarks.peers.tables import (
     changed_sentence,
     goals,
@@ -28,8 +31,12 @@ from benchmarks.peers.tables import (
     ratio,
     rows_of,
     texts_sentence,
+    vllm_table,
 )
+from benchmarks.peers.vllm import ids_of, usable
 from benchmarks.peers.walk import CLOSE, UNSURE, steps
+from specdec.inference.config import BUNDLED_TARGET
+from specdec.inference.serving.processes import free_port
 
 SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
@@ -100,6 +107,50 @@ def test_tables_mark_missed_goals_and_missing_figures() -> None:
     header, lines = rates_table(rows)
     assert header == ["tokens/s", "float32: 1", "float32: 4"]
     assert ["slow, draft 4", "100", "-"] in lines
+
+
+def test_ours_over_vllm_is_compared_with_plain_alone_and_else_with_the_draft_model() -> None:
+    rates = {
+        (OURS, "plain"): 94.0,
+        (OURS, "1 worker, 0 ms"): 130.0,
+        ("vLLM", "plain"): 100.0,
+        ("vLLM", "draft_model 4"): 120.0,
+        ("vLLM", "draft_model 8"): 125.0,
+    }
+    rows = [Row(*name, "float32", 1, [rate], 1) for name, rate in rates.items()]
+    assert vllm_table(as_stored(rows))[1] == [
+        ["plain over plain (goal 0.95)", r"0.94\* (plain)"],
+        ["1 worker, 0 ms over draft_model (goal 1)", "1.04 (draft_model 8)"],
+    ]
+    assert vllm_table(as_stored(rows[:2]))[1][0][1] == "-"
+
+
+def test_a_server_answers_or_names_its_last_words() -> None:
+    server = Server([sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port := free_port())], port)
+    server.wait(lambda: server.answers("/main.py"), 60.0)
+    assert not server.answers("/nothing")
+    assert "404" in server.log()
+    with pytest.raises(UnavailableError, match="HTTP 404"):
+        list(server.lines("GET", "/nothing"))
+    broken = Server([sys.executable, "-c", "raise SystemExit('no such model')"], 1)
+    with pytest.raises(UnavailableError, match="no such model"):
+        broken.wait(lambda: False, 60.0)
+
+
+def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
+    """The story: vLLM's field for token ids went to ours too, which refused every request."""
+    model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
+    server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)
+    answers = usable(server, SHOWN)([[5, 6, 7], [8, 9]], 8)
+    assert [len(answer) for answer in answers] == [8, 8]
+
+
+def test_token_ids_are_read_from_both_kinds_of_chunks() -> None:
+    assert ids_of({"choices": [{"text": "a", "token_ids": [1, 2]}]}) == [1, 2]
+    assert ids_of({"choices": [{"text": "a"}], "speculation": {"token_ids": [3]}}) == [3]
+    assert ids_of({"choices": [], "usage": {}}) == []
+    with pytest.raises(UnavailableError, match="lost"):
+        ids_of({"error": {"message": "lost"}})
 
 
 def test_programs_with_other_texts_than_ours_are_named() -> None:

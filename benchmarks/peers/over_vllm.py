@@ -1,0 +1,128 @@
+"""Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
+
+Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's
+network proxy. After a change of the round trip an answer does not count, since workers measure it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from benchmarks.peers.child import Loaded, Setup, answer
+from benchmarks.peers.environment import UnavailableError
+from benchmarks.peers.race import PLAIN
+from benchmarks.peers.server import Server
+from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, prepare, refuse, usable
+from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
+from specdec.comparison.run.topologies import ATTACHED
+from specdec.inference.config import ROOT
+from specdec.inference.serving.processes import free_port
+
+PYTHON = ROOT / ".venv" / "bin" / "python"
+MAIN = (str(ROOT / "main.py"), "--role")
+SHOWN = {"stream_options": {"include_speculation": True}}
+"""Fields of a request to ours for the ids of tokens."""
+READY = '"pid"'
+"""Part of the line of `--ready_json`."""
+Result = TypeVar("Result")
+
+
+class Way(NamedTuple):
+    """How a variant is served; variants that differ in nothing but their round trip share servers."""
+
+    flags: tuple[str, ...]
+    num_workers: int = 0
+    rtt_ms: int = 0
+
+
+_WITH_WORKERS = {
+    f"{number} worker{'s' if number > 1 else ''}, {rtt_ms} ms": Way(ALIKE, number, rtt_ms)
+    for number in (1, 2)
+    for rtt_ms in (0, 10, 50)
+}
+USUAL = {PLAIN: Way(ALIKE), **_WITH_WORKERS}
+"""Variants of `make bench-vllm`."""
+WAYS = {
+    **USUAL,
+    **{name: Way(flags) for name, flags in EXTRA.items() if name != "asynchronous"},
+    "graphs, 1 worker": Way(EXTRA["graphs"], 1),
+}
+
+
+class Network:
+    """Proxies between workers and targets, in a thread of their own."""
+
+    def __init__(self) -> None:
+        self._loop = precise_event_loop()
+        self._stack = AsyncExitStack()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def link(self, port: int) -> DelayProxy:
+        """Return a new proxy before a port of this machine."""
+        return self._run(self._stack.enter_async_context(delay_proxy(port)))
+
+    def set_rtt(self, proxy: DelayProxy, rtt_ms: int) -> bool:
+        """Set a round trip; return whether it was another one before."""
+        wanted = LinkConditions(rtt_ms / 1e3)
+        is_new, proxy.conditions = proxy.conditions != wanted, wanted
+        return is_new
+
+    def _run(self, what: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+
+def load(setup: Setup) -> Loaded:
+    """Start a target for each variant that is asked for, and its workers; round trips share targets and workers."""
+    prepare(setup)
+    chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
+    network, variants, before = Network(), {}, {}
+    targets = {way[:2]: _target(setup, way.flags) for way in chosen.values()}
+    for (flags, num_workers), (target, port) in targets.items():
+        proxy = network.link(port)
+        try:
+            target.wait(partial(_has_logged, target, READY), START_S)
+            generate = usable(_gateway(port), SHOWN)
+            _attach(setup, proxy, num_workers)
+        except UnavailableError as error:
+            generate = partial(refuse, str(error))
+        for name, way in chosen.items():
+            if way[:2] == (flags, num_workers):
+                variants[name], before[name] = generate, partial(network.set_rtt, proxy, way.rtt_ms)
+    return Loaded(variants, {}, before)
+
+
+def _target(setup: Setup, flags: Sequence[str]) -> tuple[Server, int]:
+    """Start a target; return it with its port."""
+    own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1", "--ready_json"]
+    return Server([sys.executable, *MAIN, "target", *own, "--", *engine_flags(setup), *flags], port), port
+
+
+def _gateway(target: int) -> Server:
+    """Start a gateway to the target at a port, in our own environment: vLLM's has an older FastAPI."""
+    own = ["--stream_chunk=pass", f"--target_host=127.0.0.1:{target}", f"--http_port={(port := free_port())}"]
+    return Server([str(PYTHON), *MAIN, "gateway", *own, "--grace_s=1"], port)
+
+
+def _attach(setup: Setup, proxy: DelayProxy, number: int) -> None:
+    """Start workers for a target, and return once they are attached."""
+    device = ["--backend=torch", "--device=cuda"] if torch.cuda.is_available() else ["--threads=1"]
+    own = [f"--model={setup.draft}", f"--tokenizer={setup.target}", f"--batch={setup.num_streams}"]
+    command = [sys.executable, *MAIN, "draft", *own, f"--attach={proxy.address}", "--no-prefix_caching", *device]
+    for worker in [Server(command, 0) for _ in range(number)]:
+        worker.wait(partial(_has_logged, worker, ATTACHED), START_S)
+
+
+def _has_logged(server: Server, words: str) -> bool:
+    return words in server.log()
+
+
+if __name__ == "__main__":
+    answer(load)

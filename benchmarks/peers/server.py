@@ -1,0 +1,90 @@
+"""Server of a peer: a command with an HTTP port, which runs until this process ends."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environment import UnavailableError, last_line
+
+ANSWER_S = 300.0
+_RUNNING: list[subprocess.Popen[bytes]] = []
+
+
+@atexit.register
+def _end_all() -> None:
+    for process in _RUNNING:
+        process.terminate()
+    for process in _RUNNING:
+        process.wait()
+
+
+class Server:
+    """Process of a server, and its log.
+
+    Args:
+        port: HTTP port, which the command names too.
+    """
+
+    def __init__(self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> None:
+        self.port = port
+        self._log = tempfile.NamedTemporaryFile(suffix=".log")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, env=environment
+        )
+        _RUNNING.append(self._process)
+
+    def wait(self, is_ready: Callable[[], bool], seconds: float) -> None:
+        """Return once the server is ready.
+
+        Raises:
+            UnavailableError: it has ended, with the last line of its log, or was not ready in time.
+        """
+        ends = time.monotonic() + seconds
+        while not is_ready():
+            if self._process.poll() is not None:
+                raise UnavailableError(last_line(self.log()))
+            if time.monotonic() > ends:
+                raise UnavailableError(f"the server at port {self.port} was not ready within {seconds:g} s")
+            time.sleep(0.2)
+
+    def log(self) -> str:
+        """Return what the server has printed so far."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    def answers(self, path: str) -> bool:
+        """Return whether a GET of this path succeeds."""
+        try:
+            list(self.lines("GET", path))
+        except (OSError, UnavailableError, http.client.HTTPException):
+            return False
+        return True
+
+    def lines(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
+        """Yield the lines of an answer as they arrive.
+
+        Raises:
+            UnavailableError: the server refused the request.
+        """
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S)) as connection:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                raise UnavailableError(f"HTTP {answer.status}: {answer.read()[:200].decode(errors='replace')}")
+            yield from answer
+
+
+def at_once(one: Callable[[list[int]], list[int]], prompts: Sequence[list[int]]) -> list[list[int]]:
+    """Return the answers to all prompts, each asked for in a thread of its own."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(one, prompts))

@@ -1,0 +1,138 @@
+"""Stock vLLM over HTTP, in its environment: plain, at its defaults, and with its own ways to speculate.
+
+All but "defaults" and "asynchronous" run as the engine core below our server runs: the classic runner, synchronous
+scheduling, no graphs. A way that does not start is skipped by name, with the last line of its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from benchmarks.peers.child import Generate, Loaded, Setup, answer
+from benchmarks.peers.environment import UnavailableError
+from benchmarks.peers.server import Server, at_once
+from specdec.inference.serving.processes import free_port
+from specdec.inference.vllm.options import prepare_environment
+
+START_S = 900.0
+BLOCK = 32
+SPARE_BLOCKS = 16
+ALIKE = ("--enforce-eager", "--no-async-scheduling")
+"""Flags of the engine below our server, for a fair comparison."""
+EXTRA: Mapping[str, tuple[str, ...]] = {
+    "asynchronous": ("--enforce-eager",),
+    "graphs": ("--no-async-scheduling",),
+    "tensor parallel 2": (*ALIKE, "--tensor-parallel-size", "2"),
+    "fp8": (*ALIKE, "--quantization", "fp8"),
+    "LoRA": (*ALIKE, "--enable-lora"),
+}
+"""Ways to run vLLM that `make vllm-gpu-report` compares."""
+LENGTHS = (4, 8)
+USUAL = ("plain", "defaults", "ngram", "suffix", *(f"draft_model {length}" for length in LENGTHS))
+"""Variants of `make bench-vllm`."""
+
+
+def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
+    """Return the flags of each variant."""
+    ngram = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
+    draft = {"method": "draft_model", "model": setup.draft, "max_model_len": setup.length}
+    methods = {
+        "ngram": ngram,
+        "suffix": {"method": "suffix", "num_speculative_tokens": 8},
+        **{f"draft_model {length}": {**draft, "num_speculative_tokens": length} for length in LENGTHS},
+    }
+    speculating = {name: (*ALIKE, "--speculative-config", json.dumps(method)) for name, method in methods.items()}
+    return {"plain": ALIKE, "defaults": (), **speculating, **EXTRA}
+
+
+def load(setup: Setup) -> Loaded:
+    """Start a server for each variant that is asked for."""
+    prepare(setup)
+    chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
+    servers = {name: _started(setup, flags, name) for name, flags in chosen.items()}
+    return Loaded({name: usable(server, {"return_token_ids": True}) for name, server in servers.items()}, {})
+
+
+def usable(server: Server, shown: Mapping[str, object]) -> Generate:
+    """Return a server's way to generate; one that does not start raises the reason at each use.
+
+    Args:
+        shown: fields of a request for the ids of its tokens.
+    """
+    try:
+        server.wait(partial(server.answers, "/v1/models"), START_S)
+    except UnavailableError as error:
+        return partial(refuse, str(error))
+    return partial(generate, server, shown)
+
+
+def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    """Raise UnavailableError with the reason for which there is no server to ask."""
+    raise UnavailableError(reason)
+
+
+def prepare(setup: Setup) -> None:
+    """Set the environment of all servers: the classic runner, and on a CPU one thread and little memory."""
+    prepare_environment("info")
+    if not torch.cuda.is_available():
+        os.environ.update(VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_CPU_KVCACHE_SPACE="1")
+
+
+def engine_flags(setup: Setup) -> list[str]:
+    """Return the flags of the engine that all servers have, ours too."""
+    flags = ["--dtype", setup.dtype, "--max-model-len", str(setup.length), "--max-num-seqs", str(setup.num_streams)]
+    if torch.cuda.is_available():
+        memory = ["--gpu-memory-utilization", f"{0.9 / setup.num_servers:.2f}"]
+    else:
+        blocks = 2 * setup.num_streams * setup.length // BLOCK + SPARE_BLOCKS
+        memory = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks)]
+    return [*flags, *memory, "--no-enable-prefix-caching"]
+
+
+def _started(setup: Setup, flags: Sequence[str], name: str) -> Server:
+    environment = {**os.environ}
+    if name == "defaults":
+        environment.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    own = ["--model", setup.target, "--port", str(port := free_port()), "--generation-config", "vllm"]
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    return Server([*program, *own, *engine_flags(setup), *flags], port, environment)
+
+
+def generate(
+    server: Server, shown: Mapping[str, object], prompts: Sequence[list[int]], num_tokens: int
+) -> list[list[int]]:
+    """Return the streamed answers to all prompts at once, greedy, as token ids."""
+
+    def one(prompt: list[int]) -> list[int]:
+        wanted = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True, "stream": True}
+        token_ids: list[int] = []
+        for line in server.lines("POST", "/v1/completions", {**wanted, **shown}):
+            if line.startswith(b"data: {"):
+                token_ids += ids_of(json.loads(line.removeprefix(b"data: ")))
+        return token_ids
+
+    return at_once(one, prompts)
+
+
+def ids_of(chunk: dict[str, object]) -> list[int]:
+    """Return the token ids of a chunk of a stream: vLLM's are in its choice, ours beside it.
+
+    Raises:
+        UnavailableError: the chunk is an error.
+    """
+    match chunk:
+        case {"error": error}:
+            raise UnavailableError(str(error))
+        case {"speculation": {"token_ids": list(ids)}} | {"choices": [{"token_ids": list(ids)}]}:
+            return ids
+    return []
+
+
+if __name__ == "__main__":
+    answer(load)

@@ -1,0 +1,84 @@
+"""Command of `make vllm-gpu-report`: what to measure first where vLLM has a GPU, on one page.
+
+It runs in vLLM's environment, on a CPU too. Every step but the choice of tokens is a race of `benchmarks.peers`, shape
+vllm, over some ways to serve: our target over vLLM beside vLLM itself. A step, or a way, that cannot run says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.peers.race import PLAIN
+from benchmarks.report import machine
+from scripts.device_report.steps import Step
+from specdec.comparison.run.host_load import load_average
+
+DRAFTED = ("1 worker, 0 ms", "draft_model 4", "draft_model 8")
+WAYS = {
+    "Price of synchronous scheduling": (PLAIN, "asynchronous"),
+    "Widths and graphs": (PLAIN, "graphs", "graphs, 1 worker", *DRAFTED),
+    "Choice of tokens": (),
+    "Tensor parallel 2": (PLAIN, "tensor parallel 2"),
+    "fp8": (PLAIN, "fp8"),
+    "LoRA": (PLAIN, "LoRA"),
+    "Hybrid model": (PLAIN,),
+}
+"""Step -> ways to serve, in the order in which they matter."""
+HYBRID = "Hybrid model"
+MISSING = "vLLM is not installed in this environment (docs/vllm.md)"
+NO_HYBRID = "--hybrid names no model with Mamba or gated delta layers, such as ibm-granite/granite-4.0-h-micro"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page and print it; return 1 if a step failed."""
+    args = parser().parse_args(arguments)
+    args.output.mkdir(parents=True, exist_ok=True)
+    done = []
+    for step in steps(args):
+        print(f"{step.title}: python -m {' '.join(step.arguments)}", file=sys.stderr, flush=True)
+        done.append(step.run(args.output))
+    head = ["# vLLM: what to measure first", "", f"{machine()}, load average {load_average():g} after it.", ""]
+    page = "\n".join([*head, *(line for each in done for line in each.lines())])
+    (args.output / "report.md").write_text(page, encoding="utf-8")
+    print(page)
+    return 0 if all(each.passed for each in done) else 1
+
+
+def steps(args: argparse.Namespace) -> list[Step]:
+    """Return the steps, with the reasons of those that cannot run here."""
+    return [_step(title, ways, args) for title, ways in WAYS.items()]
+
+
+def _step(title: str, ways: Sequence[str], args: argparse.Namespace) -> Step:
+    if not ways:
+        return Step(title, ("benchmarks.choice", "--vocab_size", str(args.vocab_size)))
+    pair = f"{args.hybrid},{args.hybrid}" if title == HYBRID else args.pair
+    load = ("--streams", args.streams, "--tokens", str(args.tokens), "--dtypes", args.dtype, "--num_prompts", "3")
+    file = args.output / f"{title.lower().replace(' ', '_')}.json"
+    chosen = [word for way in ways for word in ("--variant", way)]
+    arguments = ("benchmarks.peers", str(file), "--shapes", "vllm", *load, *chosen, *(("--pair", pair) if pair else ()))
+    why_not = MISSING if find_spec("vllm") is None else NO_HYBRID if title == HYBRID and not args.hybrid else ""
+    return Step(title, arguments, why_not)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
+    built = argparse.ArgumentParser(prog="python -m scripts.device_report.vllm", description=__doc__)
+    built.add_argument("--pair", metavar="TARGET,DRAFT", help="directories or hub ids (default: the bundled pair)")
+    built.add_argument("--hybrid", metavar="MODEL", help="directory or hub id of a model of the last step")
+    built.add_argument("--dtype", default="float32", help="bfloat16 on a GPU (%(default)s)")
+    built.add_argument("--streams", default="1,16", help="prompts at once (%(default)s)")
+    built.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")
+    built.add_argument("--vocab_size", type=int, default=151_936, help="of the choice of tokens (%(default)s)")
+    default = Path("reports") / f"vllm_{time.strftime('%Y%m%d_%H%M%S')}"
+    built.add_argument("--output", type=Path, default=default, metavar="DIR", help="default: reports/vllm_TIME")
+    return built
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
