@@ -30,6 +30,7 @@ from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import NUM_TOKENIZER_IDS, disturbed, tiny_model, tiny_tokenizer
 from tests.support.servers import (
+    PATIENT,
     command,
     complete_all,
     draft_server,
@@ -165,7 +166,7 @@ async def test_one_worker_of_the_pool_helps_targets_of_two_tokenizers(servers: S
         targets = servers.target, other
         expected = [await alone(target) for target in targets]
         where = ",".join(target.address for target in targets)
-        words = ("--role", "draft", "--model", models.draft, "--threads", "1", "--attach", where)
+        words = ("--role", "draft", "--model", models.draft, "--threads", "1", *PATIENT, "--attach", where)
         worker = await stack.enter_async_context(command(*map(str, words)))
         asked = [replace(each, schedule=None) for each in requests()]
         num_accepted = 0
@@ -198,7 +199,7 @@ async def test_a_draft_whose_link_is_cut_resumes(servers: Servers, models: Model
 async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(servers: Servers) -> None:
     """The fused server ends here, so this test is the last one."""
     (expected,) = await complete_all(servers.target, [replace(LONG, gamma=0)])
-    connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1)
+    connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1, 60.0)
     async with connected(connection) as fleet:
         token_ids: list[int] = []
         async with aclosing(FailoverCompleter(fleet, connection).complete(LONG)) as events:

@@ -38,7 +38,7 @@ async def run(hub: FakeHub, cache: Path, *arguments: str, **variables: str) -> C
         env={**environment, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(cache), **variables},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         return await result_of(process)
 
 

@@ -119,7 +119,7 @@ async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models
             (client / "python", "-c", ASKING, server.address),
         ):
             run = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, cwd=tmp_path, env=variables(), timeout=60
+                subprocess.run, command, capture_output=True, text=True, cwd=tmp_path, env=variables(), timeout=120
             )
             assert run.returncode == 0, run.stderr
             assert run.stdout.strip()
@@ -179,7 +179,7 @@ def test_no_module_has_the_name_of_its_folder(
     python = environment / "bin" / "python" if is_installed else sys.executable
     run = subprocess.run(
         [python, "-c", RUN, *started, *flags],
-        capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=60,
+        capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=120,
     )  # fmt: skip
     assert run.stdout.splitlines()[-1] == f"ended {int('fused_client' in command)}", run.stdout + run.stderr
 

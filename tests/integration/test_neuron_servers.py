@@ -175,13 +175,13 @@ async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
     async with open_channel(started["eagle"].address) as channel:
         stub = rpc.GenerationServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="seed: this server samples on the device") as caught:
-            await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
+            await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=60).read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         sampling.ClearField("seed")
-        message = await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
+        message = await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=60).read()
         assert message.WhichOneof("event") == "started"
         greedy = pb.GenerateRequest(text="the wind", sampling=pb.SamplingParams(seed=7), max_new_tokens=2)
-        assert (await stub.Generate(greedy, timeout=20).read()).WhichOneof("event") == "started"
+        assert (await stub.Generate(greedy, timeout=60).read()).WhichOneof("event") == "started"
     async with httpx.AsyncClient(base_url=_http(started["eagle"])) as client:
         body = {"prompt": "the wind", "temperature": 0.8, "top_k": 20, "max_tokens": 3}
         for field, value in (("seed", 7), ("top_k", 257), ("min_p", 0.2), ("repetition_penalty", 1.2), ("logprobs", 2)):
@@ -220,7 +220,7 @@ async def test_a_cancelled_request_frees_its_slot(started: Servers) -> None:
     request = pb.GenerateRequest(text=PROMPTS[2], max_new_tokens=60, ignore_eos=True)
     async with open_channel(started["fused"].address) as channel:
         for _ in range(3):
-            streams = [rpc.GenerationServiceStub(channel).Generate(request, timeout=20) for _ in range(2)]
+            streams = [rpc.GenerationServiceStub(channel).Generate(request, timeout=60) for _ in range(2)]
             for stream in streams:
                 await stream.read()
                 stream.cancel()
@@ -234,13 +234,13 @@ async def test_sigterm_lets_what_runs_end(started: Servers) -> None:
     server = started["fused"]
     request = pb.GenerateRequest(text=PROMPTS[3], max_new_tokens=40, ignore_eos=True)
     async with open_channel(server.address) as channel:
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
         kinds = [(await stream.read()).WhichOneof("event")]
         server.process.send_signal(signal.SIGTERM)
         while (message := await stream.read()) != grpc.aio.EOF:
             kinds.append(message.WhichOneof("event"))
     assert (kinds[0], kinds[-1]) == ("started", "finished")
-    assert await asyncio.wait_for(server.process.wait(), 20) == 0
+    assert await asyncio.wait_for(server.process.wait(), 60) == 0
 
 
 def num_compiled(store: Path) -> int:

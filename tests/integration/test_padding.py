@@ -21,6 +21,7 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import disturbed, tiny_model, tiny_tokenizer
 from tests.support.servers import (
+    PATIENT,
     command,
     complete_all,
     draft_server,
@@ -150,7 +151,7 @@ async def test_one_worker_of_the_pool_helps_targets_of_two_sizes(
     asked = [replace(each, max_new_tokens=60, schedule=None) for size in pairs for each in requests(size)]
     expected = [await alone(pair, asked_of(pair, asked)) for pair in pairs.values()]
     where = ",".join(pair.target.address for pair in pairs.values())
-    words = ("--role", "draft", "--model", drafts[MIDDLE], "--threads", "1", "--attach", where)
+    words = ("--role", "draft", "--model", drafts[MIDDLE], "--threads", "1", *PATIENT, "--attach", where)
     async with command(*words) as worker, asyncio.timeout(60):
         assert worker.stderr is not None
         num_attached = num_accepted = 0

@@ -22,7 +22,7 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, command, complete, complete_all, target_server
+from tests.support.servers import PATIENT, Completion, command, complete, complete_all, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,7 +52,7 @@ async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """Start a worker and wait until it has attached to every address."""
-    words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
+    words = ("--role", "draft", "--model", model, "--threads", "1", *PATIENT, "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None
         num_attached = 0
@@ -63,7 +63,7 @@ async def pool_worker(
 
 async def until_helped(target: ServerProcess) -> None:
     """Wait until a worker is known to help: a detached worker is noticed, a new one lent, within this time."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (await complete(target, replace(LONG, max_new_tokens=40))).num_draft_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -145,7 +145,7 @@ async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, mo
     (expected,) = await alone(pooled_target, [LONG])
     async with delay_proxy(pooled_target.port) as link, pool_worker(models.endless, link.address):
         await until_helped(pooled_target)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for completion in stream(pooled_target, LONG):
                 if len(completion.token_ids) > 100:
                     link.blackhole()

@@ -287,7 +287,7 @@ async def test_refused_generate(
     address = (topologies | {"target": target})[helper].address
     async with open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=30):
+            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=60):
                 pass
     message = caught.value.details() or ""
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -314,7 +314,7 @@ async def test_generate_stream_is_started_deltas_finished(topologies: dict[str, 
     for server in topologies.values():
         async with open_channel(server.address) as channel:
             request = pb.GenerateRequest(text="the wind", max_new_tokens=9, ignore_eos=True)
-            stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+            stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
             kinds = [message.WhichOneof("event") async for message in stream]
         assert (kinds[0], kinds[-1]) == ("started", "finished")
         assert set(kinds[1:-1]) == {"delta"}
@@ -324,6 +324,6 @@ async def test_default_of_max_new_tokens(target: ServerProcess) -> None:
     """The default is 128 tokens, which the tiny context cuts."""
     async with open_channel(target.address) as channel:
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2, 8)), ignore_eos=True)
-        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+        stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
         token_ids = [token_id async for message in stream for token_id in message.delta.token_ids]
     assert len(token_ids) == MAX_LENGTH - 6

@@ -27,6 +27,9 @@ from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest, ModelCard
 from specdec.inference.workers.drafting.private import PrivateWorker
 
+PATIENT = ("--connect_timeout_s", "60")
+"""Flags of a command that dials: on a busy machine, a first handshake may take more than the default."""
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -39,7 +42,18 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
     """Start a `draft --serve` that verifies at `target`."""
     port = free_port()
-    arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1", *flags)
+    arguments = (
+        "--model",
+        str(model),
+        "--port",
+        str(target.port),
+        "--serve",
+        str(port),
+        "--threads",
+        "1",
+        *PATIENT,
+        *flags,
+    )
     return server_process("draft", "draft", *arguments, port=port)
 
 
@@ -55,7 +69,7 @@ def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContext
 
 async def until_healthy(port: int) -> None:
     """Wait for a server's HTTP."""
-    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+    async with httpx.AsyncClient() as client, asyncio.timeout(120):
         while True:
             with suppress(httpx.TransportError):
                 if (await client.get(f"http://127.0.0.1:{port}/health")).is_success:
@@ -171,7 +185,7 @@ async def command(*arguments: str | Path, program: str = "main.py") -> AsyncGene
         await process.communicate()
 
 
-async def run_command(*arguments: str | Path, program: str = "main.py", timeout_s: float = 90.0) -> CommandResult:
+async def run_command(*arguments: str | Path, program: str = "main.py", timeout_s: float = 150.0) -> CommandResult:
     """Run `main.py`, or another program of ours, to its end."""
     async with command(*arguments, program=program) as process, asyncio.timeout(timeout_s):
         return await result_of(process)
@@ -185,7 +199,7 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
 
 async def until_attached(worker: PrivateWorker) -> None:
     """Wait until a private worker has a stream to a target."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
