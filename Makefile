@@ -108,6 +108,7 @@ test-long: install
 # Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
+	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")
 	$(MAKE) ray-test ARGS=release
 	$(MAKE) test-vllm ARGS=release
 	$(MAKE) test-python PYTHON=python3.12
@@ -153,7 +154,8 @@ $(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 	touch $@
 
 # Tests of Neuron on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
-# neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache.
+# neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache. ARGS="-m long" runs
+# the rest.
 test-nxdi: install
 	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES) $(ARGS)
 

@@ -278,7 +278,7 @@ async def test_the_comparison(models: ModelDirectories, environment: Path, start
     assert {cell["topology"] for cell in results["cells"]} == {"target", "fused", "distributed"}
 
 
-@pytest.mark.release
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_two_drafts_and_several_lengths_are_tuned_by_one_command(
     models: ModelDirectories, environment: Path, tmp_path: Path
