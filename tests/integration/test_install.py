@@ -26,9 +26,9 @@ pytestmark = pytest.mark.long
 
 FOLDERS = ("inference", "grpc_comm", "comparison")
 SOURCES = ("specdec", *FOLDERS, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
-
-
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+BYTECODE = shutil.ignore_patterns("__pycache__")
+"""Other processes write there while a source tree is copied."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = home / "source"
     source.mkdir()
     for name in SOURCES:  # a copy with its links, since a build leaves its own files in the tree
-        copy = partial(shutil.copytree, symlinks=True) if (ROOT / name).is_dir() else shutil.copy
+        copy = partial(shutil.copytree, symlinks=True, ignore=BYTECODE) if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
     subprocess.run([*PIP, "wheel", "--quiet", *offline, "--wheel-dir", home, source], check=True)
