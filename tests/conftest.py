@@ -62,12 +62,11 @@ def pytest_make_collect_report(
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectories:
-    torch = pytest.importorskip("torch", exc_type=ModuleNotFoundError)
+    pytest.importorskip("torch", exc_type=ModuleNotFoundError)
 
     from specdec.inference.backends.onnx.packed import packed_decoder
     from tests.support.models import CHAT_TEMPLATE, save_tiny_model
 
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("models")
     directories = ModelDirectories(
         target=save_tiny_model(root / "target", "llama", seed=1),
@@ -90,6 +89,17 @@ def _save_related(directory: Path) -> Path:
     disturbed(tiny_model("llama", seed=1)).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Take back the threads of torch that a model of an earlier test got.
+
+    Loading sets their number for the whole process. Two threads that wait for each other over tiny matrices, beside
+    other tests, take ten times as long as one.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -243,7 +243,7 @@ async def test_pool_workers_come_and_go(site: Site, bar: Bar) -> None:
 
 async def shown(port: int) -> str:
     """Return the certificate that a server shows to a new connection."""
-    return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=20)
+    return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=60)
 
 
 async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) -> None:

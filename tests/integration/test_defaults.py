@@ -91,6 +91,6 @@ async def test_a_body_without_parameters_gets_the_defaults(servers: dict[str, Se
 async def test_the_card_has_the_defaults(servers: dict[str, ServerProcess]) -> None:
     for server in servers.values():
         async with open_channel(server.address) as channel:
-            card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
+            card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
         assert (card.defaults.temperature, card.defaults.top_p, card.defaults.max_new_tokens) == (0.8, 0.9, 9)
         assert not card.defaults.HasField("repetition_penalty")

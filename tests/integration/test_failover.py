@@ -73,7 +73,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
     """Streams move at once, before any answer is done and before the process has ended."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
-    connection = ConnectionConfig(cluster.where, 1)
+    connection = ConnectionConfig(cluster.where, 1, 60.0)
     ended = asyncio.Event()
     async with connected(connection) as fleet:
         completer = FailoverCompleter(fleet, connection)
@@ -121,7 +121,7 @@ async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, 
     line = ("--target_host", where, *asked, "--format", "json")
     own = ("--role", "draft", "--model", models.endless, "--threads", "1", "--sequence_length", "2048", *line)
     lines = [asyncio.create_task(run_command(*own))]
-    connection = ConnectionConfig(where, 1)
+    connection = ConnectionConfig(where, 1, 60.0)
     async with connected(connection) as fleet:
         completer, strike_at, num_tokens = FailoverCompleter(fleet, connection), random.randrange(5, 800), 0
 

@@ -133,7 +133,7 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
 
 async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> None:
     """Wait until so many requests are in the server's queue."""
-    async with open_channel(server.address) as channel, asyncio.timeout(20):
+    async with open_channel(server.address) as channel, asyncio.timeout(60):
         stub = rpc.GenerationServiceStub(channel)
         while (await stub.GetLoad(pb.GetLoadRequest())).num_waiting != num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -186,7 +186,7 @@ async def drain(server: ServerProcess) -> None:
         assert "shutting down" in refusal.details()
         messages = await read_all(running)
         assert messages[-1].WhichOneof("event") == "finished"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await server.process.wait() == 0
     assert "Traceback" not in server.log.read_text()
 
@@ -233,13 +233,13 @@ async def test_health_and_reflection(small: ServerProcess) -> None:
     async with open_channel(small.address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         for name in ("", *services):
-            response = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+            response = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
             assert response.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=10)
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=60)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         question = reflection_pb2.ServerReflectionRequest(list_services="")
         reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
-        (answer,) = [message async for message in reflection.ServerReflectionInfo(iter([question]), timeout=10)]
+        (answer,) = [message async for message in reflection.ServerReflectionInfo(iter([question]), timeout=60)]
         names = {service.name for service in answer.list_services_response.service}
         assert {*services, "grpc.health.v1.Health"} <= names

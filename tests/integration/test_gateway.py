@@ -369,7 +369,7 @@ async def slow(models: ModelDirectories) -> AsyncGenerator[tuple[ServerProcess, 
 
 
 async def until_running(port: int, num_requests: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while value(await metrics_of(port), "vllm:num_requests_running") != num_requests:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
 

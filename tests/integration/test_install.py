@@ -26,9 +26,9 @@ pytestmark = pytest.mark.long
 
 FOLDERS = ("inference", "grpc_comm", "comparison")
 SOURCES = ("specdec", *FOLDERS, "models", "prompts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
-
-
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+BYTECODE = shutil.ignore_patterns("__pycache__")
+"""Other processes write there while a source tree is copied."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = home / "source"
     source.mkdir()
     for name in SOURCES:  # a copy with its links, since a build leaves its own files in the tree
-        copy = partial(shutil.copytree, symlinks=True) if (ROOT / name).is_dir() else shutil.copy
+        copy = partial(shutil.copytree, symlinks=True, ignore=BYTECODE) if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
     subprocess.run([*PIP, "wheel", "--quiet", *offline, "--wheel-dir", home, source], check=True)
@@ -119,7 +119,7 @@ async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models
             (client / "python", "-c", ASKING, server.address),
         ):
             run = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, cwd=tmp_path, env=variables(), timeout=60
+                subprocess.run, command, capture_output=True, text=True, cwd=tmp_path, env=variables(), timeout=120
             )
             assert run.returncode == 0, run.stderr
             assert run.stdout.strip()
@@ -185,7 +185,7 @@ def test_no_module_has_the_name_of_its_folder(
     python = environment / "bin" / "python" if is_installed else sys.executable
     run = subprocess.run(
         [python, "-c", RUN, *started, *flags],
-        capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=60,
+        capture_output=True, text=True, cwd=tmp_path if is_installed else ROOT, env=variables(), timeout=120,
     )  # fmt: skip
     assert run.stdout.splitlines()[-1] == f"ended {int('fused_client' in command)}", run.stdout + run.stderr
 

@@ -172,13 +172,13 @@ async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
     async with open_channel(started["eagle"].address) as channel:
         stub = rpc.GenerationServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="seed: this server samples on the device") as caught:
-            await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
+            await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=60).read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         sampling.ClearField("seed")
-        message = await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=20).read()
+        message = await stub.Generate(pb.GenerateRequest(text="the wind", sampling=sampling), timeout=60).read()
         assert message.WhichOneof("event") == "started"
         greedy = pb.GenerateRequest(text="the wind", sampling=pb.SamplingParams(seed=7), max_new_tokens=2)
-        assert (await stub.Generate(greedy, timeout=20).read()).WhichOneof("event") == "started"
+        assert (await stub.Generate(greedy, timeout=60).read()).WhichOneof("event") == "started"
     async with httpx.AsyncClient(base_url=_http(started["eagle"])) as client:
         body = {"prompt": "the wind", "temperature": 0.8, "top_k": 20, "max_tokens": 3}
         for field, value in (("seed", 7), ("top_k", 257), ("min_p", 0.2), ("repetition_penalty", 1.2), ("logprobs", 2)):

@@ -50,8 +50,8 @@ def asked(**fields: Any) -> pb.GenerateRequest:
 async def peer(target: ServerProcess) -> Peer:
     async with open_channel(target.address) as channel:
         stub = rpc.GenerationServiceStub(channel)
-        card = await stub.GetModel(pb.GetModelRequest(), timeout=10)
-        stream = stub.Generate(asked(gamma=0, max_new_tokens=24), timeout=30)
+        card = await stub.GetModel(pb.GetModelRequest(), timeout=60)
+        stream = stub.Generate(asked(gamma=0, max_new_tokens=24), timeout=60)
         answer = [token_id async for message in stream for token_id in message.delta.token_ids]
     return Peer(target.address, card, answer)
 
@@ -187,7 +187,7 @@ OUT_OF_ORDER = {
 @pytest.mark.parametrize("messages", OUT_OF_ORDER.values(), ids=OUT_OF_ORDER)
 async def test_messages_that_are_none_end_the_stream(peer: Peer, messages: list[Any]) -> None:
     async with open_channel(peer.address) as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=10)
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         for message in messages:
             await call.write(attach(peer.card, is_private=True) if message == "attach" else message)
         assert (await end_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -134,7 +134,7 @@ async def test_langchain(url: str, method: Any) -> None:
     assert whole.usage_metadata["output_tokens"] == 80
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
     """Models named `openai:` use the Responses API: tools, a typed output, and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
@@ -154,7 +154,7 @@ async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
     assert again.usage.input_tokens > whole.usage.input_tokens
 
 
-@pytest.mark.long
+@pytest.mark.release
 async def test_litellm(url: str) -> None:
     litellm = pytest.importorskip("litellm")
     fields = {**FIELDS, "model": "openai/target", "api_base": url, "api_key": "none"}

@@ -141,11 +141,11 @@ async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worke
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """Rounds would cost a round trip a commit: at gamma 1 at least 20 for 40 tokens, which is 6 s."""
+    """Rounds would verify a draft token in each pass: at gamma 1 at least 19 for 40 tokens."""
     link.conditions = LinkConditions(rtt_s=0.3)
-    async with asyncio.timeout(5):
-        completion = await complete(worker, replace(some_requests()[0], gamma=1))
+    completion = await complete(worker, replace(some_requests()[0], gamma=1))
     assert len(completion.token_ids) == 40
+    assert completion.num_draft_tokens < 19
 
 
 async def complete_and_cut(
@@ -179,7 +179,7 @@ async def test_a_cut_link_is_redialled_with_equal_tokens(
 async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link: DelayProxy) -> None:
     link.cut()
     with pytest.raises(UnavailableError):
-        await asyncio.wait_for(complete(worker, some_requests()[0]), timeout=RECONNECT_TIMEOUT_S + 10)
+        await asyncio.wait_for(complete(worker, some_requests()[0]), timeout=RECONNECT_TIMEOUT_S + 60)
 
 
 async def test_a_worker_that_was_cut_off_serves_on(

@@ -180,7 +180,7 @@ async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> N
     [
         pytest.param("related", LinkConditions(), id="related-near"),
         pytest.param("related", FAR, id="related-far"),
-        pytest.param("stranger", FAR, id="stranger-far"),
+        pytest.param("stranger", FAR, id="stranger-far", marks=pytest.mark.release),
         pytest.param("ngram", LinkConditions(), id="ngram-near"),
     ],
 )

@@ -15,7 +15,7 @@ from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two machines need two cores"),
 ]
 

@@ -264,7 +264,7 @@ async def test_refused_generate(
     address = (topologies | {"target": target})[helper].address
     async with open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=30):
+            async for _ in rpc.GenerationServiceStub(channel).Generate(request_message, timeout=60):
                 pass
     message = caught.value.details() or ""
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -39,7 +39,18 @@ def main() -> int:
             print(f"NXDI_SOURCES={sources} has no {package}/src", file=sys.stderr)
             return 2
     python = environment(pins())
-    command = [str(python), "-m", "pytest", "--nxdi", "real", "-m", "", "--numprocesses", str(NUM_PROCESSES), *TESTS]
+    command = [
+        str(python),
+        "-m",
+        "pytest",
+        "--nxdi",
+        "real",
+        "-m",
+        "not long",
+        "--numprocesses",
+        str(NUM_PROCESSES),
+        *TESTS,
+    ]
     variables = {**os.environ, "NXDI_SOURCES": str(sources), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, "--dist", "loadscope", *sys.argv[2:]], cwd=ROOT, env=variables).returncode
 

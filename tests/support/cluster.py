@@ -32,7 +32,7 @@ COMMON = ("--threads", "1", "--batch", str(NUM_SLOTS))
 IMPATIENT = ("--stall_timeout_s", "5")
 PROMPT_LENGTH = 2000
 """Length of a prompt that fills a slot of the bundled pair."""
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 """Time after which every slot is free and every restored server ready; the idle time-out is 5 s."""
 
 
@@ -134,7 +134,7 @@ class Member:
     async def gauges(self) -> dict[str, float]:
         """Return the server's metrics by name without labels; the last of each name."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             lines = (await client.get(url)).text.splitlines()
         return {
             re.split(r"[{ ]", line)[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")
@@ -199,7 +199,7 @@ async def _is_idle(member: Member) -> bool:
             if not await is_serving(channel):
                 return False
     if member.http_port:
-        async with httpx.AsyncClient(base_url=member.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=member.url, timeout=60) as client:
             if (await client.get("/readyz")).status_code != 200:
                 return False
     return await member.num_requests() == 0

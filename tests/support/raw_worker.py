@@ -15,7 +15,7 @@ import grpc
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 OWN_CONNECTION: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1)]
 """Options of a channel that shares its connection with no other channel of this process."""
 

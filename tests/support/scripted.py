@@ -11,7 +11,7 @@ from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.speculation.verify import verify
 
 VOCAB_SIZE = 1000
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def token_at(position: int) -> int:

@@ -26,6 +26,8 @@ from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 
+PATIENT = ("--connect_timeout_s", "60")
+"""Flags of a command that dials: on a busy machine, a first handshake may take more than the default."""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 NO_VARIABLES: Mapping[str, str] = {}
@@ -40,7 +42,18 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
     """Start a `draft --serve` that verifies at `target`."""
     port = free_port()
-    arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1", *flags)
+    arguments = (
+        "--model",
+        str(model),
+        "--port",
+        str(target.port),
+        "--serve",
+        str(port),
+        "--threads",
+        "1",
+        *PATIENT,
+        *flags,
+    )
     return server_process("draft", "draft", *arguments, port=port)
 
 
@@ -59,7 +72,7 @@ async def pool_worker(
     model: Path, *addresses: str, flags: tuple[str, ...] = ()
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """Start a worker of the pool and wait until it has attached to every address."""
-    words = ("--role", "draft", "--model", model, "--threads", "1", "--attach", ",".join(addresses))
+    words = ("--role", "draft", "--model", model, "--threads", "1", *PATIENT, "--attach", ",".join(addresses))
     async with command(*words, *flags) as process, asyncio.timeout(60):
         assert process.stderr is not None
         num_attached = 0
@@ -70,7 +83,7 @@ async def pool_worker(
 
 async def until_healthy(port: int) -> None:
     """Wait for a server's HTTP."""
-    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+    async with httpx.AsyncClient() as client, asyncio.timeout(120):
         while True:
             with suppress(httpx.TransportError):
                 if (await client.get(f"http://127.0.0.1:{port}/health")).is_success:
@@ -212,7 +225,7 @@ async def command(
 async def run_command(
     *arguments: str | Path,
     program: str = "main.py",
-    timeout_s: float = 90.0,
+    timeout_s: float = 150.0,
     variables: Mapping[str, str] = NO_VARIABLES,
 ) -> CommandResult:
     """Run `main.py`, or another program of ours, to its end."""
@@ -228,6 +241,6 @@ async def result_of(process: asyncio.subprocess.Process) -> CommandResult:
 
 async def until_attached(worker: PrivateWorker) -> None:
     """Wait until a private worker has a stream to a target."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(stream.is_attached for stream, _ in worker._streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -134,7 +134,7 @@ def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
     assert {"torch", "transformers", "fastapi", "pydantic", "onnxruntime", "matplotlib"} <= blocked
     given = f"BLOCKED, INSTALLED = {blocked!r}, {installed!r}\n{CLIENT_ALONE}{code}"
     command = [sys.executable, "-c", given, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=150)
     return run.returncode, run.stderr
 
 
@@ -231,7 +231,7 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
     """Before its version 24.1, pip asks for requires-python only after all downloads."""
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))
 
 

@@ -25,8 +25,6 @@ from specdec.inference.model.slots import ForkingBackend, Span
 from tests.support.models import DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
 from tests.support.vitals import vitals
 
-pytestmark = pytest.mark.usefixtures("same_number_of_threads")
-
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:

@@ -97,7 +97,6 @@ def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
         load_backend(config_for(path))
 
 
-@pytest.mark.usefixtures("same_number_of_threads")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) -> None:
     """Files alone give the backend and the size of a slot that loading then has."""

@@ -390,7 +390,6 @@ DOUBTS: dict[str, tuple[Callable[[Sample], Sample], str]] = {
 
 @pytest.mark.parametrize("name", DOUBTS)
 def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
-    """The warning stands in JSON and page."""
     change, expected = DOUBTS[name]
     found = findings(config(tmp_path), list(map(change, samples(config(tmp_path)))))
     assert [warning.startswith(expected) for warning in json_of(found)["warnings"]] == ([True] if expected else [])

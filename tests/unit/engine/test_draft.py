@@ -101,7 +101,7 @@ async def test_queue_and_slots(engine: DraftEngine) -> None:
     with pytest.raises(CapacityError, match="2 slots"):
         engine.open([1], GREEDY)
     engine.close(first)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await engine.propose(third, 1)
 
 

@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("body", "part"), REFUSED.values(), ids=REFUSED)
 async def test_faults_are_named(body: dict[str, Any], part: str) -> None:
     completer = ScriptedCompleter(PASSES)
-    response = await asyncio.wait_for(ask(completer, body), 20)
+    response = await asyncio.wait_for(ask(completer, body), 60)
     error = response.json()["error"]
     assert (response.status_code, part in error["message"]) == (400, True), error
     assert error["param"] in [*body, "guided_regex"]

@@ -58,7 +58,7 @@ async def serving() -> AsyncGenerator[tuple[Server, Any], None]:
 async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as (_, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetModel(pb.GetModelRequest(), timeout=10)
+            await stub.GetModel(pb.GetModelRequest(), timeout=60)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in (caught.value.details() or "")
     assert [record.exc_info is not None for record in caplog.records if record.name == "specdec.grpc_comm.guard"] == [
@@ -69,7 +69,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
     """Failures in the middle of a stream carry it too; nothing is logged, since nothing is wrong."""
     async with serving() as (_, stub):
-        call = stub.Generate(pb.GenerateRequest(), timeout=10)
+        call = stub.Generate(pb.GenerateRequest(), timeout=60)
         assert (await call.read()).WhichOneof("event") == "started"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
@@ -79,7 +79,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
 
 async def test_methods_that_are_not_there() -> None:
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=10)
+        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -87,7 +87,7 @@ async def test_methods_that_are_not_there() -> None:
 
 async def test_a_method_that_ended_is_refused_with_what_replaces_it() -> None:
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
-        call: Any = channel.stream_stream("/specdec.v1.VerificationService/Verify")(timeout=10)
+        call: Any = channel.stream_stream("/specdec.v1.VerificationService/Verify")(timeout=60)
         with pytest.raises(grpc.aio.AioRpcError, match="draft_session") as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -133,7 +133,7 @@ async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
         gc.disable()
         try:
             for _ in range(20):
-                await failed(stub.Generate(pb.GenerateRequest(), timeout=10))
+                await failed(stub.Generate(pb.GenerateRequest(), timeout=60))
             await asyncio.sleep(0.1)
             frames = [each.f_code.co_name for each in gc.get_objects() if type(each) is FrameType]
         finally:

@@ -31,7 +31,7 @@ async def started(port: int = 0, upstream: grpc.aio.Channel | None = None) -> Se
 
 async def until(stub: Any, status: int) -> None:
     """Wait until the server reports this health."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
             if answer.status == status:
                 return
@@ -77,7 +77,7 @@ async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: 
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     server = await started()
-    async with open_channel(f"127.0.0.1:{server.port}") as channel, asyncio.timeout(20):
+    async with open_channel(f"127.0.0.1:{server.port}") as channel, asyncio.timeout(60):
         news = served(channel)
         assert [await anext(news) for _ in range(3)] == [True] * 3
         server.report(ready=False)

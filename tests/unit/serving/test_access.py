@@ -228,7 +228,7 @@ async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trus
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
     """Open connections end as well; a half-written file changes nothing."""
     security = dialling(trust, token=token_of("client"))
-    link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=security)
+    link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=security)
     async with connected(link) as fleet:
         remote = FailoverCompleter(fleet, link)
         assert await remote.model() == CARD
@@ -270,7 +270,7 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch.setattr(admitting, "ASK_AGAIN_S", 0.05)
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
         keys = credentials_of(dialling(trust, token=token_of("worker")))
-        async with open_channel(f"127.0.0.1:{at.grpc}", keys) as channel, asyncio.timeout(20):
+        async with open_channel(f"127.0.0.1:{at.grpc}", keys) as channel, asyncio.timeout(60):
             call = rpc.VerificationServiceStub(channel).Assist()
             await call.write(pb.AssistRequest())
             await call.read()
@@ -287,7 +287,7 @@ async def test_a_revoked_pool_worker_is_let_go(
 
 async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: Pki) -> None:
     for token, error in (("wrong", UnauthenticatedError), (token_of("ops"), ForbiddenError)):
-        link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token))
+        link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token))
         async with connected(link) as fleet:
             with pytest.raises(error):
                 await card_of_target(fleet)
@@ -404,7 +404,7 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
     """The story: a user's name was cut, so that two users with names that begin alike became one account."""
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
-        link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of("gateway")))
+        link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("gateway")))
         async with connected(link) as fleet:
             remote = FailoverCompleter(fleet, link)
             for length in (64, 65):
@@ -426,7 +426,7 @@ async def test_a_gateway_names_the_account_of_each_request(
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     async with served(security) as at:
         for name in ("gateway", "client"):
-            link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=dialling(trust, token=token_of(name)))
+            link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of(name)))
             async with connected(link) as fleet:
                 remote = FailoverCompleter(fleet, link)
                 with request_context(Caller("alice"), "id-of-alice"):

@@ -115,7 +115,7 @@ async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grp
 async def until(channel: grpc.aio.Channel, status: int) -> None:
     """Wait until the draft's health has this status."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
             if answer.status == status:
                 return
@@ -128,7 +128,7 @@ async def shown(channel: grpc.aio.Channel) -> tuple[str, str, str | None]:
 
 async def generated(channel: grpc.aio.Channel) -> list[int]:
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), max_new_tokens=20, ignore_eos=True)
-    call = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
+    call = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
     return [token_id async for message in call for token_id in message.delta.token_ids]
 
 
@@ -173,7 +173,7 @@ async def test_a_target_without_model_card_is_asked_again(
         await until(channel, SERVING)
     await until(channel, NOT_SERVING)
     async with target(directory, replace(card, name="second", model_id="m2"), port, kind("not now"), kind("not now")):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await shown(channel))[:2] != ("second", "m2"):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.02)
         await until(channel, SERVING)
@@ -191,7 +191,7 @@ async def test_a_target_of_another_vocabulary_ends_service(
         await until(channel, SERVING)
     async with target(directory, replace(card, tokenizer_fingerprint="another"), port):
         await until(channel, NOT_SERVING)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "one vocabulary" not in caplog.text:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.01)
         assert await generated(channel) == tokens_at(3, 20)  # without drafts, for a client that does not look

@@ -81,12 +81,12 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
-    connection = ConnectionConfig("127.0.0.1", server.port)
+    connection = ConnectionConfig("127.0.0.1", server.port, 60.0)
     async with connected(connection) as fleet:
         following = asyncio.create_task(_follow_model(front, FailoverCompleter(fleet, connection), fleet))
         await server.close()
         server = await started(next_one, server.port)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 if front.card == OTHER:
                     break
@@ -107,14 +107,18 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
     """
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
-    connection, web, observe = ConnectionConfig("127.0.0.1", server.port), HttpConfig(port), ObserveConfig("gateway")
+    connection, web, observe = (
+        ConnectionConfig("127.0.0.1", server.port, 60.0),
+        HttpConfig(port),
+        ObserveConfig("gateway"),
+    )
     serving = asyncio.create_task(serve_gateway(connection, web, config, observe))
     async with httpx.AsyncClient() as client:
 
         async def ready(on: int | None) -> int:
             return (await client.get(f"http://127.0.0.1:{on}/readyz")).status_code
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await _listens(port):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.02)
         assert (await ready(port), await ready(config.probe_port)) == (200, 200)

@@ -61,7 +61,7 @@ async def gateway() -> AsyncGenerator[str, None]:
         engine = await stack.enter_async_context(running(TargetEngine(SlotDecoder(backend))))
         local = LocalCompleter(DraftPool(engine), Tokenizer(tiny_tokenizer(), frozenset()))
         target = await stack.enter_async_context(served(PortSecurity(), local))
-        link = ConnectionConfig("127.0.0.1", target.grpc, 20.0)
+        link = ConnectionConfig("127.0.0.1", target.grpc, 60.0)
         fleet = await stack.enter_async_context(connected(link))
         at = await stack.enter_async_context(served(PortSecurity(), FailoverCompleter(fleet, link)))
         yield f"http://127.0.0.1:{at.http}"

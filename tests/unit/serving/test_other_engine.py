@@ -190,7 +190,7 @@ async def target(engine: ThreadedEngine) -> AsyncGenerator[int, None]:
 
 async def completed(port: int, length: int) -> list[int]:
     """Return the tokens of a request with a prompt of this length, as a client receives them."""
-    link = ConnectionConfig("127.0.0.1", port, 20.0)
+    link = ConnectionConfig("127.0.0.1", port, 60.0)
     request = CompletionRequest(tuple(range(1, length + 1)), max_new_tokens=30, seed=1, ignore_eos=True)
     async with connected(link) as fleet, aclosing(FailoverCompleter(fleet, link).complete(request)) as events:
         return [token_id async for event in events if isinstance(event, Commit) for token_id in event.token_ids]

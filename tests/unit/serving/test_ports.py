@@ -43,7 +43,7 @@ async def test_every_port_but_that_of_probes_is_encrypted(trust: Pki) -> None:
                 await client.get(f"http://127.0.0.1:{port}/metrics")
         probes = [await client.get(f"http://127.0.0.1:{at.probes}{path}") for path in ("/livez", "/readyz", "/metrics")]
         assert [answer.status_code for answer in probes] == [200, 200, 404]
-        link = ConnectionConfig("127.0.0.1", at.grpc, 2.0, security=DialSecurity(trust.ca))
+        link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=DialSecurity(trust.ca))
         async with connected(link) as fleet:
             assert await FailoverCompleter(fleet, link).model() == CARD
 

@@ -105,7 +105,7 @@ class Scene:
     def link(self, at: Served, who: str) -> ConnectionConfig:
         file = self.folder / f"token of {who}"
         file.write_text(token_of(who))
-        return ConnectionConfig("127.0.0.1", at.grpc, 20.0, security=DialSecurity(token_file=file))
+        return ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=DialSecurity(token_file=file))
 
     async def target(self, auth: str | None, *, fused: bool = False, helper: Helper | None = None) -> Served:
         decoder: Decoder = SlotDecoder(backend(seed=1))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.errors import InternalError
@@ -187,9 +186,6 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
     assert tokens[0].token_id in within
     assert tokens[0].runner_up in {*within, None}
     assert (tokens[0].runner_up is None) == (SAMPLINGS[device_tokens].top_k == 1)
-
-
-torch.set_num_threads(1)
 
 
 def test_rows_without_a_mask_commit_nothing() -> None:

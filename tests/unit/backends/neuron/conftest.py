@@ -12,9 +12,6 @@ from tests.support.nxdi import Nxdi
 
 @pytest.fixture(autouse=True)
 def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import torch
-
-    torch.set_num_threads(1)  # a test before may have loaded a torch backend; threads that wait for each other are slow
     with pytest.MonkeyPatch.context() as patch:
         nxdi.install(patch)
         patch.setenv("NEURON_RT_VISIBLE_CORES", "0-31")

@@ -247,6 +247,7 @@ def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
 
 
 @pytest.mark.release  # on the double, as test_exactness.py
+@pytest.mark.long
 @pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
 def test_eagle_that_samples_has_the_target_s_law(
     models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None

@@ -22,8 +22,6 @@ from tests.support.backend_contract import Uncompiled
 from tests.support.models import save_tiny_model
 from tests.unit.backends.neuron.test_cli import run
 
-pytestmark = pytest.mark.usefixtures("same_number_of_threads")
-
 SPAN = Span(1, 0, range(40), 1)
 
 

@@ -12,7 +12,7 @@ from specdec.inference.backends.pytorch import packed_linear
 from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.backends.pytorch.packed_linear import PackedLinear, pack_linears
 from specdec.inference.model.slots import Span
-from tests.support.backend_contract import HISTORY, MAX_LENGTH, NUM_SLOTS, assert_matches, reference
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS
 from tests.support.models import FAMILIES, tiny_model
 
 
@@ -56,10 +56,10 @@ def test_a_float32_cpu_model_is_packed() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gives_the_same_logits_packed(family: str) -> None:
+def test_every_family_is_packed(family: str) -> None:
+    """The contract of test_backend.py has the logits of every family on this very backend."""
     model = tiny_model(family)
-    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
-    assert_matches(backend, reference(family), HISTORY)
+    TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
     num_plain, num_packed = linears(model)
     assert num_plain == 0
     assert num_packed > 0

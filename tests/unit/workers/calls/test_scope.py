@@ -71,7 +71,7 @@ async def test_a_drain_ends_with_the_last_request() -> None:
     completer = supervised(ScriptedCompleter([["a"], ["b"]], gap_s=0.01))
     running = asyncio.create_task(collected(completer))
     await asyncio.sleep(0)
-    await asyncio.wait_for(completer.stop(grace_s=60), timeout=20)
+    await asyncio.wait_for(completer.stop(grace_s=60), 60)
     assert len(await running) == 4
 
 

@@ -39,7 +39,7 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
     encode = Tokenizer.encode
 
     def slow(self: Tokenizer, text: str, *, special: bool = True) -> tuple[int, ...]:
-        assert loop_went_on.wait(timeout=30), "tokenized on the event loop"
+        assert loop_went_on.wait(timeout=60), "tokenized on the event loop"
         return encode(self, text, special=special)
 
     monkeypatch.setattr(Tokenizer, "encode", slow)

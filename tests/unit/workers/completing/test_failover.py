@@ -113,7 +113,7 @@ async def places(
             await place.server.open()
             stack.push_async_callback(place.die)
         fleet = await stack.enter_async_context(Fleet([place.address for place in found]))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for _ in fleet.serves():
                 if all(record.ready for record in fleet._policy.records.values()):
                     break

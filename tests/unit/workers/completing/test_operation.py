@@ -58,7 +58,7 @@ async def test_a_drain_call_returns_the_load() -> None:
     operation, work = Operation(Load(), may_drain=True), Slow()
     front = Front(operation)
     host = asyncio.create_task(Host(work, [front], config=ServerConfig(), operation=operation).run())
-    async with open_channel(f"127.0.0.1:{front.port}") as channel, asyncio.timeout(20):
+    async with open_channel(f"127.0.0.1:{front.port}") as channel, asyncio.timeout(60):
         stub = rpc.GenerationServiceStub(channel)
         load = await stub.GetLoad(pb.GetLoadRequest(), wait_for_ready=True)
         assert load == pb.GetLoadResponse(num_slots=4, num_running=4, num_waiting=2)

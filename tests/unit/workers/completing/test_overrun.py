@@ -174,7 +174,7 @@ async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
     """Yield a fleet of one server, which is ready: a request to an unknown server is not sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
-        async with asyncio.timeout(20), aclosing(fleet.serves()) as changes:
+        async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
                 if serves:
                     break
@@ -198,7 +198,7 @@ async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
         engine = DraftEngine(ScriptedProposer(), max_waiting=1)
         engine.start()
         stack.push_async_callback(engine.stop)
-        link = ConnectionConfig("127.0.0.1", server.port)
+        link = ConnectionConfig("127.0.0.1", server.port, 60.0)
         tokenizer = Tokenizer(tiny_tokenizer(), frozenset())
         reader = Reader(tokenizer, max_length=1000, vocab_size=VOCAB_SIZE)
         worker = PrivateWorker(engine, fleet, DraftConfig(link), Vocabulary("f", VOCAB_SIZE), reader)

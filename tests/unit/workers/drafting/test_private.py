@@ -63,7 +63,7 @@ class Edge:
 
     async def deltas(self, request: CompletionRequest = REQUEST) -> list[Delta]:
         """Return the answer's deltas, which must have the target's tokens."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
         assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
         return deltas
@@ -82,7 +82,7 @@ async def edge(
         server = Server("127.0.0.1:0", services, status_of=to_status)
         await server.open()
         stack.push_async_callback(server.close)
-        link = ConnectionConfig("127.0.0.1", server.port, 20.0)
+        link = ConnectionConfig("127.0.0.1", server.port, 60.0)
         fleet = await stack.enter_async_context(connected(link))
         proposer = ScriptedProposer()
         drafts = await stack.enter_async_context(running(DraftEngine(proposer, max_waiting=max_waiting)))

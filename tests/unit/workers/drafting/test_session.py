@@ -150,5 +150,5 @@ async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
         if schedule is Schedule.SYNC:
             session.commit(commit(2))
         with pytest.raises(UnavailableError, match="shutting down"):
-            await asyncio.wait_for(session.drafting, 20)
+            await asyncio.wait_for(session.drafting, 60)
         session.close()
