@@ -195,6 +195,7 @@ class VllmEngine:
                         yield _opened(session, output)
                     is_first = False
                     await self._until_reported(session, len(output.outputs[0].token_ids))
+                    _require_finite(session)
                     for commit in _commits(session, output.outputs[0]):
                         yield commit
         except EngineDeadError as exc:
@@ -245,6 +246,13 @@ class VllmEngine:
         while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
             session.reported.clear()
             await session.reported.wait()
+
+
+def _require_finite(session: VllmSession) -> None:
+    """Raise InternalError if a reported pass had logits that were not finite, as our own engine does."""
+    for row, _ in session.rows:
+        if not row.is_finite:
+            raise InternalError(f"the model's logits are not finite at position {row.position} or soon after")
 
 
 def _opened(session: VllmSession, output: Any) -> Opened:

@@ -56,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         num_received: draft tokens received from that help so far; 0 if none came since the row before.
         hold_us: microseconds since the last of them; 0 if `num_received` is.
         rejected: draft tokens that the pass rejected.
+        is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
     """
 
     name: Name
@@ -67,6 +68,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     num_received: Count = 0
     hold_us: Count = 0
     rejected: TokenIds = []
+    is_finite: bool = True
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):

@@ -99,6 +99,7 @@ def installed() -> str:
 def prepare_environment(log_level: str) -> None:
     """Set what vLLM reads when it is imported: the classic runner, and a log of warnings on stderr."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
