@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -45,6 +46,9 @@ class VllmEngine:
         mailbox: mailbox that vLLM's engine cores have dialled.
         load: load of vLLM's engine cores.
         limits: only max_waiting, gamma, eos_token_ids and pass_timeout_s are read; vLLM has the others.
+
+    Attributes:
+        adapters: adapters that requests may name; vLLM keeps the cached prefixes of each apart.
     """
 
     seed_invariant = True
@@ -60,6 +64,7 @@ class VllmEngine:
         self._last_at = time.monotonic()
         self._idle = asyncio.Event()
         self.timeline: Timeline | None = None
+        self.adapters: Mapping[str, LoRARequest] = {}
         config = self._llm.model_config
         self.max_length, self.vocab_size = config.max_model_len, config.get_vocab_size()
         self.num_slots = self._load.num_slots
@@ -186,7 +191,8 @@ class VllmEngine:
         """See `VerificationEngine`."""
         request = session.request
         prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
-        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id)
+        adapter = self.adapters[request.adapter] if request.adapter else None
+        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id, lora_request=adapter)
         try:
             async with aclosing(outputs):
                 is_first = True

@@ -131,6 +131,29 @@ def _extra(request: Any) -> dict[str, object] | None:
     return None if params is None else params.extra_args
 
 
+def spare_others() -> None:
+    """Let requests without an adapter have none on a CPU: vLLM 0.32 gives them the last adapter of its table there.
+
+    Its kernels for other devices skip their index, -1; those for a CPU count it from the end.
+    """
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    def sparing(apply: Any) -> Any:
+        def spared(inputs: Any, weights: Any, output: torch.Tensor, indices: torch.Tensor, *others: Any) -> None:
+            without = indices < 0
+            kept = output[without]
+            apply(inputs, weights, output, indices, *others)
+            output[without] = kept
+
+        return spared
+
+    for name in ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice"):
+        spared = sparing(getattr(lora_ops, name))
+        setattr(lora_ops, name, spared)
+        setattr(punica_cpu, name, spared)
+
+
 class Extension:
     """Extension of vLLM's worker class (`worker_extension_cls`), called by the front once the model is loaded."""
 
@@ -144,6 +167,8 @@ class Extension:
         """
         runner = self.model_runner
         require_hooks(runner)
+        if runner.device.type == "cpu" and runner.lora_config is not None:
+            spare_others()
         choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
         runner.sampler = sampler = WinningSampler(runner, choice)
         runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)

@@ -329,6 +329,7 @@ async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path
         ((*model, "--batch", "3"), "--max-num-seqs"),
         ((*model, "--", "--max-model-length", "64"), "did you mean --max-model-len?"),
         ((*model, "--", "--speculative-config", "{}"), "draft workers of ours"),
+        ((*model, "--", "--enable-lora", "--lora-modules", f"poet={tmp_path}"), "no adapter_config.json"),
         ((*model, "--", "--logprobs-mode", "processed_logprobs"), "--logprobs-mode"),
         ((*model, "--", "--max-model-len", "9999"), "max_model_len"),
     ):
