@@ -205,6 +205,7 @@ class Started:
         num_cached_tokens: prompt tokens that were not computed again.
         provenance: origin of the output.
         defaults: the server's values for parameters that the request left open; None if it left none open.
+        adapter: adapter that the output is computed with, as the request names it.
     """
 
     num_prompt_tokens: int
@@ -215,6 +216,7 @@ class Started:
     num_cached_tokens: int = 0
     provenance: Provenance = UNKNOWN
     defaults: RequestDefaults | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

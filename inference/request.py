@@ -262,6 +262,7 @@ class Options:
         draft_session: name under which a private draft worker on the same connection proposes, in hexadecimal digits,
             at a server after the worker's scope; empty without one.
         include_rejected: commits carry the draft tokens that their passes rejected.
+        adapter: name of an adapter (LoRA) that the target computes with; empty for the model itself.
     """
 
     stop_token_ids: frozenset[int] = frozenset()
@@ -274,6 +275,7 @@ class Options:
     cache_salt: str = ""
     draft_session: str = ""
     include_rejected: bool = False
+    adapter: str = ""
 
     @property
     def options(self) -> dict[str, Any]:

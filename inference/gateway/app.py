@@ -85,6 +85,8 @@ PAGE_POLICY = (
 """Content security policy of the page: it runs its own scripts, reaches its own server, and makes no HTML of texts."""
 SPOKEN = "POST /v1/chat/completions, /v1/completions and /v1/responses, GET /v1/models"
 """Paths that an answer for an unknown path names."""
+MAX_NAMES = 20
+"""Most adapters that the refusal of an unknown name lists."""
 ANY_HOST = ("0.0.0.0", "::", "[::]")
 """Addresses that listen on all of this machine's."""
 T = TypeVar("T")
@@ -157,49 +159,50 @@ def _add_generation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/completions", responses=ANSWERS, response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Complete a prompt."""
-        _check_model(body, gateway.card)
-        answer = CompletionFormat(gateway.card.name)
-        return await _answer(gateway, request, body, completion_requests(body, gateway.card), answer)
+        card = _named(body.model, gateway.card)
+        return await _answer(gateway, request, body, completion_requests(body, card), CompletionFormat(card.name))
 
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        requests, reader = _chat(gateway, body)
-        return await _answer(gateway, request, body, requests, ChatFormat(gateway.card.name, reader))
+        requests, name, reader = _chat(gateway, body)
+        return await _answer(gateway, request, body, requests, ChatFormat(name, reader))
 
     @app.post("/v1/responses", responses=ANSWERS, response_model=None)
     async def responses(body: ResponsesBody, request: Request) -> Response:
         """Answer a conversation, in the shape of OpenAI's Responses API."""
         chat = body.chat()
-        requests, reader = _chat(gateway, chat)
-        return await _answer(gateway, request, chat, requests, ResponsesFormat(gateway.card.name, reader, body))
+        requests, name, reader = _chat(gateway, chat)
+        return await _answer(gateway, request, chat, requests, ResponsesFormat(name, reader, body))
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        """List the served model."""
+        """List the served model and its adapters."""
         return ModelList.of(gateway.card, created=started)
 
     @app.get("/v1/models/{name:path}", responses={404: ANSWERS[404]})
     async def model(name: str) -> Model:
         """Return the model of this name."""
-        _check_name(name, gateway.card)
-        return Model.of(gateway.card, created=started)
+        card = _named(name, gateway.card)
+        return Model.of(card, created=started, parent=gateway.card.name if card.adapter else None)
 
     started = int(time.time())
 
 
-def _chat(gateway: Gateway, body: ChatBody) -> tuple[list[CompletionRequest], Callable[[str], MessageReader | None]]:
-    """Return the requests of a conversation, and a function that makes the reader of its answer."""
-    _check_model(body, gateway.card)
-    dialect = Dialect.of(gateway.card, gateway.config)
-    return chat_requests(body, gateway.card, dialect), partial(dialect.reader, body)
+def _chat(
+    gateway: Gateway, body: ChatBody
+) -> tuple[list[CompletionRequest], str, Callable[[str], MessageReader | None]]:
+    """Return the requests of a conversation, the name of their model, and a function that makes the answer's reader."""
+    card = _named(body.model, gateway.card)
+    dialect = Dialect.of(card, gateway.config)
+    return chat_requests(body, card, dialect), card.name, partial(dialect.reader, body)
 
 
 def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/tokenize", responses=FAILURES, response_model=None)
     async def tokenize(body: TokenizeBody) -> JsonAnswer:
         """Return the token ids of a prompt, as generation would read it."""
-        _check_model(body, gateway.card)
+        _named(body.model, gateway.card)
         token_ids = list(await _codec(gateway).encode(body.text(), special=body.add_special_tokens))
         answer = Tokens(count=len(token_ids), max_model_len=gateway.card.max_length, tokens=token_ids)
         return JsonAnswer(answer.model_dump())
@@ -207,7 +210,7 @@ def _add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/detokenize", responses=FAILURES, response_model=None)
     async def detokenize(body: DetokenizeBody) -> JsonAnswer:
         """Return the text of token ids."""
-        _check_model(body, gateway.card)
+        _named(body.model, gateway.card)
         check_ids(body.tokens, gateway.card, "tokens")
         return JsonAnswer(TextOfTokens(prompt=await _codec(gateway).decode(body.tokens)).model_dump())
 
@@ -218,16 +221,19 @@ def _codec(gateway: Gateway) -> Codec:
     return gateway.codec
 
 
-def _check_model(body: GenerationBody | TokenizeBody | DetokenizeBody, card: ModelCard) -> None:
-    if body.model is not None:
-        _check_name(body.model, card)
+def _named(name: str | None, card: ModelCard) -> ModelCard:
+    """Return the card of the model or adapter of this name; a path that ends with the model's name, and None, name it.
 
-
-def _check_name(name: str, card: ModelCard) -> None:
-    """Refuse a name that is neither the served model's nor a path that ends with it."""
-    if name.rstrip("/").rpartition("/")[2] != card.name.rpartition("/")[2]:
-        message = f"model {name[:MAX_ECHO_CHARACTERS]} does not exist; {card.name} is served"
-        raise ApiError(404, message, param="model", code="model_not_found")
+    Raises:
+        ApiError: there is neither.
+    """
+    if name is None or name.rstrip("/").rpartition("/")[2] == card.name.rpartition("/")[2]:
+        return card
+    if name in card.adapters:
+        return card.of_adapter(name)
+    served = ", ".join((card.name, *card.adapters[:MAX_NAMES]))
+    message = f"model {name[:MAX_ECHO_CHARACTERS]} does not exist; {served} {'are' if card.adapters else 'is'} served"
+    raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:

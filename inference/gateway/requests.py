@@ -46,7 +46,9 @@ def completion_requests(body: CompletionBody, card: ModelCard) -> list[Completio
         if not isinstance(prompt, str):
             check_ids(prompt, card, "prompt")
     max_tokens = _max_tokens(body, card.defaults, DEFAULT_MAX_TOKENS)
-    template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo)
+    template = CompletionRequest(
+        "", max_new_tokens=max_tokens, logprobs=body.logprobs, echo=body.echo, adapter=card.adapter
+    )
     return _repeated(body, prompts, template, card.defaults)
 
 
@@ -75,7 +77,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
     max_tokens = _max_tokens(body, card.defaults, card.max_length)
     chat = body.chat()
     dialect.check(body)
-    template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs)
+    template = CompletionRequest("", max_new_tokens=max_tokens, logprobs=logprobs, adapter=card.adapter)
     requests = _repeated(body, [chat], template, card.defaults)
     grammar = dialect.grammar(body)
     return [replace(each, grammar=grammar, echo=dialect.thinks) for each in requests]

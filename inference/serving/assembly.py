@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -109,6 +109,7 @@ class RunningTarget:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
         collectors: makers of further metrics, from the registry that they are shown beside.
+        adapters: digests of the model's adapters, by name.
     """
 
     engine: ServedEngine[Any]
@@ -117,6 +118,7 @@ class RunningTarget:
     vocabulary_share: float | None = None
     models: tuple[object, ...] = ()
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""

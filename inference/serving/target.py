@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specdec.grpc_comm.server import Servicer
 from specdec.inference.commit import TokenSource
 from specdec.inference.config import FusedConfig, HttpConfig, ModelConfig, ObserveConfig, ServerConfig
@@ -58,13 +60,14 @@ def host_of(
         metrics.registry.register(collector(metrics.registry))
     generator: TokenSource = engine
     card = model_card(name, topology, generator, running.tokenizer, server.defaults, model_id)
+    card = replace(card, adapters=tuple(running.adapters))
     servicers: list[Servicer] = []
     if topology == TARGET:
         slots, idle_timeout_s = server.max_worker_slots, server.idle_timeout_s
         generator = pool = DraftPool(engine, max_worker_slots=slots, idle_timeout_s=idle_timeout_s)
         words = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
         servicers.append(VerificationServicer(pool, words, running.tokenizer))
-    local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id)
+    local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id, adapters=running.adapters)
     completer = observers.around(local, metrics, model=name)
     operation = Operation(engine, may_drain=server.ends_by_call)
     servicers.append(GenerationServicer(completer, card, local.codec, operation))

@@ -15,6 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from specdec.inference.backends.identity import model_id_of
@@ -36,7 +37,7 @@ from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.load import CoreLoad, VllmMetrics
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import INSTALL, Refusals, VllmModel, engine_config
+from specdec.inference.vllm.options import INSTALL, Refusals, VllmModel, adapters_of, engine_config
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
 
@@ -88,7 +89,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
             engine = VllmEngine(llm, mailbox, load, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
-            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,)), model_id
+            engine.adapters, digests = await _adapters(llm, model)
+            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), adapters=digests), model_id
     finally:
         await mailbox.close()
         if leads_group():
@@ -109,6 +111,20 @@ async def _llm(config: Any, load: CoreLoad) -> AsyncGenerator[Any, None]:
     finally:
         if not llm.errored:  # else it would wait for processes that are gone
             await asyncio.to_thread(llm.shutdown)
+
+
+async def _adapters(llm: Any, model: VllmModel) -> tuple[dict[str, LoRARequest], dict[str, str]]:
+    """Load the model's adapters; return them and their digests, by name.
+
+    Raises:
+        ConfigError: vLLM refuses one.
+    """
+    paths, _ = adapters_of(model.flags)
+    adapters = {name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(paths.items(), 1)}
+    for adapter in adapters.values():
+        with Refusals():
+            await llm.add_lora(adapter)
+    return adapters, {name: await asyncio.to_thread(model_id_of, path) for name, path in paths.items()}
 
 
 async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:

@@ -83,21 +83,20 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogpr
     return scores, logits[kept]
 
 
-def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise an error for logits that are not finite: the first NaN, or token 0, would be chosen silently.
-
-    Raises:
-        InternalError: names the first such position, and how many there are.
-    """
+def rows_not_finite(logits: Array) -> list[int]:
+    """Return the rows whose logits are not finite: the first NaN, or token 0, would be chosen silently."""
     xp = array_api_compat.array_namespace(logits)
     finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row
-    if bool(xp.all(finite)):
+    return [] if bool(xp.all(finite)) else [row for row, good in enumerate(finite.tolist()) if not good]
+
+
+def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
+    """Raise InternalError, which names the first position and their number, for logits that are not finite."""
+    if not (bad := rows_not_finite(logits)):
         return
     positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]
-    bad = [position for position, good in zip(positions, finite.tolist(), strict=True) if not good]
-    raise InternalError(
-        f"the model's logits are not finite at position {bad[0]}, and at {len(bad)} of {len(positions)}"
-    )
+    first, counts = positions[bad[0]], f"{len(bad)} of {len(positions)}"
+    raise InternalError(f"the model's logits are not finite at position {first}, and at {counts}")
 
 
 def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:

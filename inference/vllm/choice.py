@@ -13,7 +13,7 @@ from typing import Any
 from specdec.inference.model.decoder import Turn
 from specdec.inference.model.slots import Array
 from specdec.inference.speculation.grammar import Allowed, allowed_by_grammar
-from specdec.inference.speculation.slot_decoder import choose
+from specdec.inference.speculation.slot_decoder import choose, rows_not_finite
 from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.tokens import Tally, TokenView
@@ -47,6 +47,16 @@ class Span:
     token_ids: Sequence[int]
     proposal: Sequence[int]
     extra_args: dict[str, object] | None
+
+
+def names_not_finite(logits: Array, names: Sequence[str], num_rows: Sequence[int]) -> list[str]:
+    """Return the names of the requests with logits that are not finite; each has some rows, one request after another.
+
+    Args:
+        logits: float [sum of num_rows, vocab_size].
+    """
+    owners = [name for name, number in zip(names, num_rows, strict=True) for _ in range(number)]
+    return [owners[row] for row in rows_not_finite(logits)]
 
 
 class Choice:

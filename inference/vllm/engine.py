@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -51,6 +52,9 @@ class VllmEngine:
         mailbox: mailbox that vLLM's engine cores have dialled.
         load: load of vLLM's engine cores.
         limits: only max_waiting, gamma, eos_token_ids and pass_timeout_s are read; vLLM has the others.
+
+    Attributes:
+        adapters: adapters that requests may name; vLLM keeps the cached prefixes of each apart.
     """
 
     seed_invariant = True
@@ -66,6 +70,7 @@ class VllmEngine:
         self._last_at = time.monotonic()
         self._idle = asyncio.Event()
         self.timeline: Timeline | None = None
+        self.adapters: Mapping[str, LoRARequest] = {}
         config = self._llm.model_config
         self.max_length, self.vocab_size = config.max_model_len, config.get_vocab_size()
         self.num_slots = self._load.num_slots
@@ -192,7 +197,8 @@ class VllmEngine:
         """See `VerificationEngine`."""
         request = session.request
         prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
-        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id)
+        adapter = self.adapters[request.adapter] if request.adapter else None
+        outputs = self._llm.generate(prompt, self._params(request, session.id), session.id, lora_request=adapter)
         try:
             async with aclosing(outputs):
                 is_first = True
@@ -201,6 +207,7 @@ class VllmEngine:
                         yield _opened(session, output)
                     is_first = False
                     await self._until_reported(session, len(output.outputs[0].token_ids))
+                    _require_finite(session)
                     for commit in _commits(session, output.outputs[0]):
                         yield commit
         except EngineDeadError as exc:
@@ -251,6 +258,13 @@ class VllmEngine:
         while sum(row.num_tokens for row, _ in session.rows) < num_tokens and self._mailbox.is_linked(rank):
             session.reported.clear()
             await session.reported.wait()
+
+
+def _require_finite(session: VllmSession) -> None:
+    """Raise InternalError if a reported pass had logits that were not finite, as our own engine does."""
+    for row, _ in session.rows:
+        if not row.is_finite:
+            raise InternalError(f"the model's logits are not finite at position {row.position} or soon after")
 
 
 def _opened(session: VllmSession, output: Any) -> Opened:

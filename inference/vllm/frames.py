@@ -57,6 +57,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         hold_us: microseconds since the last of them; 0 if `num_received` is.
         rejected: draft tokens that the pass rejected, as far as the core knows them.
         is_lookup: the draft tokens are vLLM's own.
+        is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
     """
 
     name: Name
@@ -69,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     hold_us: Count = 0
     rejected: TokenIds = []
     is_lookup: bool = False
+    is_finite: bool = True
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):

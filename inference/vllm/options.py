@@ -6,9 +6,11 @@ sources, as text. The dotted names of our classes that vLLM's processes import a
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -53,6 +55,8 @@ OURS: Mapping[str, str] = {
     "--generation-config": "--generation_config before the `--` does",
 }
 """Flags of vLLM that its user cannot set here, and the reason or the way out."""
+ADAPTERS = "--lora-modules"
+"""Flag of vLLM's own server, not of its engine."""
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
@@ -83,16 +87,43 @@ def check_flags(flags: Sequence[str]) -> None:
     if not hooks.usable:
         raise ConfigError(f"vLLM {installed()} lacks names that specdec needs: `specdec vllm-check` shows them")
     known = _known_flags(hooks.place)
+    adapters_of(flags)
     for flag in flags:
         if flag == "-" or not flag.startswith("-"):
             continue
         name = flag.partition("=")[0].partition(".")[0].replace("_", "-")
         if (reason := OURS.get(name)) is not None:
             raise ConfigError(f"{flag} after --: {reason}")
+        if name == ADAPTERS:
+            continue
         if known and name not in known and name.replace("--no-", "--", 1) not in known and name.startswith("--"):
             near = get_close_matches(name, known, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
             raise ConfigError(f"vLLM {installed()} has no flag {flag}{meant}")
+
+
+def adapters_of(flags: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
+    """Return the directories of the adapters that vLLM's flags name, by name, and the other flags.
+
+    Raises:
+        ConfigError: an adapter is not NAME=DIR, or vLLM's JSON for it, or its directory has none.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(ADAPTERS, "--lora_modules", nargs="+", default=[])
+    parsed, others = parser.parse_known_args(flags)
+    adapters: dict[str, Path] = {}
+    for module in parsed.lora_modules:
+        try:
+            values = json.loads(module) if module.startswith("{") else None
+            name, path = module.split("=", 1) if values is None else (values["name"], values["path"])
+        except (ValueError, KeyError) as exc:
+            raise ConfigError(f"{ADAPTERS} {module}: NAME=DIR is expected, or JSON with name and path") from exc
+        adapters[name] = Path(path)
+        if not (adapters[name] / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"{ADAPTERS} {module}: {path} has no adapter_config.json, so it is no adapter's directory"
+            )
+    return adapters, others
 
 
 def _known_flags(package: Path) -> set[str]:
@@ -106,6 +137,7 @@ def prepare_environment(log_level: str) -> None:
     hooks = read_hooks()
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
+    os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -128,8 +160,11 @@ def engine_config(model: VllmModel) -> Any:
         def error(self, message: str) -> NoReturn:
             raise ConfigError(f"vLLM {installed()}: {message}")
 
-    parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *model.flags])
+    adapters, flags = adapters_of(model.flags)
+    parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *flags])
     args = AsyncEngineArgs.from_cli_args(parsed)
+    if adapters and not args.enable_lora:
+        raise ConfigError(f"{ADAPTERS}: adapters need --enable-lora too")
     args.skip_tokenizer_init, args.async_scheduling = True, False
     args.scheduler_cls, args.generation_config = _dotted(DraftScheduler), "vllm"
     args.speculative_config = {

@@ -14,12 +14,13 @@ import torch
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
-from specdec.inference.vllm.choice import Choice, Span, Winners, crown
+from specdec.inference.vllm.choice import Choice, Span, Winners, crown, names_not_finite
 
 HOOKS = {
     "vllm.v1.sample.sampler:Sampler": "apply_logits_processors forward",
     "vllm.v1.sample.rejection_sampler:RejectionSampler": "apply_logits_processors forward",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch requests sampler rejection_sampler",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch requests sampler rejection_sampler "
+    "_get_nans_in_logits",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids num_reqs num_tokens_no_spec token_ids_cpu",
 }
 """Methods that are overridden, and attributes that are read or replaced."""
@@ -32,6 +33,7 @@ class WinningSampler(Sampler):
         super().__init__(logprobs_mode=runner.model_config.logprobs_mode)
         self._runner = runner
         self._choice = choice
+        self.broken: list[str] = []  # requests without finite logits in the latest pass
         self.last: list[tuple[int, int]] | None = None  # winners of the rows that the verifier asks about, by request
 
     def apply_logits_processors(
@@ -43,12 +45,18 @@ class WinningSampler(Sampler):
             return crown(logits, self.last)
         if logits.shape[0] != self._runner.input_batch.num_reqs:
             return logits  # a run that only measures memory
-        won = self.winners([()] * logits.shape[0], lambda places: logits[places])
+        won = self.winners([()] * logits.shape[0], logits, lambda places: logits[places])
         return crown(logits, [(each.place, each.token_ids[0]) for each in won])
 
-    def winners(self, proposals: Sequence[Sequence[int]], rows_of: Any) -> list[Winners]:
-        """Return the winners of a pass over all requests of the batch; see `Choice.winners`."""
+    def winners(self, proposals: Sequence[Sequence[int]], logits: torch.Tensor, rows_of: Any) -> list[Winners]:
+        """Return the winners of a pass over all requests of the batch; see `Choice.winners`.
+
+        Args:
+            logits: of the requests one after another, after their tokens and each token of their proposals.
+        """
         batch, requests = self._runner.input_batch, self._runner.requests
+        num_rows = [len(proposal) + 1 for proposal in proposals]
+        self.broken = names_not_finite(logits, batch.req_ids[: len(num_rows)], num_rows)
         self._choice.forget(set(requests))
         spans = [
             Span(name, batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]], proposal, _extra(requests[name]))
@@ -76,7 +84,8 @@ class WinningVerifier(RejectionSampler):
         drafts = metadata.draft_token_ids.tolist()
         proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
         rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
-        won = self._winning.winners(proposals, lambda places: logits[[row for place in places for row in rows[place]]])
+        rows_of = lambda places: logits[[row for place in places for row in rows[place]]]  # noqa: E731
+        won = self._winning.winners(proposals, logits, rows_of)
         self._winning.last = [(each.place, each.token_ids[-1]) for each in won]
         self._last = [
             (ends[each.place] + number, token_id) for each in won for number, token_id in enumerate(each.token_ids[:-1])
@@ -97,6 +106,29 @@ def _extra(request: Any) -> dict[str, object] | None:
     return None if params is None else params.extra_args
 
 
+def spare_others() -> None:
+    """Let requests without an adapter have none on a CPU: vLLM 0.32 gives them the last adapter of its table there.
+
+    Its kernels for other devices skip their index, -1; those for a CPU count it from the end.
+    """
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    def sparing(apply: Any) -> Any:
+        def spared(inputs: Any, weights: Any, output: torch.Tensor, indices: torch.Tensor, *others: Any) -> None:
+            without = indices < 0
+            kept = output[without]
+            apply(inputs, weights, output, indices, *others)
+            output[without] = kept
+
+        return spared
+
+    for name in ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice"):
+        spared = sparing(getattr(lora_ops, name))
+        setattr(lora_ops, name, spared)
+        setattr(punica_cpu, name, spared)
+
+
 class Extension:
     """Extension of vLLM's worker class (`worker_extension_cls`), called by the front once the model is loaded."""
 
@@ -105,7 +137,10 @@ class Extension:
     def install_choice(self) -> None:
         """Put our sampler and verifier in the place of the runner's."""
         runner = self.model_runner
+        if runner.device.type == "cpu" and runner.lora_config is not None:
+            spare_others()
         choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
-        runner.sampler = WinningSampler(runner, choice)
+        runner.sampler = sampler = WinningSampler(runner, choice)
+        runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)
         if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
             runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)

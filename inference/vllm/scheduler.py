@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from msgspec.structs import replace
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from specdec.inference.vllm.drafts import Drafts, Ready
@@ -77,12 +78,13 @@ class DraftScheduler(Scheduler):
         """Let vLLM commit a pass; report its counts to the front before vLLM sends the tokens."""
         seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        rows = []
+        rows, broken = [], model_runner_output.num_nans_in_logits or {}
         for output in [output for client in outputs.values() for output in client.outputs]:
             name, proposal = self._names.get(output.request_id), drafts.get(output.request_id, ())
             if name is not None and output.new_token_ids:
                 chosen = model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[output.request_id]]
-                rows.append(self._drafts.passed(name, output.new_token_ids, proposal, len(chosen) - 1))
+                row = self._drafts.passed(name, output.new_token_ids, proposal, len(chosen) - 1)
+                rows.append(row and replace(row, is_finite=output.request_id not in broken))
             if output.finish_reason is not None:
                 self._leave(output.request_id)
         if scheduler_output.num_scheduled_tokens:

@@ -30,6 +30,8 @@ class ModelCard:
 
     Attributes:
         model_id: empty if it is unknown.
+        adapters: names of the model's adapters, which a request can ask for.
+        adapter: adapter that the card stands for; empty for the model itself.
     """
 
     name: str
@@ -40,10 +42,16 @@ class ModelCard:
     chat_template: str | None = None
     defaults: RequestDefaults = NO_DEFAULTS
     model_id: str = ""
+    adapters: tuple[str, ...] = ()
+    adapter: str = ""
 
     def named(self, name: str | None) -> ModelCard:
         """Return the card under another name; None keeps its own."""
         return self if name is None else replace(self, name=name)
+
+    def of_adapter(self, name: str) -> ModelCard:
+        """Return the card of one of the adapters."""
+        return replace(self, name=name, adapter=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -30,10 +31,25 @@ FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Directories of a target and of a draft that is often right."""
+    """Directories of a target, of a draft that is often right, and of an adapter of the target.
+
+    Attributes:
+        merged: the target with the adapter's weights added to its own.
+        broken: an adapter of the last layer, with which no logit is finite and all cached values are.
+    """
 
     target: Path
     draft: Path
+    adapter: Path
+    merged: Path
+    broken: Path
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Return vLLM's flags, with the adapter under the name `other`."""
+        broken = json.dumps({"name": "broken", "path": str(self.broken)})
+        room = ("--max-num-batched-tokens", "68")  # of a pass: 1 + gamma for each request, or vLLM refuses adapters
+        return (*FLAGS, *room, "--enable-lora", "--lora-modules", f"other={self.adapter}", broken)
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +62,40 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     draft = root / "draft"
     disturbed(tiny_model("llama", seed=1, **sizes)).save_pretrained(draft)
     tiny_tokenizer().save_pretrained(draft)
-    return Pair(save_tiny_model(root / "target", "llama", seed=1, **sizes), draft)
+    target = save_tiny_model(root / "target", "llama", seed=1, **sizes)
+    merged = tiny_model("llama", seed=1, **sizes)
+    save_adapter(root / "adapter", merged)
+    merged.save_pretrained(root / "merged")
+    tiny_tokenizer().save_pretrained(root / "merged")
+    last = tiny_model("llama", seed=1, **sizes).model.layers[-1].mlp
+    save_adapter(root / "broken", last, f"model.layers.{len(merged.model.layers) - 1}.mlp.", scale=float("nan"))
+    return Pair(target, draft, root / "adapter", root / "merged", root / "broken")
+
+
+def save_adapter(folder: Path, model: Any, prefix: str = "", *, scale: float = 0.5) -> None:
+    """Write an adapter of a model in the format of the library peft, and add its weights to the model's own.
+
+    Args:
+        prefix: beginning of the names in the whole model, if this is a part of one.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    generator, rank = torch.Generator().manual_seed(9), 8
+    weights: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "down_proj")):
+            low = torch.randn(rank, module.in_features, generator=generator) * module.in_features**-0.5
+            high = torch.randn(module.out_features, rank, generator=generator) * scale
+            weights |= {
+                f"base_model.model.{prefix}{name}.lora_{part}.weight": each for part, each in (("A", low), ("B", high))
+            }
+            with torch.no_grad():
+                module.weight += 2.0 * high @ low  # lora_alpha / r
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

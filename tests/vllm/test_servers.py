@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import pytest_asyncio
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.inference.commit import Delta
 from specdec.inference.config import ROOT, ConnectionConfig, DialSecurity
-from specdec.inference.errors import UnauthenticatedError
+from specdec.inference.errors import SpecDecError, UnauthenticatedError
 from specdec.inference.request import SamplingParams
 from specdec.inference.serving.assembly import running
 from specdec.inference.serving.processes import free_port
@@ -43,6 +43,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)
 TOKEN = "0123456789abcdef0123456789abcdef"
 NUM_TOKENS = 90
 START_S = 300.0
+PATIENCE_S = 120.0
+"""Seconds in which a server answers that is alive, whatever else the machine does."""
 GONE_S = 60.0
 """Longest that a group may take to end here; on a quiet machine it takes less than ten."""
 
@@ -90,9 +92,22 @@ class Site:
     answers: list[list[int]]
     draft: Path
 
+    @asynccontextmanager
+    async def explained(self) -> AsyncGenerator[None, None]:
+        """Add the state of all servers to an error."""
+        try:
+            yield
+        except SpecDecError as exc:
+            states = [(each.port, each.process.returncode, members(each.front)) for each in self.servers]
+            exc.add_note(f"ports of the servers, their exit codes and processes: {states}")
+            raise
+
     def link(self, *servers: Server) -> ConnectionConfig:
         security = DialSecurity(ca=self.folder / "tls" / "ca.pem", token_file=self.folder / "token")
-        return ConnectionConfig(",".join(f"127.0.0.1:{server.port}" for server in servers), 1, 60.0, security=security)
+        where = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+        return ConnectionConfig(
+            where, 1, connect_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S, security=security
+        )
 
     async def start(self, model: Path, *flags: str, role: str = "target") -> Server:
         """Start a server with a port; a target is on vLLM."""
@@ -140,7 +155,7 @@ class Site:
     async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
         """Return the answers of the servers, and how many draft tokens were accepted; disturb them after ten tokens."""
         link, begun = self.link(*servers), asyncio.Event()
-        async with connected(link) as fleet:
+        async with self.explained(), connected(link) as fleet:
             completer = FailoverCompleter(fleet, link)
 
             async def one(prompt: tuple[int, ...], seed: int) -> tuple[list[int], int]:
@@ -325,6 +340,7 @@ async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path
         ((*model, "--batch", "3"), "--max-num-seqs"),
         ((*model, "--", "--max-model-length", "64"), "did you mean --max-model-len?"),
         ((*model, "--", "--speculative-config", "{}"), "draft workers of ours"),
+        ((*model, "--", "--enable-lora", "--lora-modules", f"poet={tmp_path}"), "no adapter_config.json"),
         ((*model, "--", "--logprobs-mode", "processed_logprobs"), "--logprobs-mode"),
         ((*model, "--", "--max-model-len", "9999"), "max_model_len"),
     ):

@@ -68,7 +68,8 @@ class Model(BaseModel):
     """One served model.
 
     `max_model_len`: tokens that prompt and output may have together. `model_id`: hash of what its tokens depend on;
-    empty if unknown. `has_chat_template`: whether the model has a template of its own for conversations.
+    empty if unknown. `parent`: model that an adapter belongs to. `has_chat_template`: whether the model has a template
+    of its own for conversations.
     """
 
     id: str
@@ -76,18 +77,19 @@ class Model(BaseModel):
     created: int
     owned_by: str = "specdec"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
     model_id: str
     has_chat_template: bool
 
     @classmethod
-    def of(cls, card: ModelCard, *, created: int) -> Model:
+    def of(cls, card: ModelCard, *, created: int, parent: str | None = None) -> Model:
         name, length = card.name, card.max_length
         return cls(
             id=name,
             created=created,
             root=name,
+            parent=parent,
             max_model_len=length,
             model_id=card.model_id,
             has_chat_template=card.chat_template is not None,
@@ -102,7 +104,9 @@ class ModelList(BaseModel):
 
     @classmethod
     def of(cls, card: ModelCard, *, created: int) -> ModelList:
-        return cls(data=[Model.of(card, created=created)])
+        adapters = (card.of_adapter(name) for name in card.adapters)
+        base = Model.of(card, created=created)
+        return cls(data=[base, *(Model.of(each, created=created, parent=card.name) for each in adapters)])
 
 
 class Tokens(BaseModel):

@@ -76,11 +76,16 @@ _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIN
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
 _COMMON = ("max_new_tokens", "min_new_tokens", "cache_salt")
-_COMPLETION = (*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma", "ids_only", "include_rejected")
+_COMPLETION = (
+    *(*_COMMON, "logprobs", "prompt_logprobs", "ignore_eos", "echo", "gamma", "ids_only", "include_rejected"),
+    "adapter",
+)
 _OPEN = (*_COMMON, "stop_at_eos", "num_committed_tokens")
 _CARD = ("name", "topology", "max_length", "vocab_size", "tokenizer_fingerprint", "chat_template", "model_id")
+MAX_ADAPTERS = 1024
+"""Most adapters of a card."""
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
-_STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens")
+_STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
 _SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
@@ -443,7 +448,8 @@ def commit_from_message(message: pb.Commit) -> Commit:
 
 
 def card_to_message(card: completion.ModelCard) -> pb.GetModelResponse:
-    return pb.GetModelResponse(defaults=_defaults_to_message(card.defaults), **_to_message(card, _CARD))
+    defaults = _defaults_to_message(card.defaults)
+    return pb.GetModelResponse(defaults=defaults, adapters=card.adapters, **_to_message(card, _CARD))
 
 
 def _defaults_to_message(defaults: RequestDefaults) -> pb.RequestDefaults:
@@ -457,4 +463,5 @@ def _defaults_from_message(message: pb.RequestDefaults) -> RequestDefaults:
 def card_from_message(message: pb.GetModelResponse) -> completion.ModelCard:
     values = _from_message(message, _CARD)
     values |= {name: values[name][:MAX_NAME_CHARACTERS] for name in _NAMES}
-    return completion.ModelCard(defaults=_defaults_from_message(message.defaults), **values)
+    adapters = tuple(name for name in message.adapters[:MAX_ADAPTERS] if len(name) <= MAX_NAME_CHARACTERS)
+    return completion.ModelCard(defaults=_defaults_from_message(message.defaults), adapters=adapters, **values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,7 @@ from specdec.inference.commit import (
     TokenSource,
 )
 from specdec.inference.engine.target import check_token_ids
+from specdec.inference.errors import NotFoundError
 from specdec.inference.model.decoder import check_seed, is_seed_invariant
 from specdec.inference.request import (
     NO_DEFAULTS,
@@ -36,6 +37,10 @@ SCORED_TOKENS = 32
 """Prompt tokens that get the texts of their log-probabilities in one go; other requests are served in between."""
 
 
+MAX_NAME = 200
+"""Most characters of an unknown name in an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """Request with all defaults filled in, its form for the generator, and the answer's beginning."""
@@ -51,6 +56,7 @@ class LocalCompleter:
     Args:
         defaults: values for what requests leave open.
         model_id: id of the target; if it is empty (unknown), no other server can continue the answers.
+        adapters: digests of the model's adapters, by name.
     """
 
     def __init__(
@@ -60,8 +66,10 @@ class LocalCompleter:
         defaults: RequestDefaults = NO_DEFAULTS,
         *,
         model_id: str = "",
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self._generator = generator
+        self._adapters = adapters or {}
         self._tokenizer = tokenizer
         self._model_id = model_id
         self._reader = Reader(
@@ -99,8 +107,12 @@ class LocalCompleter:
 
         Raises:
             InvalidRequestError, CapacityError: see `Reader.read`.
+            NotFoundError: the model has no adapter of the name that the request asks for.
             IncompatibleDraftError: this server would continue the answer with other tokens.
         """
+        if given.adapter and given.adapter not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise NotFoundError(f"adapter {given.adapter[:MAX_NAME]} does not exist; there are: {known}")
         request = given.resolved(self._reader.defaults)
         if request.seed is not None:
             check_seed(self._generator, request.sampling)
@@ -115,13 +127,22 @@ class LocalCompleter:
         token_ids, text, has_grammar = generation.prompt_token_ids, "", request.grammar is not None
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(token_ids)
-        seed, origin = generation.sampling.seed, self._provenance(generation)
-        return Started(len(token_ids), seed, text, has_grammar=has_grammar, provenance=origin, defaults=defaults)
+        seed = generation.sampling.seed
+        return Started(
+            len(token_ids),
+            seed,
+            text,
+            has_grammar=has_grammar,
+            provenance=self._provenance(generation),
+            defaults=defaults,
+            adapter=request.adapter,
+        )
 
     def _provenance(self, generation: GenerationRequest) -> Provenance:
-        goes_on = generation.sampling.greedy or is_seed_invariant(self._generator)
+        goes_on = self._model_id and (generation.sampling.greedy or is_seed_invariant(self._generator))
+        adapted = f"+{self._adapters[generation.adapter]}" if generation.adapter else ""
         return Provenance(
-            self._model_id if goes_on else "",
+            self._model_id + adapted if goes_on else "",
             "" if generation.grammar is None else grammar_version(),
             _digest(generation.prompt_token_ids),
         )

@@ -71,16 +71,23 @@ class RemoteCompleter:
                         fault = f"prompt_logprobs has {len(scores)} elements, and none were asked for"
                         raise UnavailableError(fault, address=self._address)
                     event = await answer.converted(event_from_message, message, scores)
-                    if isinstance(event, Started) and request.grammar is not None and not event.has_grammar:
-                        fault = "grammar: this server knows none, and would have answered without"
-                        raise InvalidRequestError(fault, field="grammar", address=self._address)
-                    if isinstance(event, Started) and request.resume is not None:
-                        request.resume.provenance.require_same(event.provenance)
+                    if isinstance(event, Started):
+                        self._check_started(request, event)
                     answer.check(event)
                     yield event
             answer.check_end()
         finally:
             call.cancel()
+
+    def _check_started(self, request: CompletionRequest, started: Started) -> None:
+        """Raise an error for an answer of a server that ignores a part of the request, or resumes another output."""
+        ignored = "grammar" if request.grammar is not None and not started.has_grammar else ""
+        if ignored or started.adapter != request.adapter:
+            ignored = ignored or "adapter"
+            fault = f"{ignored}: this server knows none, and would have answered without"
+            raise InvalidRequestError(fault, field=ignored, address=self._address)
+        if request.resume is not None:
+            request.resume.provenance.require_same(started.provenance)
 
     def take_bytes(self) -> int:
         """Return the size of the messages since the last call, without HTTP/2 framing."""

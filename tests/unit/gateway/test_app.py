@@ -408,6 +408,27 @@ async def test_a_model_is_known_by_name_or_path() -> None:
     assert len(response.text) < 500  # no client's megabyte comes back
 
 
+async def test_an_adapter_is_a_model_by_name() -> None:
+    completer = ScriptedCompleter(PASSES)
+    served = gateway(completer)
+    served.card = replace(served.card, adapters=("poet",))
+    transport = httpx.ASGITransport(create_app(served))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        base, poet = (await client.get("/v1/models")).json()["data"]
+        assert (base["id"], base["parent"], poet["id"], poet["parent"]) == ("tiny", None, "poet", "tiny")
+        assert (await client.get("/v1/models/poet")).json() == poet
+        for path, prompt in (
+            ("completions", {"prompt": "x"}),
+            ("chat/completions", {"messages": [HELLO]}),
+            ("responses", {"input": "x"}),
+        ):
+            for name in ("poet", "tiny"):
+                assert (await client.post(f"/v1/{path}", json={"model": name, **prompt})).json()["model"] == name
+        assert [request.adapter for request in completer.requests] == ["poet", ""] * 3
+        refused = (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).json()
+        assert refused["error"]["message"] == "model other does not exist; tiny, poet are served"
+
+
 async def test_paths_beside_generation() -> None:
     async with client_of(ScriptedCompleter(PASSES)) as client:
         assert (await client.get("/health")).status_code == 200

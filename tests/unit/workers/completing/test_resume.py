@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from specdec.inference.commit import Delta, Finished, Started, TextEvent, TokenL
 from specdec.inference.config import ModelConfig
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits, TargetEngine
-from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError
+from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError, NotFoundError
 from specdec.inference.request import Grammar, GrammarKind, RequestDefaults, SamplingParams
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
@@ -46,14 +46,14 @@ DEFAULTS = RequestDefaults(temperature=0.9, top_k=50, max_new_tokens=6)
 
 @asynccontextmanager
 async def server(
-    model: ModelConfig, defaults: RequestDefaults = DEFAULTS, model_id: str = "m"
+    model: ModelConfig, defaults: RequestDefaults = DEFAULTS, model_id: str = "m", **adapters: str
 ) -> AsyncGenerator[LocalCompleter, None]:
     tokenizer, backend = Tokenizer.load(model.path), load_backend(model)
     grammars = Grammars(GrammarCompiler(tokenizer, backend.vocab_size))
     async with running(
         TargetEngine(SlotDecoder(backend), EngineLimits(eos_token_ids=tokenizer.eos_token_ids), grammars)
     ) as engine:
-        yield LocalCompleter(engine, tokenizer, defaults, model_id=model_id)
+        yield LocalCompleter(engine, tokenizer, defaults, model_id=model_id, adapters=adapters)
 
 
 @pytest.fixture
@@ -180,6 +180,22 @@ async def test_no_server_continues_another_text(model: ModelConfig, change: dict
         resume = Resume((5,), replace(started.provenance, **change))
         with pytest.raises(IncompatibleDraftError, match=words):
             await events_of(completer, replace(begun, resume=resume))
+
+
+async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
+    """Two servers may have different adapters of one name, whose texts differ."""
+    asked = replace(REQUESTS["token ids"], adapter="poet")
+    async with server(model, poet="1", clerk="2") as completer:
+        started = (await events_of(completer, asked))[0]
+        assert isinstance(started, Started)
+        assert (started.adapter, started.provenance.model_id) == ("poet", "m+1")
+        with pytest.raises(NotFoundError, match="adapter other does not exist; there are: poet, clerk"):
+            await events_of(completer, replace(asked, adapter="other"))
+    for digest in "21":
+        async with server(model, poet=digest) as completer:
+            resumed = replace(asked, resume=Resume((), started.provenance), seed=started.seed)
+            with nullcontext() if digest == "1" else pytest.raises(IncompatibleDraftError, match=r"m\+2"):
+                assert await events_of(completer, resumed)
 
 
 async def test_a_server_without_model_id_refuses_resumes(model: ModelConfig) -> None:
