@@ -68,6 +68,8 @@ class Drafted:
         """Apply a pass, and return its row of the report."""
         self.since, position = time.monotonic(), len(self.token_ids)
         self.token_ids.extend(token_ids)
+        if not self.filled and -1 in proposal:  # vLLM's padding of a request that waited
+            proposal = ()
         num_drafts, rejected = len(proposal), proposal[num_accepted:]
         if len(token_ids) <= num_accepted:  # a token ended the sequence: drafts after it do not count
             num_drafts = num_accepted = len(token_ids)

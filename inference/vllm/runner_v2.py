@@ -63,7 +63,7 @@ class WinningProcessor(LogitsProcessor):
         spans = []
         for first, *others in groups:
             request = self._requests[slots[first]]
-            proposal = [input_ids[row] for row in others]
+            proposal = [max(0, input_ids[row]) for row in others]  # -1 is vLLM's padding: rejected whatever is chosen
             spans.append(Span(request.name, request.token_ids, proposal, request.extra_args))
         won = self._choice.winners(spans, lambda places: logits[[row for place in places for row in groups[place]]])
         pairs = (zip(groups[each.place], each.token_ids, strict=True) for each in won)
