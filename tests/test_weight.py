@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS: dict[str, int] = {
-    "benchmarks": 1820,
+    "benchmarks": 2080,
     "comparison": 4260,
     "deploy": 700,
     "examples": 160,
@@ -35,10 +35,10 @@ WEIGHTS: dict[str, int] = {
     "inference/text": 1160,
     "inference/vllm": 1040,
     "inference/workers": 2360,
-    "scripts": 660,
+    "scripts": 720,
     "specdec": 340,
-    "tests": 30500,
-    "words of pages": 63200,
+    "tests": 30560,
+    "words of pages": 63680,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
