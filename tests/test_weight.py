@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS: dict[str, int] = {
-    "benchmarks": 1820,
+    "benchmarks": 2080,
     "comparison": 4260,
     "deploy": 700,
     "examples": 160,
@@ -35,7 +35,7 @@ WEIGHTS: dict[str, int] = {
     "inference/text": 1160,
     "inference/vllm": 1240,
     "inference/workers": 2360,
-    "scripts": 660,
+    "scripts": 720,
     "specdec": 340,
     "tests": 30640,
     "words of pages": 63500,

@@ -84,7 +84,7 @@ def load(setup: Setup) -> Loaded:
     prepare(setup)
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
     network, variants, before = Network(), {}, {}
-    targets = {way[:2]: _target(setup, way.flags) for way in chosen.values()}
+    targets = {served: _target(setup, served[0]) for served in {way[:2]: None for way in chosen.values()}}
     for (flags, num_workers), (target, port) in targets.items():
         proxy = network.link(port)
         try:
