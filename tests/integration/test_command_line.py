@@ -149,6 +149,16 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
     assert answers[0] == answers[1]
 
 
+def test_draft_of_another_vocabulary_is_refused(
+    target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error is one clear line. Equal tokens under other ids would be accepted at times, and mean something else."""
+    flags = ["--port", str(target.port), "--prompt", "x"]
+    assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "need one vocabulary" in line
+
+
 @pytest.mark.parametrize("asked", [("--prompt", "x"), ("--serve", "0")])
 def test_the_bundled_draft_beside_another_target_names_the_ways_out(
     target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]

@@ -37,7 +37,7 @@ from tests.support.models import tiny_tokenizer
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, end_of, proposing, raw_worker
 from tests.support.scripted import ScriptedProposer, tokens_at, until
-from tests.support.servers import Completion, until_attached
+from tests.support.servers import completed_by, until_attached
 
 ANSWER = tokens_at(3, 40)
 IN_ROUNDS = pb.GenerateRequest(**PROMPT, max_new_tokens=40, gamma=8, schedule=pb.SCHEDULE_SYNC)
@@ -199,10 +199,8 @@ class Edge:
     async def num_drafted(self, num_tokens: int = 40) -> int:
         """Complete a request, of which the tokens are checked; return its number of verified draft tokens."""
         await until_attached(self.worker)
-        completion = Completion()
         request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
-        async for event in self.completer.complete(request):
-            completion.record(event)
+        (completion,) = await completed_by(self.completer, [request])
         assert completion.token_ids == ANSWER[:num_tokens]
         return completion.num_draft_tokens
 

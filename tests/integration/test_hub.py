@@ -9,7 +9,6 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from specdec.inference.cli.app import main
 from specdec.inference.serving.processes import free_port
 from tests.conftest import ModelDirectories
 from tests.support.hub import COMMIT, TOKEN, FakeHub, running_hub
@@ -73,20 +72,6 @@ async def test_an_unavailable_model_is_an_error_of_one_line(
     assert result.code == 2
     assert "Traceback" not in result.stderr
     assert all(part in result.last_line for part in parts), result.last_line
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--revision", "old"), ("--revision old", "directories have none")),
-        (("--model", "no/such/directory"), ("no/such/directory", "no such directory")),
-    ],
-)
-def test_what_no_hub_can_have_is_named(
-    flags: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--role", "verify_target", *flags, *FLAGS]) == 2
-    assert all(word in capsys.readouterr().err.splitlines()[-1] for word in words)
 
 
 async def test_a_hub_that_does_not_answer_is_named(hub: FakeHub, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tests.support import servers
 from tests.support.neuron.checkpoints import save_eagle_draft
 from tests.support.nxdi import Nxdi
 from tests.support.prompts import PROMPTS
-from tests.support.servers import Completion, complete, complete_all, draft_server, fused_server, target_server
+from tests.support.servers import complete, complete_all, completed_by, draft_server, fused_server, target_server
 
 pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
 
@@ -97,14 +97,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
     config = ModelConfig(models.target, backend="torch", sequence_length=76, num_slots=2, num_threads=1)
     async with target_engine(config, max_waiting=64) as running:
         completer = LocalCompleter(running.engine, running.tokenizer)
-
-        async def one(request: CompletionRequest) -> list[int]:
-            completion = Completion()
-            async for event in completer.complete(request):
-                completion.record(event)
-            return completion.token_ids
-
-        return list(await asyncio.gather(*map(one, requests)))
+        return [completion.token_ids for completion in await completed_by(completer, requests)]
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:

@@ -34,12 +34,12 @@ from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completing.remote import RemoteCompleter, card_of_target
-from specdec.inference.workers.completion import Completer, CompletionRequest, ModelCard, Resume
+from specdec.inference.workers.completion import CompletionRequest, ModelCard, Resume
 from specdec.inference.workers.drafting.pool_worker import PoolWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, complete_all, until_attached
+from tests.support.servers import Completion, complete_all, completed_by, until_attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -123,16 +123,6 @@ async def complete_at(target: Server, requests: Sequence[CompletionRequest]) -> 
     return await complete_all(f"127.0.0.1:{target.port}", requests)
 
 
-async def complete_with(completer: Completer, requests: Sequence[CompletionRequest]) -> list[Completion]:
-    async def one(request: CompletionRequest) -> Completion:
-        completion = Completion()
-        async for event in completer.complete(request):
-            completion.record(event)
-        return completion
-
-    return list(await asyncio.gather(*map(one, requests)))
-
-
 @asynccontextmanager
 async def worker(
     draft: Path | None, models: ModelDirectories, link: DelayProxy
@@ -194,7 +184,7 @@ async def test_distributed(
 ) -> None:
     link.conditions = conditions
     async with worker(getattr(models, draft, None), models, link) as completer:
-        helped = await complete_with(completer, [replace(each, schedule=schedule) for each in some_requests()])
+        helped = await completed_by(completer, [replace(each, schedule=schedule) for each in some_requests()])
     assert answers(helped) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in helped) > 0
 
@@ -215,7 +205,7 @@ async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive
     draft = ProposerConfig(models.related, model(models.related), num_slots=8)
     config = FusedConfig(model(models.target), draft, gamma=4, adaptive_gamma=adaptive)
     async with target_engine(config, max_waiting=64) as loaded:
-        helped = await complete_with(LocalCompleter(loaded.engine, loaded.tokenizer), some_requests())
+        helped = await completed_by(LocalCompleter(loaded.engine, loaded.tokenizer), some_requests())
     assert answers(helped) == answers(plain)
 
 
@@ -258,7 +248,7 @@ async def test_refused_alike(
         await complete_at(target, [request])
     async with worker(models.related, models, link) as completer:
         with pytest.raises(InvalidRequestError, match=part):
-            await complete_with(completer, [request])
+            await completed_by(completer, [request])
 
 
 async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
@@ -286,4 +276,4 @@ async def test_a_peer_that_ignores_grammars_is_noticed(
     async with worker(models.related, models, link) as completer:
         for schedule in Schedule:
             with pytest.raises(InvalidRequestError, match="grammar"):
-                await complete_with(completer, [replace(some_requests()[0], schedule=schedule)])
+                await completed_by(completer, [replace(some_requests()[0], schedule=schedule)])

@@ -23,7 +23,7 @@ from specdec.inference.commit import Delta, Finished, FinishReason, Started
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
 from specdec.inference.workers.completing.remote import RemoteCompleter
-from specdec.inference.workers.completion import CompletionRequest
+from specdec.inference.workers.completion import Completer, CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 
 PATIENT = ("--connect_timeout_s", "60")
@@ -150,6 +150,18 @@ class Completion:
             self.rejected.append((event.num_draft_tokens - event.num_accepted_tokens, event.rejected_text))
 
 
+async def completed_by(completer: Completer, requests: Sequence[CompletionRequest]) -> list[Completion]:
+    """Return the answers of a completer to requests that it gets at once."""
+
+    async def one(request: CompletionRequest) -> Completion:
+        completion = Completion()
+        async for event in completer.complete(request):
+            completion.record(event)
+        return completion
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
 async def complete(server: ServerProcess | str, request: CompletionRequest) -> Completion:
     """Send one request to any GenerationService."""
     (completion,) = await complete_all(server, [request])
@@ -166,11 +178,8 @@ async def complete_all(
         completer = RemoteCompleter(channel, address, deadline_s=60.0)
 
         async def one(request: CompletionRequest) -> Completion:
-            completion = Completion()
             async with places:
-                async for event in completer.complete(request):
-                    completion.record(event)
-            return completion
+                return (await completed_by(completer, [request]))[0]
 
         return list(await asyncio.gather(*(one(request) for request in requests)))
 

@@ -97,10 +97,19 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
 
 
-def test_a_path_with_a_dot_is_no_hub_id(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (("--model", "./nowhere/model"), "nowhere/model: no such directory"),
+        (("--model", "no/such/directory"), "no/such/directory: no such directory"),
+        (("--revision", "old"), "--revision old"),
+    ],
+)
+def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The story: `./nowhere/model` was looked for at the hub, which could not be reached."""
-    usage_error("--role", "verify_target", "--model", "./nowhere/model", "--prompt", "x")
-    assert "nowhere/model: no such directory" in capsys.readouterr().err
+    usage_error("--role", "verify_target", *flags, "--prompt", "x")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert fault in line
 
 
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
