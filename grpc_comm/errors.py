@@ -62,7 +62,7 @@ class Status:
 
 
 class StatusError(Exception):
-    """Failure of a call with just this status, found before a servicer sees the request."""
+    """Failure that ends a gRPC call with exactly the given status, such as a refusal before the handler runs."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status.message)

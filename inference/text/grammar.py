@@ -191,7 +191,10 @@ class GrammarMatcher:
         return token_id in self._eos and self._matcher.is_accepting()
 
     def _mask(self, tokens: Sequence[int]) -> bytes | None:
-        """Return the mask of what may follow; None if the tokens are refused or ended. Raises as `_go_to` does."""
+        """Return the mask of the tokens that may follow; None if `tokens` are refused or at an end.
+
+        Raise as `_go_to`.
+        """
         for _ in range(2):
             if self._go_to(tokens) < len(tokens):
                 return None

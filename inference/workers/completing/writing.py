@@ -107,7 +107,8 @@ class Text:
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token adds, up to the one that completes a stop string.
 
-        The second list counts the characters that each would add if no stop string held any back.
+        The second list has the number of characters that each token adds, including those held back as the possible
+        beginning of a stop string.
         """
         pieces: list[str] = []
         lengths: list[int] = []
@@ -120,7 +121,7 @@ class Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """Return the text still held back, once no further token can complete a character or a stop string."""
+        """Return the text that was held back, now that no further token can complete a character or a stop string."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
 
@@ -147,7 +148,7 @@ def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int
 
 
 def check_rest(resume: Resume, why_none: str) -> None:
-    """Refuse to continue after tokens if there is a reason why nothing can follow."""
+    """Raise an error, with `why_none`, if nothing can follow the tokens that another server committed."""
     if why_none:
         message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")
