@@ -136,7 +136,7 @@ class Tokenizer:
         return self.encode(_speakable(str(text)), special=False)  # the template has written the special tokens
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, a whole character or not: a special token's name; none of an unknown id."""
+        """Return a token's bytes, which may be part of a character: the name of a special token; none if unknown."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         return b"" if token is None else self._bytes_of(token)
 
@@ -249,7 +249,7 @@ class TextStream:
         return piece
 
     def _given_up(self) -> str:
-        """Return the text of tokens that make no character, without the last; empty if that cannot be cut off."""
+        """Return the text of pending tokens that make no character, except the last; empty if they cannot be split."""
         decode, (*tokens, last) = self._tokenizer.decode, self._silent
         if (text := decode(tokens)) + decode([last]) != decode(self._silent):
             return ""

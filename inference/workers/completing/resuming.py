@@ -176,7 +176,7 @@ class Resuming:
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
         """Hold the next server during the block.
 
-        A failure there is raised as RESUMABLE if another server may succeed.
+        A failure is raised as one of RESUMABLE if another server may succeed.
         """
         replica: Replica | None = None
         self._latest = None

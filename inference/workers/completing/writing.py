@@ -65,7 +65,7 @@ class Text:
         self._is_empty = request.ids_only
 
     async def replay(self, resume: Resume | None) -> None:
-        """Restore the state of the text after resumed tokens; lets the event loop run meanwhile.
+        """Read the tokens that another server committed, so that their text can go on; the event loop runs meanwhile.
 
         Raises:
             InvalidRequestError: a stop string is complete, so that nothing can follow.

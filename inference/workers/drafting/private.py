@@ -61,7 +61,7 @@ class PrivateWorker:
         self._following = asyncio.create_task(self._follow(fleet))
 
     async def until_attached(self) -> None:
-        """Wait until a target has this worker, so that the first request gets drafts too, for at most `ATTACH_S`."""
+        """Wait, at most `ATTACH_S` seconds, until a target has accepted this worker, to draft for the first request."""
         waiting = [asyncio.create_task(stream.attached.wait()) for stream, _ in self._streams.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
