@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the parser keeps those of an unfinished header, or of a field after the body, to itself."""
+        """Parse received bytes, and count those of an unfinished header or of a field after the body."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
@@ -105,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     def on_body(self, body: bytes) -> None:
-        """Pass a piece of the request's body on, and restart its time limit."""
+        """Pass on a piece of the request's body; the count of bytes that belong to no body starts at 0 again."""
         self._num_bytes_between = 0
         super().on_body(body)
 
@@ -145,14 +145,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._leave_closed()
 
     def _leave_closed(self) -> None:
-        """End the answers on a connection that a limit has closed: uvloop raises at writes until it is lost."""
+        """End the answers on a connection that a limit has closed: uvloop would raise an error at each write."""
         if self.transport.is_closing():
             for cycle in self._cycles:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection unless more bytes come in `seconds`; an answer that is being sent is not cut off."""
+        """Close the connection unless the request is further on in `seconds`, but never while an answer is sent."""
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
         self._arm(None if is_answering else seconds)
