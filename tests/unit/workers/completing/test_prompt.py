@@ -92,10 +92,11 @@ async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.Monkey
 
 
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: 1 kB of gzip froze a server for 0.1 s.
+    """The story: a request of 1 kB, compressed with gzip, froze a server for 0.1 s.
 
-    Detokenize made text of whatever a message held, and so did the echo of a prompt that was to be refused. At
-    /tokenize, 2.6 MB of characters that take four tokens each froze it for 0.4 s.
+    Detokenize made text of any number of ids, and so did the echo of a prompt that was then refused. At /tokenize, 2.6
+    MB
+    of characters that take four tokens each froze the server for 0.4 s.
     """
     reader = codec()
     with pytest.raises(InvalidRequestError, match="token id 999 is outside"):
