@@ -159,9 +159,9 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
-    """The story: an answer in one piece was kept for as long as its client answered pings; streams were not.
+    """The story: an unread answer was kept for as long as its client answered pings, unless it was a stream.
 
-    1 kB of gzip asked for 4 MB of text, 256 times a connection. A client that reads its answer gets it as before.
+    1 kB of gzip asked for 4 MB of text, 256 times per connection. A client that reads its answer still gets it.
     """
     async with (
         serving() as (servicer, server),

@@ -231,9 +231,9 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
 async def test_another_host_gets_the_way_out(host: str) -> None:
-    """The story: a gateway on loopback answered the host of a proxy with 400 "Invalid host header", as plain text.
+    """The story: a gateway on loopback refused a proxy's Host header with the plain text "Invalid host header".
 
-    No line of the log mentioned it.
+    The log did not mention it.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})

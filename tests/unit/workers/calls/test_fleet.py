@@ -193,10 +193,10 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a new server's channel read the files again.
+    """The story: a server joined while a certificate file was being written, and no later server was ever found.
 
-    One that was cut off at that moment ended the task that follows the list, and no server that came later was ever
-    found; a pool worker left all of its targets.
+    The new server's channel read the unfinished file, and the error ended the task that follows the list. A pool worker
+    left all of its targets.
     """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"

@@ -204,9 +204,9 @@ async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tu
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before a check found them too long.
+    """The story: half a megabyte of committed tokens became text, in 2 s, before a check refused them as too long.
 
-    A thousand such at once kept the event loop for 1 s at a time.
+    A thousand such requests at once blocked the event loop for 1 s at a time.
     """
     async with server(model) as completer:
         started = (await events_of(completer, REQUESTS["token ids"]))[0]
