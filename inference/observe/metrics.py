@@ -181,7 +181,7 @@ class Metrics:
         self._accounts: set[str] = set()
 
     def _add_phases(self) -> None:
-        """Add the series by phase and direction; found once, as a look-up per commit would cost more than counting."""
+        """Create the metrics by phase and direction once, since a look-up per commit would cost more than counting."""
         phase_seconds = self._counter_by(
             "phase", "specdec_phase_seconds", "Time of all requests, by phase: draft, verify, queue, network."
         )

@@ -119,7 +119,7 @@ class RunningTarget:
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
 
     def model_id(self, model: ModelConfig) -> str:
-        """Return the id that all servers of this target share, with or without a draft, and no other model has."""
+        """Return the id that the servers of this target share, with or without a draft; other models have other ids."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
         return model_id_of(model.path, self.arithmetic, ends)
 

@@ -28,11 +28,12 @@ _Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 
 class ModelProposer:
-    """The `Proposer` over a slot model; draws with the target's noise, from the draft's logits.
+    """`Proposer` over a slot model; it draws tokens from the draft model's logits with the same noise as the target.
 
     Args:
         backend: the slot model; its slots are divided among sequences and their branches, see `Proposer`.
-        num_branches: branches per sequence; a backend that cannot fork has none, since it would read them in full.
+        num_branches: branches per sequence; a backend that cannot copy slots gets none, since it would compute each
+            branch from its sequence's beginning.
     """
 
     def __init__(self, backend: Backend, *, num_branches: int = 0) -> None:

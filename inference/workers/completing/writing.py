@@ -20,11 +20,11 @@ REPLAY_TOKENS = 256
 
 
 class TextCompleter:
-    """`Completer` that has ids from another one and makes their text here, which spares the target this work.
+    """`Completer` that gets token ids from another completer and makes their text: that spares the target the work.
 
     Args:
-        completer: gives the ids.
-        tokenizer: returns the tokenizer of the model that is served now.
+        completer: completer that gives the token ids.
+        tokenizer: function that returns the tokenizer of the model that is served now.
     """
 
     def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer]) -> None:

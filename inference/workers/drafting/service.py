@@ -217,7 +217,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             self._places[name] -= 1
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
-        """Return the answer to a worker, with the target's tokenizer if the worker has another one and takes this one.
+        """Return the answer to a worker that attaches, with the target's tokenizer if it has another and can use this.
 
         Raises:
             IncompatibleDraftError: the worker does not fit. A worker of version 1 is served as one of the pool.
