@@ -63,7 +63,7 @@ class Batching:
         return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
     def wait_s(self, turns: Turns, now: float) -> float:
-        """Return how many seconds it pays to wait for draft tokens instead of running a pass now; else 0 or less."""
+        """Return the seconds after which a pass with draft tokens beats one begun now without any; else 0 or less."""
         if not turns or any(not _could_wait(session, turn) for session, turn in turns):
             return 0.0  # the pass runs anyway, so the others join it
         costs = self._passes.of(1)

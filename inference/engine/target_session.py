@@ -355,7 +355,7 @@ class TargetSession:
         return reason
 
     def _acknowledging(self, commit: Commit, ended: float) -> Commit:
-        """Return the commit; if draft tokens have arrived since the last one, it carries how many arrived so far."""
+        """Return the commit; it carries the number of draft tokens received if more have come since the last commit."""
         num_received = self.tree.num_numbers
         if num_received == self._num_acknowledged:
             return commit

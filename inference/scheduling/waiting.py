@@ -95,11 +95,11 @@ def wait_s(
 
     Args:
         arrivals: arrivals of the session's draft tokens.
-        acceptance_rate: probability that a draft token of the session is accepted if all before it are.
+        acceptance_rate: the session's acceptance per token.
         costs: costs of passes that this session shares with no other.
         now: the present time, on the clock of `arrivals`.
-        ready_s: seconds since the session became ready for its next pass.
-        num_own: mean number of tokens that a pass without a draft model's tokens commits.
+        ready_s: seconds for which the session could have been in a pass.
+        num_own: number of tokens that a pass without a draft gives.
     """
     pass_s = costs.seconds(0)
     longest_s = MAX_WAIT_OF_PASS * pass_s

@@ -84,10 +84,10 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogpr
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise an error if logits are not finite: argmax would silently choose the first NaN, or token 0.
+    """Raise an error for logits that are not finite: the first NaN, or token 0, would be chosen silently.
 
     Raises:
-        InternalError: names the first sequence position with such logits, and how many there are.
+        InternalError: names the first such position, and how many there are.
     """
     xp = array_api_compat.array_namespace(logits)
     finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row

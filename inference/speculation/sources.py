@@ -1,4 +1,4 @@
-"""Sources of a session's draft tokens, a draft model and the session's own text, with the acceptance of each so far."""
+"""Sources of a session's draft tokens: a draft model and the session's own tokens, with what each has been worth."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _OWN_WEIGHT = 0.25  # of the newest pass without tokens of a draft model
 
 
 class Sources:
-    """Estimates of how good each source of draft tokens is for one session of a target, learned from its verdicts.
+    """Estimates for one session at a target, learned from its verdicts.
 
     Attributes:
-        arrivals: times at which the draft model's tokens arrive.
-        lookup: prompt lookup in the session's own tokens.
+        arrivals: arrivals of the draft model's tokens.
+        lookup: lookup in the session's own tokens.
     """
 
     def __init__(self) -> None:
@@ -25,16 +25,16 @@ class Sources:
         self._num_own = 1.0  # recent mean of tokens of a pass without a draft model's: lookup or a grammar adds some
 
     def rate(self, turn: Turn) -> float:
-        """Return the probability that the target accepts a token of the proposal if it accepts all before it."""
+        """Return the probability that the target accepts a token that the turn proposes."""
         return self.lookup.rate if turn.lookup else self._acceptance.rate
 
     def wait_s(self, costs: PassCosts, *, now: float, ready_s: float) -> float:
-        """Return how many seconds it pays to wait for the draft model's tokens; see `waiting.wait_s`."""
+        """Return the seconds for which waiting for the draft model's tokens pays; see `waiting.wait_s`."""
         rate = self._acceptance.rate
         return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 
     def record(self, verdict: Verdict, ended: float) -> None:
-        """Record, separately for each source, the verdict of a pass that ended at monotonic second `ended`."""
+        """Record the verdict of a pass that ended at monotonic second `ended`, for each source apart."""
         num_draft_tokens, num_accepted_tokens = verdict.of_draft
         self._acceptance.record(num_draft_tokens, num_accepted_tokens)
         self.arrivals.committed(ended, all_accepted=num_accepted_tokens == num_draft_tokens)

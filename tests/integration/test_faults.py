@@ -265,9 +265,9 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
 
 
 async def test_another_model_does_not_continue_a_text(models: ModelDirectories) -> None:
-    """The story: one model began a text and another model continued it, without an error.
+    """The story: one model began a text and another ended it, without a word.
 
-    The target had been restarted with other weights and the same tokenizer.
+    The target had been restarted with other weights of the same tokenizer.
     """
     async with (
         dying_target(models) as (target, port),

@@ -50,7 +50,7 @@ class LocalCompleter:
 
     Args:
         defaults: values for what requests leave open.
-        model_id: id of the target, by which another server can continue answers; empty if unknown, then none can.
+        model_id: id of the target; if it is empty (unknown), no other server can continue the answers.
     """
 
     def __init__(

@@ -248,11 +248,10 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """The story: a request that makes servers crash broke nine targets, where three are the limit.
+    """The story: a gateway asks a draft, which asks targets.
 
-    A gateway sends requests to a draft worker, which sends them to targets. After three crashes the worker gave up, and
-    the gateway tried again, twice. Here each target sends an empty message before it crashes, which counts as no
-    progress.
+    Three of these broke, the draft gave up, and the gateway asked it again, as it would ask another: nine broke. An
+    empty message before it breaks is no progress.
     """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
