@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Run the comparison; return the exit code (see `main`)."""
+    """Run the comparison that the arguments describe; return the exit code (see `main`)."""
     config, console = parse_config(arguments), _console()
     if config.backend.compile_policy == "only":
         _run(config, compile_models(config))
@@ -79,7 +79,7 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def study(arguments: Sequence[str]) -> int:
-    """Run the study; return the exit code (see `main`)."""
+    """Run the study that the arguments describe, a search for the best settings; return the exit code (see `main`)."""
     config = parse_study(arguments)
     _prepare(config.comparison)
     done = _run(config.comparison, conduct_study(config, _console()))
@@ -125,7 +125,7 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return asyncio's own loop for endpoints: select() takes no socket above 1023, and each request opens one."""
+    """Return the class of event loop: asyncio's own for endpoints, since select() takes no socket above 1023."""
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 

@@ -17,7 +17,7 @@ CAN_MOVE = (("specdec-can-move", "1"),)
 
 
 class Call:
-    """Messages of one call, in and out.
+    """One gRPC call at a server: reads the peer's messages and writes the answers.
 
     One timer limits all writes of a call: a timer for each write would add 5 % to the cost of a token.
 
@@ -39,13 +39,13 @@ class Call:
 
     @property
     def deadline(self) -> float | None:
-        """The event loop's time at which the call is over; None without a limit."""
+        """Return the time of the event loop's clock at which the call must end; None without a limit."""
         left_s = self._context.time_remaining()
         return None if left_s is None else self._loop.time() + left_s
 
     @property
     def peer(self) -> str:
-        """Address of the peer's end of the connection, which no two connections share while both are open."""
+        """Return the peer's address, which no two connections share while both are open."""
         return str(self._context.peer())
 
     async def read(self) -> Any:
@@ -78,7 +78,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """End a write that has lasted too long, else come back at the time at which the present one would have."""
+        """End a write that has lasted too long; otherwise check again when the present write would be too long."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True
@@ -92,7 +92,7 @@ class Call:
 
 
 class Limit:
-    """Limit of a block, which fails with `status` after some seconds, or earlier if another task ends it.
+    """Time limit of a `with` block: it fails with a status after some seconds, or earlier if another task calls `end`.
 
     Args:
         among: the running blocks of this kind, oldest first; the limit adds itself while its block runs.
@@ -104,7 +104,7 @@ class Limit:
         self._among = among
 
     def end(self, status: Status) -> None:
-        """End the block with this status, unless it has timed out already."""
+        """End the block with `status`, unless it has already timed out."""
         self._among.pop(self, None)
         if not self._timer.expired():
             self._status = status

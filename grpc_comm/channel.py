@@ -1,4 +1,4 @@
-"""Channels to our servers."""
+"""Channels to this project's servers: opening one, waiting for its connection, finding why it fails."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def open_channel(
 async def wait_until_ready(
     channel: grpc.aio.Channel, address: str, *, timeout_s: float, tls: ClientTls | None = None
 ) -> None:
-    """Wait for the connection; for start-up only.
+    """Wait until a channel is connected; for start-up only.
 
     Raises:
-        UnreachableError: no connection after `timeout_s` seconds; or, at once, the host is not known or the server
-            speaks HTTP/1.
+        UnreachableError: there is no connection after `timeout_s` seconds; raised at once if the host is unknown or the
+            server speaks HTTP/1.
         HandshakeError: the server and this client cannot agree on TLS.
     """
     await _look(address, min(timeout_s, LOOK_S), tls)
@@ -61,7 +61,7 @@ async def wait_until_ready(
 
 
 async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes | None:
-    """Return the server's greeting; raise if waiting cannot help. A server without one may just be starting."""
+    """Return the first bytes of a server's answer; None if none answers yet. Raise if waiting cannot help."""
     if tls is not None:
         await check_handshake(address, tls, timeout_s)
         return None

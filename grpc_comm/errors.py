@@ -62,7 +62,7 @@ class Status:
 
 
 class StatusError(Exception):
-    """Failure of a call with just this status, found before a servicer sees the request."""
+    """Failure that ends a gRPC call with exactly the given status, such as a refusal before the handler runs."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status.message)
@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Return whether a CancelledError means this task: a closed call or channel raises one in its reader too."""
+    """Return whether a CancelledError was meant for this task: a closed call or channel raises one too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

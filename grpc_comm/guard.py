@@ -116,7 +116,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._methods: dict[str, Any] = {}
 
     def move(self) -> None:
-        """End all calls that their clients can continue at another server, present and future ones."""
+        """Make every call, now and later, end if its client can continue the request at another server."""
         self._moves = True
         for limit in [*self._movable]:
             limit.end(_MOVED)
@@ -217,10 +217,10 @@ def _handler(method: Any) -> Handler:
 
 
 def _headers(context: Context) -> Headers:
-    """Return the headers of a call that are text.
+    """Return the text headers of a call.
 
     Raises:
-        StatusError: two of them have a token; a proxy may have judged the one that would not count here.
+        StatusError: there are two headers with a token: a proxy may have checked another one than would be used here.
     """
     pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
     if [key for key, _ in pairs].count(AUTHORIZATION) > 1:
@@ -274,7 +274,7 @@ async def _abort(context: Context, status: Status) -> None:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Release the frames that a call failed in.
+    """Release the stack frames of a failed call's error.
 
     gRPC's state of a call refers to its error, and the error's frames refer to that state. Thousands of such cycles
     would wait for a full garbage collection, which stops the process until all are freed.

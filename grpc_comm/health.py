@@ -62,7 +62,7 @@ async def health_of(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
 
 
 async def served(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yield, without end, whether the server is SERVING: at each of its reports, and False if it cannot be reached.
+    """Yield, without end, whether the server is SERVING: once per report, and False when it cannot be reached.
 
     A server that replaces another one reports its status even if that is the same. A watch that ends while the
     connection stays open, by a proxy's timeout or a refusal, starts again.

@@ -80,7 +80,7 @@ def _list(path: Path) -> Watched[Addresses]:
 
 
 def _listed(path: Path) -> Addresses:
-    """Return the servers in a file, one HOST:PORT a line; empty lines and those that begin with # do not count.
+    """Return the servers in a file with one HOST:PORT per line; empty lines and lines that begin with # are skipped.
 
     Raises:
         UnusableError: a line is something else, or the file has no line, as while it is being written.

@@ -69,5 +69,5 @@ def max_request_bytes(max_length: int) -> int:
 
 
 def server_options(longest_request_bytes: int) -> list[tuple[str, int]]:
-    """Return gRPC options for a server: it rejects a message over this size, or MAX_MESSAGE_BYTES if more, unread."""
+    """Return a server's gRPC options: larger messages, but none below MAX_MESSAGE_BYTES, are rejected unread."""
     return [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max(MAX_MESSAGE_BYTES, longest_request_bytes))]

@@ -29,8 +29,8 @@ class Credentials:
     """Credentials of a client.
 
     Attributes:
-        tls: its certificates and the CAs that it trusts; None is plain text.
-        token: sent with each call.
+        tls: certificates of the client and the CAs that it trusts; None: the channel is plain text.
+        token: bearer token that is sent with each call; None if there is none.
     """
 
     tls: ClientTls | None = None

@@ -26,7 +26,7 @@ BACKLOG = 2048  # hundreds of streams may be opened at once
 
 
 class PortTakenError(Exception):
-    """Failure to listen on an address."""
+    """Failure to listen on an address, because another process does or the address is not this machine's."""
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -61,7 +61,7 @@ class Servicer(Protocol):
 
     @property
     def max_request_bytes(self) -> int:
-        """Length of the longest message that its methods take; see `specdec.grpc_comm.options.max_request_bytes`."""
+        """Return the length in bytes of the longest message that the service's methods accept."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server that has not started."""
@@ -149,7 +149,7 @@ class Server:
         self.report(ready=False)
 
     def move(self) -> None:
-        """End all calls that their clients can continue at another server, present and future ones."""
+        """End every call, now and later, that its client can continue at another server."""
         self._guard.move()
 
     async def close(self) -> None:

@@ -223,7 +223,7 @@ class ClientTls:
         return self._loaded()[0]
 
     def _loaded(self) -> tuple[ssl.SSLContext, bytes, bytes | None, bytes | None]:
-        """Return the context, and the CAs, the certificate and the key that were checked with it."""
+        """Return the TLS context, and the contents of the files of CAs, certificate and key loaded into it."""
         ca = _read_ca(self.ca)
         context = ssl.create_default_context(cadata=ca.decode("ascii"))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -257,7 +257,7 @@ class ClientTls:
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
 
     async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
-        """Return the names of a certificate that is trusted but for its name, and the flag that accepts one of them."""
+        """Return the names in a certificate that is refused for its name only, and the flag that accepts one."""
         if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
             return ""
         try:
@@ -280,7 +280,7 @@ class ClientTls:
         return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
-        """Return whether an HTTP/2 server sends anything after the handshake."""
+        """Return whether an HTTP/2 server sends anything after the handshake: it accepts the client then."""
         name = self.server_name or split_address(address)[0]
         return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 

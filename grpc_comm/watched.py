@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class UnusableError(Exception):
-    """Files that cannot be used as they are; one line that names them."""
+    """Failure to use files; the message is one line that names them."""
 
 
 class Watched(Generic[T]):

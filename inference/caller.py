@@ -64,11 +64,11 @@ class Caller:
 
     @property
     def account(self) -> str:
-        """Account that a request is counted for."""
+        """Return the name of the account to which the request is charged: the named user, or the caller itself."""
         return self.user or self.name
 
     def cache_salt(self, given: str) -> str:
-        """Return the salt of a request's prefixes, made of the client's salt and its account or group.
+        """Return the salt that separates cached prefixes: made of the client's salt and its account or prefix group.
 
         A digest, so that no client can choose another account's salt; it is the same on every server. Without an auth
         file there are no accounts, and the client's salt stays as it is.
@@ -85,7 +85,7 @@ ANYBODY = Caller()
 
 @dataclass(slots=True)
 class _Current:
-    """Request that is being served; `is_audited`: its audit line is written."""
+    """Request that is served now; `is_audited`: True if its audit line has been written."""
 
     caller: Caller
     request_id: str
@@ -109,7 +109,7 @@ def request_id() -> str:
 
 
 def harmless_id(given: str) -> str:
-    """Return the id that a request came with, or a new one if it has none that is safe to log."""
+    """Return the id that a request came with if it is safe to log, else a new one."""
     return given if _HARMLESS.fullmatch(given) else secrets.token_hex(16)
 
 
@@ -139,7 +139,7 @@ class NamesRequests(logging.Filter):
     """Filter that adds the request's id to each record, for formats with `%(request)s`; audit lines have it already."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the id; no record is held back."""
+        """Add the request's id to the record; return True, so that the record is logged."""
         record.request = f"[{id_}] " if (id_ := request_id()) and record.name != _log.name else ""
         return True
 

@@ -35,7 +35,7 @@ class CheckpointFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """Fields of config.json; those of the language model replace others in a multimodal model.
+        """Return the fields of config.json; in a multimodal model the language model's fields replace the outer ones.
 
         Raises:
             ConfigError: there is no model in the directory, or the file is damaged.
@@ -76,7 +76,7 @@ class CheckpointFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the files of weights."""
+        """Return the size of the files of weights, in bytes."""
         return sum(file.stat().st_size for file in self._weights())
 
     def require_model(self) -> None:
@@ -150,7 +150,7 @@ class CheckpointFiles:
 
 
 def _absence(path: Path) -> str:
-    """Return a sentence on the file or folder in the place of a model's directory, with the way out."""
+    """Return a sentence that describes the file or folder found instead of a model's directory, with the way out."""
     if path.suffix == ".gguf" or any(path.glob("*.gguf")):
         return "GGUF is not read here: take llama.cpp, or the checkpoint that it was made of"
     if (path / "adapter_config.json").is_file():
@@ -165,7 +165,7 @@ def _absence(path: Path) -> str:
 
 
 def _other_numbers(method: str) -> str:
-    """Return the way out for a quantized checkpoint."""
+    """Return the advice in the error for a checkpoint with weights quantized by `method`."""
     ways = ["the checkpoint that it was made of, with --dtype int8 on a CPU", f"vLLM, which reads {method}"]
     if "fp8" in method:
         ways.insert(1, "on Neuron, what `specdec rescale_fp8` makes of it")

@@ -51,7 +51,7 @@ class TokenLogprobs:
     num_characters: int = 0
 
     def __iter__(self) -> Iterator[TokenLogprob]:
-        """Yield the chosen token, and then the best."""
+        """Yield the chosen token, then the most probable ones."""
         return map(TokenLogprob, self.token_ids, self.logprobs, self.texts or itertools.repeat(b""))
 
 
@@ -63,7 +63,7 @@ class Timings:
         queue_us: time in which the session could have been in a pass, and was in none.
         compute_us: the target's pass, including the choice of tokens.
         draft_us: the draft model's work on the proposal, and its wait for a place in the draft's passes.
-        network_us: the way of the messages to the target and back, as the draft worker measures it.
+        network_us: the messages' time on the network to the target and back, measured by the draft worker.
         round_trip_us: latest estimate of a round trip between draft worker and target.
     """
 
@@ -80,7 +80,7 @@ class Counts:
 
     Attributes:
         bytes_up, bytes_down: size of this round's messages from draft worker to target, and back.
-        num_branch_hits: 1 if the target left the draft's chain for one of its branches.
+        num_branch_hits: 1 if the target rejected a token of the draft's chain and chose a token that begins a branch.
         num_wasted_tokens: draft tokens that were dropped.
         window: limit of draft tokens past the committed ones, from this commit on.
         max_branches: limit of branches beside the draft's chain, from this commit on.
@@ -102,7 +102,7 @@ class OwnDrafts:
     """Numbers of draft tokens in one pass that the target proposed without a draft worker.
 
     Attributes:
-        num_lookup_tokens, num_lookup_accepted: tokens looked up in the sequence.
+        num_lookup_tokens, num_lookup_accepted: tokens that prompt lookup found in the sequence.
         num_forced_tokens, num_forced_accepted: tokens where a grammar allowed no other; not sent over the wire.
     """
 
@@ -191,7 +191,7 @@ TokenEvent: TypeAlias = Opened | Commit
 
 
 def _score_bytes(scores: tuple[TokenLogprobs, ...]) -> int:
-    """Estimate the memory of log-probabilities; every position has as many as the first."""
+    """Estimate the memory of log-probabilities in bytes; every position has as many as the first one."""
     return 160 * len(scores) * len(scores[0].token_ids) if scores else 0
 
 

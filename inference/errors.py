@@ -48,7 +48,7 @@ class MissingPackageError(ConfigError):
 
 
 class RoomError(ConfigError):
-    """Setting above what the model or the machine has, whatever the backend."""
+    """Setting that asks for more than the model or the machine has, whatever the backend."""
 
 
 class UnsupportedModelError(ConfigError):
@@ -78,7 +78,7 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt that leaves no room for one output token in the model's context."""
+    """Prompt so long that the model's context has no room for one output token after it."""
 
 
 class IncompatibleDraftError(RequestError):
@@ -90,7 +90,7 @@ class NotFoundError(RequestError):
 
 
 class OtherServerError(RequestError):
-    """Call of a method that the server at the address lacks: it is another kind of server."""
+    """Call of a method that the server does not have, because it is a server of another kind."""
 
 
 class UnauthenticatedError(RequestError):

@@ -47,7 +47,7 @@ class Range:
         return f"{'(' if self.above else '['}{low}, {high}]"
 
     def fault(self, value: float) -> str:
-        """Return the words for a value that is outside, such as "is below 1"."""
+        """Return what is wrong with a value outside the range, such as "is below 1"; empty if it is inside."""
         if self.high < FINITE:
             return f"is outside {self}"
         if value == math.inf:
@@ -80,18 +80,18 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the flag, or the name of a positional value."""
+        """Return the names of the flag, or the name of a positional value."""
         words = self.usage.split()
         return tuple(word for word in words if word.startswith("--")) or tuple(words)
 
     @property
     def key(self) -> str:
-        """Name of the parsed value, and key in --config files."""
+        """Return the name of the parsed value, which is also its key in --config files."""
         return self.names[0].removeprefix("--")
 
     @property
     def metavar(self) -> str | None:
-        """Unit or kind of the value, as --help shows it."""
+        """Return the unit or kind of the value, as --help shows it."""
         return self.usage.removeprefix(" ".join(self.names)).strip() or None
 
     def check(self, name: str, value: Any) -> None:

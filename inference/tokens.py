@@ -1,4 +1,4 @@
-"""Long sequences of tokens, sliced, compared and counted without a walk over all. Imports nothing of this package."""
+"""Long sequences of tokens, which are sliced, compared and counted without a walk over all of their tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TokenView(Sequence[int]):
     """View of the tokens start .. end-1 of a list, followed by a few more; slices and sums are cheap views again.
 
     Args:
-        log: list that only grows while it has views, so that views of one log are equal there without a comparison.
-        end: None is the log's present end.
+        log: list that only grows while it has views; two views of one log need not compare the tokens that it holds.
+        end: end of the view in the log; None: the log's present end.
         tail: tokens that follow those of the log.
     """
 
@@ -61,26 +61,26 @@ class TokenView(Sequence[int]):
 
 
 def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
-    """Return both sequences in a row."""
+    """Return `token_ids` followed by `others`."""
     return token_ids + others if isinstance(token_ids, TokenView) else [*token_ids, *others]
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the tokens that never change and the tail after them; a sequence that is no view has no tail."""
+    """Return a view's log part, which never changes, and its tail; a sequence that is no view has an empty tail."""
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail
 
 
 def has_same_log(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return whether two views differ in their tails alone; False of a sequence that is no view."""
+    """Return whether both are views of the same part of one log, so that only their tails may differ."""
     if not isinstance(ours, TokenView) or not isinstance(theirs, TokenView) or ours._log is not theirs._log:
         return False
     return (ours._start, ours._end) == (theirs._start, theirs._end)
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the length of the common prefix; the part that two views share of one log is not compared."""
+    """Return how many first tokens both sequences share. Two views of one log skip the comparison of its tokens."""
     start, length = 0, min(len(ours), len(theirs))
     if isinstance(ours, TokenView) and isinstance(theirs, TokenView) and ours._log is theirs._log:
         if has_same_log(ours, theirs):  # a chain and its extension, at each draft token

@@ -64,7 +64,7 @@ STARTED = tuple(topology for topology in Topology if topology is not Topology.EN
 
 
 class ClientSite(enum.Enum):
-    """Place of the thin client, which decides the links that have the round trip time."""
+    """Place of the client that measures: beside the draft worker or the target. It decides which links are delayed."""
 
     EDGE = "edge"
     TARGET = "target"
@@ -121,7 +121,7 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Return whether the thin client's link to a server, at the edge or the target, has the round trip time."""
+        """Return whether the client's link to a server has the round trip time; `at_edge`: the server is there."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
@@ -245,7 +245,7 @@ class Contender:
 
     @property
     def series(self) -> Contender:
-        """Line of the report: equal for contenders that differ only in draft, gamma or branches."""
+        """Contender that stands for a line of the report, without draft, gamma and branches."""
         return Contender(self.topology, schedule=self.schedule, endpoint=self.endpoint)
 
     @property
@@ -362,7 +362,7 @@ class ComparisonConfig:
             )
 
     def _graph_length(self, contender: Contender) -> int | None:
-        """Return the gamma that a contender's server is compiled for; None if one server takes any."""
+        """Return the gamma that a contender's server is compiled for; None if one server runs with any gamma."""
         is_graph = contender.topology is Topology.FUSED and self.backend.one_graph(contender.draft or NGRAM)
         return contender.gamma if is_graph else None
 
@@ -422,7 +422,7 @@ class ComparisonConfig:
 
     @property
     def parts(self) -> tuple[ComparisonConfig, ...]:
-        """Comparisons to run one after the other: all contenders at once, or those that share their servers."""
+        """Comparisons to run one after the other: one of all contenders, or one for each set of servers."""
         if not self.one_at_a_time:
             self.machines  # noqa: B018 - raises if the host has too few cores
             return (self,)
@@ -446,7 +446,7 @@ class ComparisonConfig:
 
     @property
     def trusts_weights(self) -> bool:
-        """Return whether endpoints must answer alike, by --equal_weights; samples depend on more than weights."""
+        """Return whether --equal_weights demands equal answers; sampled answers depend on more than weights."""
         return self.equal_weights and self.workload.temperature == 0
 
     @property

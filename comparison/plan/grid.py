@@ -27,7 +27,7 @@ class Cell:
 
     @property
     def load(self) -> str:
-        """Load as readable text."""
+        """Readable load: the requests in flight or the request rate."""
         return f"concurrency {self.concurrency}" if self.request_rate is None else f"{self.request_rate:g} requests/s"
 
     def __str__(self) -> str:

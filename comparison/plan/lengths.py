@@ -28,7 +28,7 @@ def draw_lengths(num_prompts: int, seed: int, mean: float, stddev: float = 0.0) 
 
 
 class Characters:
-    """Unit of length without a tokenizer: four characters, about one token of English.
+    """Lengths of texts without a tokenizer, in pieces of four characters, about one token of English each.
 
     Attributes:
         vocabulary: pieces of random texts.
@@ -46,7 +46,7 @@ class Characters:
 
 
 class Tokens(Characters):
-    """Unit of length of a model's tokenizer, without the special tokens that it adds to a prompt."""
+    """Lengths of texts in tokens of a model's tokenizer, without the special tokens that it adds to a prompt."""
 
     def __init__(self, model: Path) -> None:
         from specdec.inference.text.tokenizer import Tokenizer  # takes a while to import

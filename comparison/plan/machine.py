@@ -13,7 +13,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores that one machine of the comparison has for itself.
+    """CPU cores that stand for one machine of the comparison.
 
     Attributes:
         name: its side of the network.

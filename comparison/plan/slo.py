@@ -20,7 +20,7 @@ class Slo:
     limits: tuple[tuple[str, float], ...] = ()
 
     def is_met(self, figures: Mapping[str, float | None]) -> bool:
-        """Return whether figures are within all limits; a missing one is: an answer of one token has no gap."""
+        """Return whether an answer's figures are within all limits. A figure that an answer lacks counts as within."""
         return all((figures[name] or 0.0) <= limit for name, limit in self.limits)
 
     def __str__(self) -> str:

@@ -52,7 +52,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], *, confidence:
 def stratified_ratio(
     before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> Ratio:
-    """Return the ratio of two measurements that were not interleaved; each side's runs are resampled by themselves.
+    """Return the ratio of two measurements that were not interleaved; the runs of each are resampled separately.
 
     Args:
         before, after: values above 0 by prompt; only common prompts count, of which there must be one.

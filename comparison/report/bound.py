@@ -50,7 +50,7 @@ class Costs:
     foreseen: float = 0.0
 
     def at_length(self, gamma: int, longest: int) -> Costs:
-        """Return the costs for proposals of `gamma` tokens, if the measured ones had `longest`."""
+        """Return the costs for proposals of `gamma` tokens, from these costs for proposals of `longest` tokens."""
         share = gamma / longest if longest else 0.0
         return replace(self, verify_s=self.pass_s + share * (self.verify_s - self.pass_s))
 
@@ -68,7 +68,7 @@ def tokens_per_round(alpha: float, gamma: int) -> float:
 
 
 def rounds_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float = 0.0) -> float:
-    """Return the seconds of `num_tokens` in synchronous rounds; the round trip lies between draft and target.
+    """Return the seconds that `num_tokens` take in synchronous rounds, with the round trip between draft and target.
 
     Without draft tokens, every round is a pass of the target by itself.
     """
@@ -78,7 +78,7 @@ def rounds_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s
 
 
 def run_ahead_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rtt_s: float) -> float:
-    """Return the seconds of `num_tokens` with a draft that runs ahead; its first proposals take no time."""
+    """Return the seconds that `num_tokens` take if the draft runs ahead; its first proposals are assumed to be free."""
     own_s = num_tokens / costs.own_tokens * costs.pass_s
     if not gamma:
         return own_s
@@ -146,6 +146,6 @@ def _compute_us(item: Round) -> float:
 
 
 def _undisturbed_s(value_us: Callable[[Round], float], rounds: Sequence[Round]) -> float:
-    """Return the tenth percentile in seconds, which leaves out delays by other processes or the building of graphs."""
+    """Return the tenth percentile in seconds: other processes, or the building of graphs, delayed the slower values."""
     values = sorted(map(value_us, rounds))
     return values[len(values) // 10] / 1e6 if values else 0.0

@@ -28,7 +28,7 @@ SYNC, ASYNC = (Contender(Topology.DISTRIBUTED, schedule=schedule) for schedule i
 
 
 class Look(NamedTuple):
-    """Look of a line, and of a bar."""
+    """Colours, marks and dashes of a series, for lines and for bars."""
 
     colour: str
     mark: str
@@ -50,7 +50,7 @@ _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), i
 
 @cache
 def look_of(series: Contender) -> Look:
-    """Return the look of a series; endpoints get the next free one."""
+    """Return the look of a series; endpoints, which have none of their own, get the next free one."""
     if series in _LOOKS:
         return _LOOKS[series]
     draft, known, hatch = next(_OTHERS)
@@ -79,7 +79,7 @@ STYLE: dict[Any, Any] = {
 
 
 def save(figure: Figure, file: Path, config: ComparisonConfig) -> None:
-    """Write a picture that shows its conditions itself, so that it can be read without its report."""
+    """Write a picture with the measurement's conditions in it, so that it can be read without its report."""
     if label := emulation_of(config):
         title = textwrap.fill(label, int(figure.get_figwidth() * TITLE_PER_INCH), break_on_hyphens=False)
         figure.suptitle(title, color="#a00000", fontweight="bold", fontsize=10)

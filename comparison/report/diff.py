@@ -38,7 +38,7 @@ class Change:
     ratio: Ratio
 
     def is_slower(self, threshold: float) -> bool:
-        """Return whether the whole interval is beyond the threshold."""
+        """Return whether even the lower end of the change's interval is above the threshold."""
         return self.ratio.low > 1.0 + threshold
 
     @property

@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Readable load of the figures that name none themselves."""
+        """Readable load of those figures of the report that do not name their load."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
@@ -109,7 +109,7 @@ class Findings:
         return None if alone is None or alone is service else service.over(alone, figure)
 
     def at_place(self, series: Contender, kind: str, rtt_ms: float, load: Load | None = None) -> list[CellSummary]:
-        """Return the summaries of all ways to draft in a series, at a load or the lowest concurrency."""
+        """Return the summaries of a series, one per draft, gamma and branches; at `load`, or the lowest one."""
         wanted = (series, kind, rtt_ms, load or (min(self.config.workload.concurrencies), None))
         return [summary for summary in self.summaries if _place(summary.cell) == wanted]
 
@@ -124,7 +124,7 @@ class Findings:
         return [summary for summary in found if summary is not None]
 
     def served(self, series: Contender, kind: str, load: Load | None = None) -> Service | None:
-        """Return the service with the shortest median end to end of `at_place`, at the shortest round trip."""
+        """Return the service in a series with the shortest median end-to-end time, at the shortest round trip."""
         found = self.at_place(series, kind, min(self.config.network.rtts_ms), load)
         fastest = min(found, key=lambda summary: summary.end_to_end_s, default=None)
         return None if fastest is None else self.at(fastest.cell)
@@ -135,7 +135,7 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
 
 
 def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
-    """Return the findings of samples; samples of the warm-up serve only the check of tokens."""
+    """Return the findings of samples; those of the warm-up are used only to compare answers."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)

@@ -81,7 +81,7 @@ def render(findings: Findings, pictures: Sequence[Drawn]) -> str:
 
 
 def _to_run(findings: Findings) -> list[str]:
-    """Return sentences on the contender to run at each round trip time; none where no target alone was measured."""
+    """Return a sentence on the best contender at each round trip time; none if the target alone was not measured."""
     config = findings.config
     if not config.topologies or ALONE not in config.contenders:
         return []

@@ -82,7 +82,7 @@ class Theory:
     concurrency: int
 
     def tokens_per_s(self, rtt_s: float, *, client_is_far: bool) -> float:
-        """Return the bound of the best length up to gamma, at a round trip time between edge and target in seconds.
+        """Return the bound on tokens/s with the best proposal length up to gamma; `rtt_s` lies between edge and target.
 
         It is 0 for an endpoint, since its drafting is unknown.
         """
@@ -208,7 +208,7 @@ class Summarizer:
 
 
 def spread_of(summaries: Iterable[CellSummary]) -> float:
-    """Return the fastest run over the slowest of the median cell, without open loops, whose rate is given."""
+    """Return the fastest run's rate over the slowest one's, for the median cell; open loops do not count."""
     closed = [summary.tokens_per_s for summary in summaries if summary.cell.request_rate is None]
     return _median(it.high / it.low for it in closed if it.low) or 1.0
 

@@ -143,7 +143,7 @@ def _over_target(summary: CellSummary) -> str:
 
 
 def _slowest(findings: Findings, summary: CellSummary) -> str:
-    """Return the 99th percentiles of the time to first token and of the gaps between messages."""
+    """Return the 99th percentiles of the time to first token and of the gaps between messages, as text."""
     service = findings.at(summary.cell)
     values = service.values if service else {}
     times = (describe(values.get(name, ())).get("p99") for name in ("ttft_s", "message_gap_s"))

@@ -57,7 +57,7 @@ class Client(Protocol):
 
 
 def asking(client: Client, prompts: Sequence[Prompt]) -> Ask:
-    """Return a function that sends one of these prompts to a client."""
+    """Return a function that sends the prompt of a given number to a client."""
     turns = [len(prompt.turns) if isinstance(prompt, Conversation) else 1 for prompt in prompts]
     firsts = [0, *itertools.accumulate(turns)]
     return lambda index, due_s: _converse(client, prompts[index], firsts[index], due_s)

@@ -32,7 +32,7 @@ GENERATE = "/specdec.v1.GenerationService/Generate"
 
 @dataclass(slots=True)
 class _Departure:
-    """Request that keeps the time at which gRPC takes it; gRPC starts a call some steps of the event loop later."""
+    """Request that records when gRPC takes it, which is later than the start of the call by some event-loop steps."""
 
     message: pb.GenerateRequest
     left_s: float = 0.0

@@ -91,7 +91,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
 
 
 class _Arrived:
-    """Parts of one answer that have arrived.
+    """Parts of one HTTP answer that have arrived so far.
 
     Args:
         due_s: see `Client.complete`.
@@ -252,7 +252,7 @@ class HttpClient:
         )
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Arrived) -> bool:
-        """Return True after an answer, False if the server refused this dialect. An accepted dialect is kept."""
+        """Send a request in one dialect; return False if the server refuses this dialect. An accepted one is kept."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with self._request("POST", path, body, answer) as response:
             if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):
@@ -292,7 +292,7 @@ async def _read(content: aiohttp.StreamReader, answer: _Arrived) -> None:
 
 
 async def _leave(_: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestChunkSentParams) -> None:
-    """Note that a request leaves. aiohttp calls this before it writes the body, and the header with it."""
+    """Record that a request leaves now; aiohttp calls this when it is about to write header and body."""
     if isinstance(answer := context.trace_request_ctx, _Arrived):
         answer.leave()
 

@@ -104,11 +104,7 @@ def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> li
 
 
 def require_clients(config: ComparisonConfig) -> None:
-    """Check that what this load, these endpoints and the servers to start need is installed.
-
-    Raises:
-        ConfigError: a package is not installed; the message has the command that installs it.
-    """
+    """Check that the packages are installed which the load, the endpoints and the servers of a comparison need."""
     if config.servers and _is_missing("transformers"):
         raise MissingPackageError("a comparison that starts servers", "transformers")
     if config.uses_locust and _is_missing("locust"):

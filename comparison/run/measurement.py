@@ -103,7 +103,7 @@ class Measurement:
         return await timed(self._ask(cell, repeat, asking(client, prompts), len(prompts)))
 
     async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
-        """Send `count` prompts as the cell's load has it, in this process."""
+        """Send `count` prompts from this process, in a closed or open loop as the cell demands."""
         if cell.request_rate is None:
             return await closed_loop(ask, count, cell.concurrency)
         # Arrivals differ between runs, but not between contenders.
@@ -113,6 +113,6 @@ class Measurement:
 
 
 async def timed(records: Awaitable[list[RequestRecord]]) -> tuple[list[RequestRecord], float]:
-    """Return the records, and CPU time over wall time of this process meanwhile."""
+    """Return the records, and this process's CPU time over wall time while they were made."""
     cpu_s, wall_s = time.process_time(), time.monotonic()
     return await records, (time.process_time() - cpu_s) / (time.monotonic() - wall_s)

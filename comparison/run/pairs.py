@@ -21,7 +21,7 @@ OURS = "started here"
 
 
 class Pair(NamedTuple):
-    """Answer of a sample, and the first answer to the same prompt by a server of the same model."""
+    """An answer, and its reference: the first answer to the same prompt by a server of the same model."""
 
     sample: Sample
     record: RequestRecord
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
     @property
     def parting(self) -> Parting | None:
-        """First difference, by tokens if possible, else by text."""
+        """First position at which the two answers differ, in tokens if both have them, else in text; None if equal."""
         if self.has_tokens:
             return first_difference(self.expected.token_ids, self.record.token_ids)
         return first_difference(self.expected.text, self.record.text)

@@ -90,7 +90,7 @@ class DelayProxy:
 
 
 class _Lane:
-    """Direction of the link, shared by its connections, that computes arrival times."""
+    """One direction of the emulated link; it computes when bytes arrive, for all connections together."""
 
     def __init__(self, proxy: DelayProxy) -> None:
         self._proxy = proxy
@@ -108,7 +108,7 @@ class _Lane:
 
 
 class _End(asyncio.Protocol):
-    """End of a connection. Bytes that it receives leave by its peer at the time that the lane computes."""
+    """One end of a proxied connection. What it receives leaves by the other end, at the time that the lane computes."""
 
     peer: _End
 
@@ -154,7 +154,7 @@ class _End(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Reset this end; its peer closes too."""
+        """Reset this end's connection; the other end closes too."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -188,7 +188,7 @@ class _End(asyncio.Protocol):
 
 
 class _NearEnd(_End):
-    """Accepted end, towards the client; opens the other end."""
+    """Accepted end of a connection, towards the client; it opens the end towards the server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -15,7 +15,7 @@ from specdec.comparison.run.pairs import Pair, first_difference, pairs
 async def with_margins(
     config: ComparisonConfig, clients: Clients, samples: Sequence[Sample], before: Sequence[Sample] = ()
 ) -> list[Sample]:
-    """Return the samples, with a margin in every record that parts from its reference where one can be found.
+    """Return the samples; a record that differs from its reference gets the margin at that point, if one is found.
 
     Args:
         before: earlier samples, which have the first answers.
@@ -33,7 +33,7 @@ async def with_margins(
 
 
 class _Asking:
-    """Questions to the servers of a comparison, each prompt once per server."""
+    """Requests to the servers of a comparison for log-probabilities, at most one per server and prompt."""
 
     def __init__(self, config: ComparisonConfig, clients: Clients) -> None:
         self._prompts = {each.kind: each.prompts for each in config.workload.prompt_sets}
@@ -41,7 +41,7 @@ class _Asking:
         self._answers: dict[tuple[Contender, str], tuple[str, list[Step]]] = {}
 
     async def margin(self, pair: Pair) -> float | None:
-        """Return the margin by the reference, or else by the server that parted from it; None for conversations."""
+        """Return the margin at which two answers differ, from either of their servers; None for conversations."""
         prompts = self._prompts[pair.sample.cell.kind]
         both = [it.cell.contender for it in (pair.reference, pair.sample) if it.cell.contender in self._clients]
         for contender in both if all(isinstance(it, str) for it in prompts) else ():

@@ -42,7 +42,7 @@ class Deployment:
         self._draft_links: dict[ServerPlan, DelayProxy] = {}  # by target
 
     def address(self, contender: Contender) -> str:
-        """Return the address of a contender for its thin client, at the client's link."""
+        """Return the address at which clients reach a contender: the port of the emulated link before its server."""
         return self._client_links[self._config.server_of(contender)].address
 
     def set_rtt(self, rtt_ms: float) -> None:

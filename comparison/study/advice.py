@@ -17,7 +17,7 @@ _SIMPLEST = (Topology.TARGET, Topology.FUSED, Topology.DISTRIBUTED, Topology.POO
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measurement of a contender under the conditions of one `Conditions`.
+    """Measurement of one contender under one set of conditions, see `Conditions`.
 
     Attributes:
         speedup: speed-up over the target without a draft in the same run: median and range of the runs.
@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def pays(self) -> bool:
-        """Return whether the contender is faster in every run, and by enough."""
+        """Return whether the contender beats the target alone in every run, and by `MARGIN` in the median."""
         return self.speedup.median >= MARGIN and self.speedup.low > 1.0
 
     def __str__(self) -> str:
@@ -67,23 +67,23 @@ class Evidence:
         self.skipped = tuple(skipped)
 
     def at(self, place: Conditions) -> list[Trial]:
-        """Return the trials at a place, best first."""
+        """Return the trials under the conditions `place`, best first."""
         return sorted((it for it in self.trials if it.place == place), key=lambda it: -it.speedup.median)
 
     def best(self, place: Conditions) -> Trial | None:
-        """Return the trial of the contender to serve with at a place; None for the target alone."""
+        """Return the trial of the contender to serve with under the conditions `place`; None: the target alone."""
         paying = [trial for trial in self.at(place) if trial.pays]
         near = [trial for trial in paying if trial.speedup.median >= TIE * paying[0].speedup.median]
         return min(near, key=_simplicity, default=None)
 
     @property
     def leader(self) -> Trial | None:
-        """Advised trial at the usual place, else the fastest there; None if nothing was measured."""
+        """Advised trial under the usual conditions, else the fastest one there; None if nothing was measured."""
         return self.best(self.space.usual) or next(iter(self.at(self.space.usual)), None)
 
     @property
     def leaders(self) -> list[Trial]:
-        """Best trial of each way at the usual place, best first."""
+        """Best trial of each way to serve under the usual conditions, best first."""
         best: dict[str, Trial] = {}
         for trial in self.at(self.space.usual):
             best.setdefault(way(trial.contender), trial)
@@ -194,7 +194,7 @@ def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _elsewhere(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """Yield the places for which another contender is advised."""
+    """Yield advice for those conditions under which another contender is best."""
     advised = evidence.best(evidence.space.usual)
     for place in evidence.space.changed(1):
         best = evidence.best(place)

@@ -98,7 +98,7 @@ class Capacity:
 
     @property
     def best(self) -> Probe | None:
-        """Last probe of the most streams that held; None if not even one stream held."""
+        """Last probe of the highest number of streams that held the limits; None if not even one stream did."""
         return next((it for it in reversed(self.probes) if it.holds and it.streams == self.streams), None)
 
 

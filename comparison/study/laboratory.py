@@ -97,7 +97,7 @@ class Laboratory:
 
 
 def comparison_of(config: StudyConfig, group: Group) -> ComparisonConfig:
-    """Return the comparison that measures a group."""
+    """Return the configuration of the comparison that measures a group of trials."""
     place, comparison, kind = group.place, config.comparison, group.place.kind.removesuffix(AS_JSON)
     workload = replace(
         comparison.workload,

@@ -55,7 +55,7 @@ class Study:
 
     @property
     def reservations(self) -> list[str]:
-        """Sentences to read before any advice."""
+        """Sentences on the study's weaknesses, to be read before its advice."""
         label = emulation_of(self.config)
         withheld = [_WITHHELD] if self.is_withheld else []
         return [*([f"{label}."] if label else []), *filter(None, [self.warning]), *withheld]

@@ -55,14 +55,14 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Form in which a model would be served, by its files alone.
+    """Form in which a model would be served, found from its files without loading it.
 
     Attributes:
-        reason: cause of the choice of the backend.
+        reason: why this backend is chosen.
         dtype: arithmetic of the linear layers.
         max_length: positions of a slot.
         slot_bytes: memory of a slot's keys and values, once all positions are filled.
-        weight_bytes: memory of all weights, of which a pass reads all but a few.
+        weight_bytes: memory of all weights; a pass reads nearly all of them.
     """
 
     architecture: str
@@ -164,7 +164,7 @@ def load_backend(config: ModelConfig) -> Backend:
 
 
 def asleep(backend: Any, seconds_of: Callable[[Sequence[Span]], float]) -> Any:
-    """Return the same backend, whose passes now take at least `seconds_of` their spans.
+    """Return the backend, made slower: each pass takes at least `seconds_of(spans)` seconds.
 
     While a device computes, its host is idle. So a pass sleeps until it would be done, and leaves the cores free.
     """

@@ -84,7 +84,7 @@ class ConfigFileParser(argparse.ArgumentParser):
         return super().parse_known_args(given, namespace)
 
     def _spelled(self, argument: str) -> str:
-        """Return an argument with its flag as it is declared: names may be written with - or _."""
+        """Return an argument with its flag spelled as declared; users may write - or _ in names."""
         name, equals, value = argument.partition("=")
         flags = {_alike(flag): flag for flag in self._option_string_actions}
         return f"{flags.get(_alike(name), name)}{equals}{value}" if name.startswith("--") else argument
@@ -108,7 +108,7 @@ class ConfigFileParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{self._meant(message)}\n`{self.prog} --help` shows the flags\n")
 
     def _meant(self, message: str) -> str:
-        """Return which flags the unknown ones in a message resemble."""
+        """Return a note that names the known flags most similar to the unknown ones in an error message."""
         unknown = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized") else []
         for name in unknown:
             if (way := WAYS.get((self._role, f"--{_alike(name[2:])}"))) is not None:
@@ -141,7 +141,7 @@ class ConfigFileParser(argparse.ArgumentParser):
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Return which of the names was perhaps meant, as the end of a message."""
+    """Return a note, for the end of a message, with the name in `names` that is most similar to `name`."""
     known = [*names]
     usual = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
     found = usual or get_close_matches(name, known, n=1)

@@ -25,7 +25,7 @@ _NOTHING = ("None", "False", "()", "{}", "")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Flag of one field, with a role's changes.
+    """Command-line flag of one field of a configuration, as a role declares it.
 
     Attributes:
         kind: type of the value, or of each value where the flag may be repeated.

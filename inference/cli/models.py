@@ -44,7 +44,7 @@ PAIR = {"target": "revision", "draft": "draft_revision"}
 
 @cache
 def _warn_unsharded(tp_degree: int, backend: str) -> None:
-    """Warn once, though each model of a pair has options of its own."""
+    """Warn that models are not sharded; only once, although each model of a pair has options of its own."""
     logger.warning("tp_degree %d has no effect: backend %s does not shard a model", tp_degree, backend)
 
 
@@ -251,7 +251,7 @@ class DraftModel(Models):
 
 
 def draft_beside(target: Path, draft: str | None, *, flag: str = "--draft_model", alone: str = "role target") -> str:
-    """Return the draft that settings name, or the bundled one beside the bundled target.
+    """Return the draft that settings name; for the bundled target, by default the bundled draft.
 
     Args:
         flag: flag that names a draft.
@@ -298,11 +298,7 @@ class ModelPair(Models):
         self.proposer()
 
     def proposer(self) -> str:
-        """Return the draft; Medusa's is in the target.
-
-        Raises:
-            ConfigError: none is named beside a target that is not the bundled one.
-        """
+        """Return the draft model's directory, or "ngram"; for Medusa the target's, which contains the draft heads."""
         is_medusa = self.loading.speculation_method == "medusa"
         return str(self.target) if is_medusa else draft_beside(self.target, self.draft)
 

@@ -1,7 +1,7 @@
 """Admission of sessions to slots: accounts take turns, each in order of arrival. The queue is bounded.
 
-Where all slots are held, an account with several gives one up for an account that has none. The session that loses its
-slot then queues first, and continues from its committed tokens.
+When all slots are held, an account with several slots gives one up for an account that has none. The session that loses
+its slot is first in the queue, and later continues from its committed tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Holder(Protocol):
 
     @property
     def wanted(self) -> Prefix:
-        """Return the prefix that the session may reuse from the slot of another sequence."""
+        """Return the prefix that this session could reuse if a slot holds it from an earlier sequence."""
 
     @property
     def held(self) -> Prefix:
@@ -32,16 +32,16 @@ class Holder(Protocol):
 
     @property
     def can_yield(self) -> bool:
-        """Return whether it has committed tokens since it entered, so that leaving its slot now loses none."""
+        """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
 
     def enter(self, slot: int, num_cached_tokens: int) -> None:
         """Take a slot that holds the first `num_cached_tokens` tokens."""
 
     def leave(self) -> None:
-        """Give up its slot, for good or until it enters again."""
+        """Give up the slot, for good or until the session enters again."""
 
     def fail(self, error: Exception) -> None:
-        """End with an error."""
+        """End the session with an error."""
 
 
 HolderT = TypeVar("HolderT", bound=Holder)
@@ -53,8 +53,9 @@ class Admission(Generic[HolderT]):
     Args:
         num_slots: most holders at a time.
         model: backend that has the slots; None if no session may reuse the content of a freed slot.
-        num_spare: further slots, which keep what sessions have left: one that yielded finds all of its tokens there.
-        what: plural of what the slots are, for errors.
+        num_spare: slots beyond `num_slots`, which keep the keys and values of sessions that left: a session that
+            yielded its slot finds its tokens there when it enters again.
+        what: name of the slots in error messages, in the plural.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Admission(Generic[HolderT]):
 
     @property
     def contradiction(self) -> str:
-        """Return how slots, holders, kept prefixes and queue contradict one another; empty if they agree."""
+        """Describe how slots, holders, kept prefixes and queue contradict one another; empty if they agree."""
         held = [holder.slot for holder in self.running if holder.slot is not None]
         agreed = {
             f"slots {held} are held and {self._free} free": sorted([*held, *self._free]) == sorted(self._slots),
@@ -114,7 +115,7 @@ class Admission(Generic[HolderT]):
         self._waiting[holder] = account
 
     def _new(self) -> dict[HolderT, str]:
-        """Return the waiting holders that have not begun, with their accounts."""
+        """Return the waiting holders that have never had a slot, with their accounts."""
         return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:
@@ -140,12 +141,13 @@ class Admission(Generic[HolderT]):
     def _retry_after_s(self) -> float:
         """Estimate the seconds until the queue has a free place, from the recent mean time that a slot is held.
 
-        The result is random to a degree, so that clients refused together do not return together.
+        The result varies at random, so that clients that are refused at the same time do not all return at the same
+        time.
         """
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting holders; return those that entered, each with its place."""
+        """Give free slots to waiting holders; return those that got one, each with its slot and its reused prefix."""
         entered = []
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
@@ -162,7 +164,7 @@ class Admission(Generic[HolderT]):
         return entered
 
     def _next(self) -> HolderT:
-        """Return the first holder of the account with fewest slots; of several, the account with the oldest turn."""
+        """Return the first holder of the account with fewest slots; of equal accounts, the one served longest ago."""
         held = Counter(self._held.values())
 
         def standing(holder: HolderT) -> tuple[int, int]:
@@ -174,7 +176,8 @@ class Admission(Generic[HolderT]):
     def _yielded(self) -> bool:
         """Free a slot for an account that has none; return False if there is no such account, or no slot to give.
 
-        Of the accounts with most slots, the session with fewest tokens yields: they may have to be read again.
+        Among the accounts with most slots, the session with fewest tokens yields, because its tokens may have to be
+        computed again.
         """
         held = Counter(self._held.values())
         if held[self._waiting[self._next()]]:
@@ -201,11 +204,11 @@ class Admission(Generic[HolderT]):
             self._free.append(place.source_slot)
 
     def num_cached(self, holder: HolderT) -> int:
-        """Return how many first tokens a holder would find if it entered now; 0 while all slots are held."""
+        """Return how many of a holder's first tokens the slots have cached for it now; 0 while all slots are held."""
         return self._choose(holder).num_tokens if len(self.running) < self.num_slots else 0
 
     def _shared(self, holder: HolderT) -> dict[int, int]:
-        """Return, for each slot whose content is worth reusing, how many of a holder's first tokens it has."""
+        """Return, by slot with content worth reusing, how many of the holder's first tokens that slot has."""
         held, wanted = dict(self._left), holder.wanted
         if isinstance(self._model, ForkingBackend):
             held |= {other.slot: other.held for other in self.running if other.slot is not None}

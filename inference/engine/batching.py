@@ -1,4 +1,4 @@
-"""Choice of a pass: its turns, how long it waits for draft tokens, and how many of these it verifies.
+"""Choice of a pass: which sessions take part, how long it waits for draft tokens, and how many of them it verifies.
 
 Owns the measured costs that decide. Does not know the decoder, slots, the clock or the event loop: sessions go in,
 turns come out.
@@ -21,11 +21,11 @@ Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
 
 
 class Batching:
-    """Choice of each pass by what earlier ones took.
+    """Choice of each pass by the measured times of earlier passes.
 
     Args:
         prompt_share: see `EngineLimits`.
-        chunk_tokens: length of the parts in which the decoder reads prompts; 0: any.
+        chunk_tokens: number of tokens of the parts in which the decoder reads prompts; 0: any number.
     """
 
     def __init__(self, prompt_share: float, chunk_tokens: int) -> None:
@@ -41,7 +41,7 @@ class Batching:
         return self._passes.of(1).seconds(0)
 
     def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns of a pass. Sessions that read a prompt share the room for prompt tokens, oldest first."""
+        """Return the turns of the next pass. Sessions that read prompts share its room for them, oldest first."""
         longest, room = self._chunk_tokens or MAX_PART_TOKENS, self._room(sessions)
         turns = []
         for session in sessions:
@@ -53,7 +53,7 @@ class Batching:
         return turns
 
     def _room(self, sessions: Sequence[TargetSession]) -> int:
-        """Return how many prompt tokens the next pass may read. Only sessions that decode in the same pass limit it.
+        """Return how many prompt tokens the next pass may read; without limit unless sessions also decode in that pass.
 
         A decoder whose prompt parts have a fixed length reads one part of each prompt per pass.
         """
@@ -79,7 +79,7 @@ class Batching:
         return session.sources.wait_s(costs, num_sessions=num_sessions, now=now, ready_s=session.ready_s)
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
-        """Return the turns, with run-ahead and looked-up proposals cut to the width that pays."""
+        """Return the turns; proposals outside synchronous rounds are cut to the number of tokens that pays most."""
         free = [(session, turn) for session, turn in turns if session.runs_ahead or turn.lookup]
         available = [len(turn.proposal or turn.lookup) for _, turn in free]
         rates = [session.sources.rate(turn) for session, turn in free]
@@ -89,7 +89,7 @@ class Batching:
         return [(session, cut.get(session, turn)) for session, turn in turns]
 
     def record(self, work: Sequence[Turn], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Record the time of a pass: as the cost of draft tokens, or of prompt tokens if it read any."""
+        """Record the seconds of a pass: as the cost of its prompt tokens if it read any, else of its draft tokens."""
         num_draft_tokens = sum(verdict.num_draft_tokens for verdict in verdicts)
         unread = [turn.num_unread for turn in work if turn.num_unread > 1]
         num_decoding = len(work) - len(unread)

@@ -1,4 +1,4 @@
-"""Contract of the engines of a target: what a draft pool, the services and a host ask of an engine and its sessions.
+"""Contract of a target's engine and its sessions: the methods that the draft pool, the services and the host call.
 
 `TargetEngine` fulfils it with passes of this process. An engine that computes elsewhere, on a thread or in processes of
 its own, can stand in its place: all methods are called from one event loop, and all events are read there.
@@ -20,7 +20,7 @@ class VerificationSession(Protocol):
 
     Attributes:
         request: the request, with the sampling parameters that its tokens obey.
-        num_cached_tokens: prompt tokens that need not be computed again.
+        num_cached_tokens: number of prompt tokens that the session's slot held already when it entered.
     """
 
     request: GenerationRequest
@@ -28,30 +28,30 @@ class VerificationSession(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Prompt and committed output."""
+        """Return the prompt's tokens, then the committed output tokens."""
 
     @property
     def id(self) -> str:
-        """Name of the session, for logs; unique in the process."""
+        """Return the name of the session in logs; unique in the process."""
 
     @property
     def request_id(self) -> str:
-        """Id of the client's request, for the logs of other processes."""
+        """Return the id of the client's request, which the logs of all processes have in common."""
 
     @property
     def help_id(self) -> str:
-        """Name of the session for its present draft worker; `begin_help` and `end_help` change it."""
+        """Return the session's name at its present draft worker; `begin_help` and `end_help` change it."""
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether a draft worker proposes without waiting for verdicts."""
+        """Return whether a draft worker proposes for this session without waiting for verdicts."""
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which a pass has waited for a proposal; 0 if none waits."""
+        """Return the seconds for which the session's next pass has waited for a proposal; 0 if it waits for none."""
 
     def fail(self, error: Exception) -> None:
-        """End the session's answer with an error, after the events that are unread."""
+        """End the session's answer with an error, once the events before it have been read."""
 
 
 SessionT = TypeVar("SessionT", bound=VerificationSession)
@@ -62,22 +62,22 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
 
     @property
     def seed_invariant(self) -> bool:
-        """Return whether a seed gives the same tokens at every engine of the same model."""
+        """Return whether equal seeds give equal tokens at every engine of the same model."""
 
     @property
     def pass_us(self) -> int:
-        """Recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
+        """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None if it has none, or if the engine compiles it itself.
 
         Raises:
-            InvalidRequestError: it has a fault, or the engine cannot keep to grammars.
+            InvalidRequestError: the grammar has a fault, or the engine cannot keep to grammars.
             CapacityError: too many grammars are being compiled.
         """
 
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> SessionT:
-        """Queue a request, which decodes alone until `begin_help`.
+        """Queue a request; its session decodes without draft tokens until `begin_help` is called.
 
         Raises:
             InvalidRequestError: the request does not fit the model.
@@ -86,20 +86,20 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
         """
 
     def answer(self, session: SessionT) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the session's Opened and its commits to the last one; closing the generator closes the session."""
+        """Yield the session's Opened event, then its commits; closing the generator closes the session."""
 
     def close(self, session: SessionT) -> None:
         """Free what the session holds; a second call has no effect."""
 
     def propose(self, session: SessionT, branches: Sequence[Branch]) -> None:
-        """Grow the session's draft tree; without branches, the next pass decodes the target's own token.
+        """Add branches to the session's draft tree; with none, the next pass decodes one token without verifying any.
 
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or a token id is unknown.
         """
 
     def begin_help(self, session: SessionT, schedule: Schedule) -> None:
-        """Begin to verify the proposals of a draft worker; its node numbers start at 0."""
+        """Begin to verify the proposals of a draft worker; it numbers its draft tokens, the tree's nodes, from 0."""
 
     def end_help(self, session: SessionT) -> None:
-        """Let the session decode alone again."""
+        """Stop verifying proposals: the session decodes without draft tokens again."""

@@ -28,11 +28,11 @@ from specdec.inference.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class TargetWords:
-    """Tokens of a target, as a draft model has them.
+    """Vocabulary of a target, for a draft model that drafts for it.
 
     Attributes:
-        vocabulary: ids in which the drafts for this target are.
-        grammars: compiler of grammars over these tokens; without it the grammars of requests are ignored.
+        vocabulary: the target's vocabulary; draft tokens for this target are ids of it.
+        grammars: compiler of grammars over this vocabulary; None: the grammars of requests are ignored.
     """
 
     vocabulary: Vocabulary
@@ -46,7 +46,7 @@ _Extension = list[DraftToken] | None
 
 @dataclass(frozen=True, slots=True)
 class _Extending:
-    """Path of a draft that a step extends."""
+    """Chain or branch that one step extends."""
 
     path: DraftPath
     draft: Draft
@@ -54,11 +54,11 @@ class _Extending:
 
 
 class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
-    """Engine that batches the chains of many sessions over one proposer.
+    """Engine that extends the chains of many sessions together, by calls of one proposer.
 
     Args:
-        grammars: grammars over the target's tokens; without them the engine ignores the grammars of requests.
-        token_map: the targets' ids as the draft model has them.
+        grammars: compiler of grammars over the target's tokens; without it the engine ignores the grammars of requests.
+        token_map: map from the targets' token ids to the draft model's.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
 
     @property
     def step_s(self) -> float:
-        """Return the recent median of one step in seconds; 0 while unknown."""
+        """Return the recent median time of one step, in seconds; 0 while unknown."""
         return statistics.median(self._recent_steps_s) if self._recent_steps_s else 0.0
 
     async def compiled(self, grammar: Grammar | None, words: TargetWords | None = None) -> Matcher | None:
-        """Return a request's grammar, compiled for `open`; None without a grammar or a compiler.
+        """Return a request's grammar, compiled for `open`; None if there is no grammar, or no compiler.
 
         Args:
             words: as for `open`.
 
         Raises:
-            InvalidRequestError: it has a fault.
+            InvalidRequestError: the grammar has a fault.
             CapacityError: too many grammars are being compiled.
         """
         grammars = self._grammars if words is None else words.grammars
@@ -110,13 +110,13 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         """Queue a sequence for a slot of the draft model.
 
         Args:
-            token_ids: prompt and output so far.
+            token_ids: the prompt, then the output so far.
             sampling: the request's sampling parameters.
             output_start: position of the first output token; None if there is no output yet.
             grammar: the request's grammar. Without it fewer draft tokens are accepted.
             cache_salt: the request's cache salt.
-            vocab_size: number of the target's token ids; None if all of the draft's are among them.
-            words: tokens of the target, if they are not those of the engine's targets.
+            vocab_size: number of the target's token ids; None if every token id of the draft is one of the target's.
+            words: the target's vocabulary, if it differs from the one that the engine was made for.
 
         Raises:
             CapacityError: slots and queue are full.
@@ -135,7 +135,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         return session
 
     async def propose(self, session: DraftSession, num_tokens: int) -> tuple[int, ...]:
-        """Draft up to `num_tokens` after the committed tokens for a synchronous round; return them."""
+        """Draft up to `num_tokens` tokens after the committed ones, for a synchronous round; return these tokens."""
         self.pace(session, Pacing(window=num_tokens))
         chain = await session.drafted()
         session.pacing = Pacing()
@@ -147,7 +147,7 @@ class DraftEngine(Engine[DraftSession, _Extending, _Extension]):
         self.wake()
 
     def commit(self, session: DraftSession, token_ids: Sequence[int]) -> None:
-        """Apply committed tokens to a session; its chain continues after them."""
+        """Apply tokens that the target committed; the session drafts on after them."""
         session.commit(token_ids)
         self.wake()
 

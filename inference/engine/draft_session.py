@@ -1,9 +1,10 @@
 """Draft tokens of one sequence: a chain, and branches where the chain is uncertain.
 
-The chain is the draft's best guess after the committed tokens. A branch begins at a token of the chain that was little
-better than its runner-up, and holds the runner-up and a few tokens after it. If the target rejects the chain there and
-chooses the runner-up, the branch becomes the chain. The target has it already, and need not wait for the draft.
-The engine's loop owns a session. It does not know the wire, only which tokens were sent, under which node numbers.
+The chain is the draft's best guess after the committed tokens. A branch begins where the chain's token scored little
+better than the runner-up; it holds the runner-up and a few tokens after it. If the target rejects the chain's token and
+chooses the runner-up, the branch becomes the chain: the target has the branch already, and need not wait for new draft
+tokens. The engine's loop owns a session. A session does not know the wire, only which tokens were sent, and their node
+numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class DraftPath:
 
     Attributes:
         start: absolute position of the first token.
-        rates: per token, the probability that the target agrees with it if it agrees with all before it.
-        nodes: node numbers of the tokens that have been sent to the target, which are the first ones.
+        rates: per token, the probability that the target chooses the same token, given that it chose all tokens before
+            it.
+        nodes: node numbers of the tokens that have been sent to the target: always the first tokens of the path.
         exhausted: True if the proposer has no further token for this path.
     """
 
@@ -53,7 +55,7 @@ class DraftPath:
         return self.start + len(self.tokens)
 
     def advance(self, start: int) -> None:
-        """Drop the tokens before position `start`, which are committed now."""
+        """Drop the tokens before absolute position `start`, since they are committed now."""
         count = start - self.start
         self.start = start
         self.tokens, self.rates, self.nodes = self.tokens[count:], self.rates[count:], self.nodes[count:]
@@ -64,7 +66,7 @@ class DraftPath:
 
     @property
     def survivals(self) -> list[float]:
-        """Return, per token, the probability that the target agrees with it and with all before it."""
+        """Return, per token, the probability that the target chooses it and all tokens before it."""
         return list(itertools.accumulate(self.rates, operator.mul))
 
     @property
@@ -74,14 +76,14 @@ class DraftPath:
 
 @dataclass(frozen=True, slots=True)
 class DraftedSequence:
-    """Sequence to draft for.
+    """Sequence for which draft tokens are wanted.
 
     Attributes:
-        token_ids: prompt and output so far.
+        token_ids: the prompt, then the output so far.
         output_start: position of the first output token; None if there is no output yet.
-        grammar: matcher of the request's grammar, for this sequence alone.
+        grammar: matcher of the request's grammar, used by no other sequence.
         cache_salt: the request's cache salt.
-        token_map: the target's ids as the draft model has them.
+        token_map: map from the target's token ids to the draft model's.
     """
 
     token_ids: Sequence[int]
@@ -93,11 +95,12 @@ class DraftedSequence:
 
 
 class DraftSession:
-    """Session of one sequence at a draft model.
+    """Session of one sequence at a draft model's engine.
 
     Args:
-        num_slots, num_branches: slots of sequences, and of branches per sequence; see `Proposer`.
-        confidence: estimates how likely a draft token is to be right, from commits; all sessions share it.
+        num_slots, num_branches: number of slots for sequences, and of slots for the branches of each; see `Proposer`.
+        confidence: estimate of how likely a draft token is to be accepted, learned from commits; shared by all
+            sessions.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class DraftSession:
 
     @property
     def held(self) -> Prefix:
-        """See `Holder`; an estimate, since only the proposer knows what the slot holds."""
+        """Return the prefix that the slot probably holds; see `Holder`. Only the proposer knows for certain."""
         return Prefix(self.committed, len(self.committed), self._cache_salt)
 
     @property
@@ -172,14 +175,14 @@ class DraftSession:
 
     @property
     def branches(self) -> list[list[int]]:
-        """Return the token ids of each branch, with the part of the chain before it."""
+        """Return, per branch, the token ids of the chain up to where the branch begins, then those of the branch."""
         return [self._whole(branch) for branch in self._branches]
 
     def _whole(self, path: DraftPath) -> list[int]:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]
 
     def growing(self, max_length: int) -> list[DraftPath]:
-        """Begin branches that are due; return the paths to extend, none of which is longer than `max_length`."""
+        """Begin the branches that are due; return the paths to extend: none that has `max_length` tokens already."""
         self._begin_branches()
         for path in (self._path, *self._branches):
             if self._num_wanted(path) > 0 and path.end > max_length:
@@ -220,9 +223,9 @@ class DraftSession:
             self._branches.append(DraftPath(slot, start, [DraftToken(runner_up)], [1.0]))
 
     def _doubts(self) -> list[tuple[float, int, int]]:
-        """Return (-probability, position, runner-up) where the chain may fail and has no branch, likeliest first.
+        """Return (-probability of rejection, position, runner-up) of chain tokens without a branch, riskiest first.
 
-        A branch that the target will have passed before it arrives would save nothing.
+        Positions that the target will have passed before a branch can arrive are left out.
         """
         first = len(self.committed) + self.pacing.num_ahead - self.pacing.branching.depth
         covered = {branch.start for branch in self._branches}
@@ -236,7 +239,10 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append a step's tokens to `path`; no tokens mark it exhausted. Tokens of a dropped path count as wasted."""
+        """Append a step's tokens to `path`, or mark it exhausted if there are none.
+
+        A dropped path's tokens are wasted.
+        """
         if path is not self._path and path not in self._branches:
             self.num_wasted_tokens += len(tokens)
             return
@@ -247,7 +253,7 @@ class DraftSession:
         self._changed.set()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Apply a commit: the path that agrees with all of it becomes the chain, others are dropped."""
+        """Apply committed tokens: the path that agrees with all of them becomes the chain; the others are dropped."""
         self._learn(token_ids)
         paths = [self._path, *self._branches]
         num_agreeing = [common_length(self._whole(path), token_ids) for path in paths]
@@ -262,7 +268,7 @@ class DraftSession:
         self.num_wasted_tokens += num_tokens - self._num_tokens
 
     def _learn(self, token_ids: Sequence[int]) -> None:
-        """Record for the chain's tokens, up to the first wrong one, whether they were right; others were not tested."""
+        """Record, for each chain token up to the first rejected one, whether it was accepted; others are untested."""
         for token, committed in zip(self._path.tokens, token_ids, strict=False):
             self._confidence.record(token, accepted=token.token_id == committed)
             if token.token_id != committed:
@@ -273,7 +279,7 @@ class DraftSession:
         return sum(len(path.tokens) for path in (self._path, *self._branches))
 
     def _go_on(self, path: DraftPath) -> None:
-        """Make `path` the chain after the committed tokens; drop the branches of another chain."""
+        """Make `path` the chain after the committed tokens; drop branches that do not begin at it."""
         start = len(self.committed)
         if path is not self._path and len(path.tokens) == 1:  # the draft model has not used its slot yet
             path.slot = self._path.slot
@@ -284,9 +290,10 @@ class DraftSession:
         path.exhausted = False
 
     def take_unsent(self, first_node: int) -> list[Branch]:
-        """Return the branches to send now, and mark them as sent: their tokens get node numbers from `first_node` on.
+        """Return the unsent tokens to send now, as branches; mark them as sent, with node numbers from `first_node` on.
 
-        The chain comes first, since of two children of a node the target verifies the one that arrived first.
+        The chain's tokens come first: if two tokens follow the same one, the target verifies the one that arrived
+        first.
         """
         branches = []
         for path in (self._path, *self._branches):
@@ -306,7 +313,7 @@ class DraftSession:
         return expected_gain(path.survivals, len(path.nodes), self.pacing) >= self.pacing.min_gain
 
     def _is_chunk(self, path: DraftPath) -> bool:
-        """Return whether the new tokens of a growing chain are enough for a message."""
+        """Return whether a chain that still grows has enough new tokens for a message."""
         if path.num_unsent >= self.pacing.chunk:
             return True
         return not path.nodes and is_first_message_complete(path.survivals, self.pacing)
@@ -319,7 +326,7 @@ class DraftSession:
         return Branch(parents[-1] if parents else None, len(self.committed), token_ids)
 
     async def drafted(self) -> list[int]:
-        """Return the chain once it has reached the window or can grow no further.
+        """Return the chain's token ids once it fills the window or can grow no further.
 
         Raises:
             Exception: the engine ended this session.
@@ -328,7 +335,7 @@ class DraftSession:
         return self.chain
 
     async def has_unsent(self) -> None:
-        """Wait for tokens that should be sent now.
+        """Wait until there are tokens that should be sent now.
 
         Raises:
             Exception: the engine ended this session.

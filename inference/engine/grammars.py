@@ -34,7 +34,7 @@ class Grammars:
 
         Raises:
             InvalidRequestError: the grammar has a fault, or is too complex.
-            CapacityError: `MAX_COMPILING` others are being compiled, or the machine is too busy.
+            CapacityError: `MAX_COMPILING` other grammars are waiting or being compiled, or the machine is too busy.
         """
         try:
             async with asyncio.timeout(COMPILE_TIMEOUT_S):

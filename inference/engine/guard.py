@@ -1,7 +1,8 @@
-"""Guard of an engine's steps: the thread that runs them, and what follows when one fails.
+"""Guard of an engine's steps: the thread that runs them, and the recovery after a step that fails.
 
-A failed step costs no sequence a token, since tokens are a function of what is committed: its sessions become suspects,
-and each takes its next step alone, from its committed tokens. A session that fails alone ends; the others lose time.
+After a failed step no sequence loses a token, because the next tokens follow from the committed ones alone. The step's
+sessions become suspects: each takes its next step alone, from its committed tokens. A session with which a step fails
+again ends with an error; the others only lose time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class EngineSession(Holder, Protocol):
     """Session of an engine, with the methods that the loop needs."""
 
     def replay(self) -> None:
-        """Read the committed tokens into the slot again, which a failed step may have spoilt; become a suspect."""
+        """Become a suspect, and compute the committed tokens into the slot again: a failed step may have spoilt it."""
 
     @property
     def is_suspect(self) -> bool:
@@ -45,7 +46,7 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """Thread that alone runs a model. A running function cannot be interrupted; its result can be dropped."""
+    """Only thread that runs a model. A running function cannot be interrupted, but its result can be ignored."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -63,14 +64,15 @@ class ModelThread:
             self.began = None
 
     def close(self) -> None:
-        """End the thread after the running function, without waiting: it may never return."""
+        """End the thread after the function that it runs, without waiting for that function, which may never return."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """Choice of the sessions for each step. A suspect, which was in a failed step, comes first and alone.
+    """Choice of the sessions for each step.
 
-    The arguments are methods of the `Engine`.
+    A session that was in a failed step is a suspect: it gets a step alone, first. The arguments are methods of the
+    `Engine`.
     """
 
     def __init__(self, schedule: Scheduler[SessionT, WorkT], can_replay: Callable[[SessionT], bool]) -> None:
@@ -82,7 +84,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         """Failed steps since the last one that succeeded."""
 
     def next_step(self, running: Sequence[SessionT]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of the next step; while there are suspects, that of one suspect."""
+        """Return the sessions of the next step with their work; while there are suspects, only one of these."""
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.slot is not None and suspect.is_suspect and (work := self._schedule((suspect,))):
@@ -91,7 +93,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return self._together(self._schedule(running))
 
     def _together(self, scheduled: list[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT]]:
-        """Return the work of as many sessions as may share a step; the sessions take turns."""
+        """Return the work of as many sessions as fit into one step; if not all fit, sessions take turns."""
         self._num_steps += 1
         if self._num_steps > self._shrunk_until or len(scheduled) <= self._num_together:
             return scheduled
@@ -99,7 +101,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return [*scheduled[first:], *scheduled[:first]][: self._num_together]
 
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
-        """Let the sessions of a failed step replay; return those that must end instead, each with its error."""
+        """Make the sessions of a failed step suspects; return those that must end instead, each with its error."""
         self.num_failed_steps += 1
         if isinstance(exc, MemoryError) or NO_MEMORY.search(f"{type(exc).__name__}: {exc}"):
             self._num_together = max(1, len(sessions) // 2)
@@ -116,7 +118,7 @@ class StepGuard(Generic[SessionT, WorkT]):
 
 
 def _failure(exc: Exception, *, tried: bool) -> Exception:
-    """Return the error of a session that ends with a failed step."""
+    """Return the error with which a session ends after a failed step; `tried`: that step ran for this session alone."""
     if isinstance(exc, InternalError):
         return exc
     if tried:

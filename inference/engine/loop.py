@@ -77,7 +77,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         """Apply one result to a session that still holds its slot."""
 
     def _can_replay(self, session: SessionT) -> bool:
-        """Return whether a session's tokens would be the same if they were computed again."""
+        """Return whether computing a session's next tokens again, after a failed step, would give the same tokens."""
         return True
 
     _step_name = "step"
@@ -102,7 +102,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
 
     @property
     def fault(self) -> str | None:
-        """Return why no request is served at the moment; None if all is well."""
+        """Return why the engine serves no requests at the moment; None if it serves them."""
         if self.broken is None and self.hangs:
             return f"a {self._step_name} has run for longer than {self._pass_timeout_s:g} s"
         return self.broken
@@ -111,7 +111,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self._loop_task = asyncio.create_task(self._run(), name=type(self).__name__)
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
-        """Refuse new sessions, let the present ones finish for `grace_s` seconds, fail the rest, end the loop."""
+        """Refuse new sessions, let the present ones run for `grace_s` seconds, end the rest, and end the loop."""
         self._refusal = self._refusal or SHUTTING_DOWN
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -142,7 +142,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         self.wake()
 
     def close(self, session: SessionT) -> None:
-        """Free the session's slot, or its place in the queue; the result of a running step is dropped."""
+        """Free the session's slot, or its place in the queue; a step that runs drops its result for this session."""
         self._admission.release(session)
         self._left.set()
         self.wake()
@@ -159,14 +159,14 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._break("the engine broke; the server's log has the cause")
 
     def _break(self, why: str) -> None:
-        """Refuse requests from now on and end those that run; the server's host ends the process."""
+        """Refuse requests from now on, and end the running ones with an error; the server's host ends the process."""
         logger.error("no more requests are taken: %s", why)
         self.broken = self._refusal = why
         for session in self._sessions():
             self._end(session, UnavailableError(why))
 
     async def _turn(self) -> None:
-        """Admit, step, deliver, until the engine is broken."""
+        """Admit waiting sessions, run steps and deliver their results, until the engine is broken."""
         while self.broken is None:
             self._wake.clear()
             await self._admit()
@@ -179,13 +179,13 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                 await self._wake.wait()
 
     def _check(self) -> None:
-        """Log, once, that an engine without any session has lost a slot, or that one is still held."""
+        """Log, once, if the slots do not add up while the engine has no session: one is lost, or is still held."""
         if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
             self._contradicted = True
             logger.error("the idle engine contradicts itself, please report this: %s", fault)
 
     async def _admit(self) -> None:
-        """Give free slots to waiting sessions, and let the model prepare the prefixes that it holds for them."""
+        """Give free slots to waiting sessions, and let the model copy or keep the prefixes that they reuse."""
         entered = self._admission.admit()
         if self._keeper is None or not entered:
             return
@@ -197,7 +197,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._take_failure({session: place.slot for session, place in entered}, exc)
 
     async def _step(self, scheduled: Sequence[tuple[SessionT, WorkT]]) -> list[tuple[SessionT, WorkT, ResultT]]:
-        """Run one step on the model thread; return the scheduled work with its results, or nothing if it fails."""
+        """Run one step on the model thread; return its work with the results, or an empty list if the step failed."""
         work = [work for _, work in scheduled]
         slots = {session: session.slot for session, _ in scheduled}
         started = time.monotonic()
@@ -212,7 +212,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [(*piece, result) for piece, result in zip(scheduled, results, strict=True)]
 
     def _take_failure(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
-        """End the sessions that cannot continue after a failed step, or break; `slots` are its sessions' slots."""
+        """End the sessions that cannot go on after a failed step, or the whole engine; `slots` has the step's ones."""
         logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         ended = self._guard.take_failure(slots, exc)
         if self._guard.num_failed_steps >= MAX_FAILED_STEPS:

@@ -1,7 +1,8 @@
 """Pool of a target's draft workers, which assigns workers to sessions. It does not know the wire.
 
-A session decodes alone until a worker has room for it. The worker then helps it: it proposes draft tokens. Workers come
-and go at any time. A session that loses its worker moves to another, or decodes alone until there is one.
+A session decodes without draft tokens until a worker has room for it. The worker then helps the session: it proposes
+draft tokens for it. Workers come and go at any time. A session that loses its worker moves to another, or decodes alone
+until there is one.
 
 A worker begins with few sessions, whatever capacity it advertises, and gets more as its draft tokens are accepted. A
 worker that proposes nothing useful to a session loses the session to another worker, and its limit falls.
@@ -50,18 +51,18 @@ class Worker(Protocol):
     """Beginning of the names of all sessions that a private worker drafts for; empty for a worker that helps all."""
 
     def open(self, session: VerificationSession) -> None:
-        """Let the worker draft for this session from its present tokens on."""
+        """Ask the worker to draft for this session, after the session's present tokens."""
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """Send the tokens of a session that became final."""
+        """Send the worker the tokens that a session has just committed."""
 
     def close(self, session: VerificationSession) -> None:
-        """Let the worker stop drafting for this session."""
+        """Ask the worker to stop drafting for this session."""
 
 
 @dataclass(slots=True)
 class _Early:
-    """Messages that have come before their request; `since` is the time of the first one."""
+    """A private worker's messages that came before the request they belong to; `since` is the time of the first one."""
 
     since: float
     branches: list[Branch] = field(default_factory=list)
@@ -73,8 +74,8 @@ class _Record:
     """State of one worker.
 
     Attributes:
-        sessions: sessions that it helps, by `help_id`.
-        trust: most sessions that it may have, by its success so far.
+        sessions: sessions for which the worker drafts, by `help_id`.
+        trust: most sessions that the worker may have now; grows while its draft tokens are accepted.
         early: proposals of a private worker for requests that have not arrived, by session name, oldest first.
     """
 
@@ -97,13 +98,13 @@ class _Record:
 
 @dataclass(slots=True)
 class _Help:
-    """Help that one session gets.
+    """Record of the draft workers of one session.
 
     Attributes:
         worker: the worker that proposes; None while the session decodes alone.
         num_silent: commits since the worker's latest proposal.
-        num_vain: commits since one accepted a draft token of the worker.
-        useless: ids of workers that have declined the session, or were of no help.
+        num_vain: commits since the target last accepted a draft token of the worker.
+        useless: ids of the workers that declined the session, or proposed too few tokens that were accepted.
     """
 
     worker: Worker | None = None
@@ -113,7 +114,7 @@ class _Help:
 
 
 class DraftPool:
-    """Pool that assigns workers to sessions by free capacity, and a `TokenSource` that uses the engine.
+    """Assignment of draft workers to an engine's sessions, by free capacity; a `TokenSource`, which uses that engine.
 
     Args:
         max_worker_slots: most sessions of one worker of the pool.
@@ -140,11 +141,11 @@ class DraftPool:
 
     @property
     def pass_us(self) -> int:
-        """Recent time of a pass of the engine, in microseconds; 0 while unknown."""
+        """Return the recent time of a pass of the engine, in microseconds; 0 while unknown."""
         return self._engine.pass_us
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `TokenSource`; a request with gamma 0 gets no worker."""
+        """Answer a request, see `TokenSource`; a request with gamma 0 gets no worker."""
         grammar = await self._engine.compiled(request)
         session: VerificationSession = self._engine.open(request, grammar=grammar)
         try:
@@ -187,8 +188,8 @@ class DraftPool:
         """Pass on a worker's branches for a session; ignore them if the session is no longer the worker's.
 
         Raises:
-            InvalidRequestError: a parent never existed, or a token id is unknown. A private worker then loses the
-                session instead.
+            InvalidRequestError: a branch names a parent that never existed, or an unknown token id. For a private
+                worker nothing is raised: it loses the session.
         """
         record = self._workers.get(worker)
         if record is None:
@@ -222,7 +223,7 @@ class DraftPool:
             self._take_back(session, worker, trust=record.trust)
 
     def _begin(self, session: VerificationSession) -> None:
-        """Give a new session to the private worker of its client, or to one of the pool."""
+        """Assign a new session to the private worker of its client if there is one, else to a worker of the pool."""
         self._alone[session.id], self._help[session.id] = session, _Help()
         if name := session.request.draft_session:
             self._named[name] = session
@@ -234,7 +235,7 @@ class DraftPool:
         self._lend()
 
     def _begin_private(self, session: VerificationSession, worker: Worker, record: _Record) -> None:
-        """Let a private worker help a new session: now, or from its first proposal on."""
+        """Assign a private worker to a new session: now, or when its first proposal arrives."""
         name = session.request.draft_session
         early = record.early.pop(name, None)
         if early is None:
@@ -246,12 +247,12 @@ class DraftPool:
             self._propose_private(worker, record, name.removeprefix(worker.scope), early.branches)
 
     def _private_of(self, session: VerificationSession) -> Worker | None:
-        """Return the private worker of the session's client, if it is attached on the session's connection."""
+        """Return the private worker that the session's client has attached on the same connection, if any."""
         scope, slash, _ = session.request.draft_session.rpartition("/")
         return self._private.get(scope + slash)
 
     def _adopt(self, session: VerificationSession, worker: Worker) -> None:
-        """Let its client's private worker help a session, in the place of another worker."""
+        """Replace a session's worker by the private worker of its client."""
         help_ = self._help[session.id]
         if help_.worker is not None:
             del self._workers[help_.worker].sessions[session.help_id]
@@ -269,7 +270,7 @@ class DraftPool:
         self._watch(session, session.help_id)
 
     def _watch(self, session: VerificationSession, help_id: str) -> None:
-        """Take a session back from a worker without which it cannot go on, once that has been silent for too long."""
+        """Take a session in synchronous rounds from its worker, once the worker has proposed nothing for too long."""
         help_ = self._help.get(session.id)
         if session.runs_ahead or help_ is None or help_.worker is None or session.help_id != help_id:
             return
@@ -281,7 +282,7 @@ class DraftPool:
         self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move a session that its worker declines to another; the worker's limit becomes the sessions that it keeps."""
+        """Move a session that its worker declines to another worker; the first one's limit becomes what it keeps."""
         record = self._workers.get(worker)
         if record is None:
             return
@@ -296,7 +297,7 @@ class DraftPool:
             record.keep(name, is_declined=True)
 
     def resized(self, worker: Worker) -> None:
-        """Apply a worker's new number of slots; sessions beyond it move to others."""
+        """Apply a worker's new number of slots; sessions in excess move to other workers."""
         record = self._workers.get(worker, _Record())
         for session in list(record.sessions.values())[worker.num_slots :]:
             del record.sessions[session.help_id]
@@ -305,7 +306,7 @@ class DraftPool:
         self._lend()
 
     def _lend(self) -> None:
-        """Assign workers of the pool to sessions that decode alone, the worker with most room first."""
+        """Assign workers of the pool to sessions without one, the worker with most room first."""
         for session in list(self._alone.values()):
             useless, private = self._help[session.id].useless, self._private_of(session)
             if private is not None and private.id not in useless:
@@ -338,14 +339,14 @@ class DraftPool:
             help_.worker.commit(session, commit)
 
     def _trust(self, worker: Worker) -> None:
-        """Allow a worker one more session, since a draft token of it was accepted."""
+        """Allow a worker one more session, since one of its draft tokens was accepted."""
         record = self._workers[worker]
         if record.trust < worker.num_slots:
             record.trust += 1
             self._lend()
 
     def _take_back(self, session: VerificationSession, worker: Worker, *, trust: int) -> None:
-        """Take a session from a worker that does not help it; set the worker's limit of sessions to `trust`."""
+        """Take a session away from a worker that does not help it; set the worker's limit of sessions to `trust`."""
         record = self._workers[worker]
         del record.sessions[session.help_id]
         record.trust = max(1, trust)

@@ -1,9 +1,9 @@
 """Prefixes that slots hold, and the choice of a slot for a new sequence. Pure: knows tokens, no model.
 
-A sequence reuses the longest prefix that any slot holds. If nothing else of use would be overwritten, it takes the slot
-of this prefix, or else it gets a copy in the slot that was left longest ago. If slots cannot be copied, it takes a slot
-only if it reuses at least as many tokens as it overwrites: a greeting that many requests share must not erase a long
-conversation.
+A sequence reuses the longest prefix that any slot holds. It takes the slot of this prefix itself if it overwrites
+nothing useful there, and otherwise a copy in the slot that was left longest ago. If slots cannot be copied, a sequence
+takes a slot only if it reuses at least as many tokens as it overwrites: a greeting that many requests share must not
+erase a long conversation.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """Place where a sequence begins.
+    """Slot of a new sequence, and the cached tokens that it begins with.
 
     Attributes:
         slot: the slot that it takes.
-        source_slot: the slot that holds its first tokens: the same one, or another to copy them from.
-        num_tokens: number of these tokens.
+        source_slot: the slot that has the sequence's first tokens cached: `slot` itself, or another one to copy from.
+        num_tokens: number of these cached tokens.
     """
 
     slot: int
@@ -53,12 +53,13 @@ class SlotChoice:
 def choose_slot(
     free: Sequence[int], left: Mapping[int, int], shared: Mapping[int, int], *, can_copy: bool
 ) -> SlotChoice:
-    """Return the slot of a new sequence, and the tokens that it begins with.
+    """Return the slot for a new sequence, and how many cached tokens it begins with.
 
     Args:
         free: slots that may be taken, the one that was left longest ago first; at least one.
-        left: number of tokens that an earlier sequence has left, by free slot; a slot without an entry holds none.
-        shared: number of the new sequence's first tokens that a slot holds, by slot, free or not.
+        left: by free slot, the number of tokens that an earlier sequence left in it; a slot without an entry holds
+            none.
+        shared: by slot, free or held, the number of the new sequence's first tokens that the slot has.
     """
     oldest = _oldest(free, left)
     room = {slot for slot in free if slot == oldest or _can_overwrite(slot, left, shared, can_copy=can_copy)}
@@ -70,7 +71,7 @@ def choose_slot(
 
 
 def _oldest(free: Sequence[int], left: Mapping[int, int]) -> int:
-    """Return the slot to overwrite: the latest one that holds nothing, or else the one left longest ago."""
+    """Return the slot to overwrite: the most recently freed empty one, else the one that was left longest ago."""
     return next((slot for slot in reversed(free) if not left.get(slot)), free[0])
 
 

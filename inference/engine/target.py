@@ -39,10 +39,12 @@ class EngineLimits:
         max_waiting: sessions that may queue for a slot.
         gamma: most draft tokens of one session in one pass, unless the request sets its own.
         eos_token_ids: the model's end-of-sequence tokens, for requests that stop at them.
-        pass_timeout_s: seconds after which a pass counts as one that may never end.
-        prefix_caching: True if requests may begin with what earlier ones left in the slots.
-        lookup: True to propose from a session's own tokens where a pass has no draft tokens.
-        prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of it.
+        pass_timeout_s: seconds after which the engine assumes that a pass will never end.
+        prefix_caching: True if a request may reuse a prefix that an earlier request left in a slot.
+        lookup: True to propose tokens found in the session's own text (prompt lookup) when no draft tokens have
+            arrived.
+        prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
+            pass.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
     """
 
@@ -57,7 +59,7 @@ class EngineLimits:
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
-    """Engine that decodes alone, as a `TokenSource`, and verifies the proposals of draft workers.
+    """Engine that decodes requests without a draft, as a `TokenSource`, and verifies the proposals of draft workers.
 
     Args:
         decoder: runs the steps.
@@ -85,14 +87,14 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     @property
     def pass_us(self) -> int:
-        """Return the recent median of a pass over one session, without draft tokens if it had such, in microseconds."""
+        """Return the recent median time of a pass over one session in microseconds, without draft tokens if known."""
         return round(self._batching.pass_s * 1e6)
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None without one.
 
         Raises:
-            InvalidRequestError: it has a fault, or the decoder cannot keep to grammars.
+            InvalidRequestError: the grammar has a fault, or the decoder cannot keep to grammars.
             CapacityError: too many grammars are being compiled.
         """
         if request.grammar is None:
@@ -142,11 +144,11 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         self.wake()
 
     def begin_help(self, session: TargetSession, schedule: Schedule) -> None:
-        """Begin to verify the proposals of a draft worker for a session that has decoded alone."""
+        """Begin to verify the proposals of a draft worker for a session that has decoded without one."""
         session.follow(schedule)
 
     def end_help(self, session: TargetSession) -> None:
-        """Let the session decode alone again."""
+        """Stop verifying proposals: the session decodes without draft tokens again."""
         session.follow(None)
         self.wake()
 
@@ -158,7 +160,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
                 yield event
 
     async def answer(self, session: TargetSession) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the session's Opened and its commits to the last one; closing the generator closes the session."""
+        """Yield the session's Opened event, then its commits; closing the generator closes the session."""
         try:
             while True:
                 event = await session.commits.get()
@@ -207,7 +209,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End a session with too many unread bytes; if all together have too many, end the one with most."""
+        """End a session if its client leaves too many bytes unread; if all clients together do, end the worst one."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:

@@ -1,4 +1,4 @@
-"""Session of one request at a target: its tokens, those that its slot holds, its draft tree and queue of commits."""
+"""Session of one request at a target: its tokens, the tokens in its slot, its draft tree and its queue of commits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from specdec.inference.tokens import Tally, TokenView
 
 
 class CommitQueue:
-    """Queue of one session's answer, from the engine loop to the RPC handler.
+    """Queue of the events of one answer: the engine's loop puts them, the RPC handler gets them.
 
     Attributes:
-        num_bytes: memory of the unread events, without the next one.
+        num_bytes: memory of the unread events, except the one that is read next.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event; only one that waits after another counts into `num_bytes`."""
+        """Add an event; the first unread event does not count into `num_bytes`, those after it do."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
 
     def fail(self, error: Exception) -> None:
-        """End the answer with an error, after the events that are in the queue."""
+        """End the answer with an error, which is raised after the queued events have been read."""
         self._queue.put_nowait((error, 0))
 
     def drop(self) -> None:
@@ -60,13 +60,13 @@ class CommitQueue:
 
 
 class Clock:
-    """Clock of what a session does between two commits: queueing, computing, idling. All times are monotonic."""
+    """Stopwatch of the time between two commits of a session: queueing, computing, idle. In monotonic seconds."""
 
     def __init__(self) -> None:
         self.restart(time.monotonic())
 
     def restart(self, now: float) -> None:
-        """Restart the clocks: the session is ready for its next pass."""
+        """Start measuring at `now`: the session is ready for its next pass."""
         self._ready_since = self._waiting_since = now
         self._compute_s = 0.0  # in passes since then
 
@@ -75,7 +75,7 @@ class Clock:
         self._waiting_since = time.monotonic()
 
     def computed(self, started: float, ended: float) -> None:
-        """Record a pass."""
+        """Record that a pass with this session ran from `started` to `ended`."""
         self._compute_s += max(0.0, ended - max(started, self._ready_since))
 
     @property
@@ -85,11 +85,11 @@ class Clock:
 
     @property
     def idle_s(self) -> float:
-        """Return the seconds since the session became ready, or later took its slot."""
+        """Return the seconds since the session became ready, or since it took its slot if that was later."""
         return time.monotonic() - self._waiting_since
 
     def timings(self, ended: float, draft_us: int) -> Timings:
-        """Return a commit's timings; all time since the session became ready, except in passes, is queueing."""
+        """Return a commit's timings; all time since the session became ready counts as queueing, except its passes."""
         busy_us = _us(self._compute_s)
         queue_us = max(0, _us(ended - self._ready_since) - busy_us)
         return Timings(queue_us=queue_us, compute_us=busy_us - draft_us, draft_us=draft_us)
@@ -112,8 +112,8 @@ class TargetSession:
         request: the request, already validated against the engine's limits.
         max_length: most tokens of prompt and output together.
         gamma: most draft tokens per pass, unless the schedule is SYNC: then the draft worker decides.
-        grammar: matcher of the request's grammar.
-        looks_up: True if the target itself proposes, by prompt lookup, in passes without tokens of a draft model.
+        grammar: matcher of the request's grammar; None if it has none.
+        looks_up: True if passes without a draft model's tokens verify tokens found by prompt lookup.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class TargetSession:
         self._clock = Clock()
 
     def follow(self, schedule: Schedule | None) -> None:
-        """Change the schedule; discard the tree and its node numbers, since the next draft worker starts its own."""
+        """Change the schedule; clear the draft tree, because the next draft worker numbers its tokens anew."""
         self._num_helps += 1
         self.schedule = schedule
         self.sources.follow()
@@ -162,11 +162,11 @@ class TargetSession:
 
     @property
     def help_id(self) -> str:
-        """Return the session's id for its present pool worker; late messages of an earlier worker carry another id."""
+        """Return the session's name at its present pool worker; late messages of an earlier worker carry another."""
         return f"{self.id}.{self._num_helps}"
 
     def enter(self, slot: int, num_cached_tokens: int = 0) -> None:
-        """Take a slot, which holds the first `num_cached_tokens` tokens already."""
+        """Take a slot, which has the session's first `num_cached_tokens` tokens already."""
         self.slot = slot
         self._num_cached = self.num_cached_tokens = num_cached_tokens
         self._clock.enter()
@@ -182,7 +182,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """See `Holder`: all tokens but the last, whose logits a pass must compute; none if the prompt is scored."""
+        """Return all tokens but the last, as a pass must compute its logits; no tokens if the prompt's are scored."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         return Prefix(self.token_ids, length, self.request.cache_salt)
 
@@ -195,7 +195,7 @@ class TargetSession:
         self.commits.fail(error)
 
     def replay(self) -> None:
-        """See `EngineSession`; the next passes read the tokens into the slot again."""
+        """Let the next passes compute the tokens into the slot again; see `EngineSession`."""
         self._num_cached = self.num_cached_tokens = 0
         self._prompt_logprobs.clear()
         self._suspect_at = len(self.token_ids)
@@ -221,14 +221,14 @@ class TargetSession:
 
     @property
     def _widest(self) -> int:
-        """Return the limit of draft tokens of one pass; further ones stay in the tree for later passes."""
+        """Return the most draft tokens that one pass may verify; the tree keeps further ones for later passes."""
         widest = MAX_GAMMA if self._waits_for_draft else self._gamma
         sampling = self.request.sampling
         return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether a draft worker proposes without waiting for verdicts."""
+        """Return whether the draft worker proposes without waiting for verdicts."""
         return self.schedule is not None and self.schedule.runs_ahead
 
     @property
@@ -236,7 +236,7 @@ class TargetSession:
         return self.schedule is not None and self.schedule.target_waits
 
     def propose(self, branches: Sequence[Branch]) -> None:
-        """Add branches to the tree; without any, the next pass decodes the target's own token.
+        """Add branches to the draft tree; with none, the next pass decodes one token without verifying any.
 
         Raises:
             InvalidRequestError: a branch has more tokens than the tree may have, or its parent never existed.
@@ -249,14 +249,14 @@ class TargetSession:
 
     @property
     def num_unread(self) -> int:
-        """Number of tokens that the slot does not hold yet: 1 while the session decodes, more while it reads."""
+        """Return how many tokens the slot does not have yet: 1 while decoding, more while a prompt is read."""
         return len(self.token_ids) - self._num_cached
 
     def next_turn(self, part: int = MAX_PART_TOKENS) -> Turn | None:
         """Return the session's turn in the next pass; None while it waits for a proposal.
 
         Args:
-            part: most tokens that the turn may read into the slot; a longer prompt takes several turns.
+            part: most tokens of the prompt that the turn may read; a longer prompt takes several turns.
         """
         end = len(self.token_ids)
         if self.num_unread > part:
@@ -290,16 +290,17 @@ class TargetSession:
         )
 
     def _scored(self, end: int) -> Sequence[int]:
-        """Return the prompt tokens that a pass over the tokens up to `end` scores; each position scores the next token.
+        """Return the prompt tokens that a pass up to position `end` gives log-probabilities to.
 
-        The result is empty after the first commit: a prompt that is read again is not scored again.
+        Each row of logits scores the token after it. The result is empty after the first commit: a prompt that is read
+        again is not scored again.
         """
         if self.request.prompt_logprobs is None or len(self.token_ids) > len(self.request.prompt_token_ids):
             return ()
         return self.token_ids[self._num_cached + 1 : min(end + 1, self.request.output_start)]
 
     def apply(self, turn: Turn, verdict: Verdict, *, started: float, ended: float) -> FinishReason | None:
-        """Apply the verdict of a pass and queue its commit; return the finish reason if the pass ended the session.
+        """Apply a pass's verdict and queue the commit; return the finish reason if the session ends with it, else None.
 
         Args:
             started, ended: start and end of the pass, in monotonic seconds.
@@ -348,7 +349,7 @@ class TargetSession:
         return reason
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Return the tokens up to the sequence's end, and the finish reason if they reach it."""
+        """Return the tokens up to the end of the output, and the finish reason; None if the output goes on."""
         room = self._end - len(self.token_ids)
         for i, token_id in enumerate(token_ids[:room]):
             if token_id in self.request.stop_token_ids:

@@ -1,4 +1,4 @@
-"""Threads for work that requests need before a slot: accounts take turns at them, as at slots."""
+"""Threads for work that precedes a request's slot, such as tokenizing. Accounts take turns at them, as at slots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Out = TypeVar("_Out")
 
 
 class _Job:
-    """Job that waits for a thread; `turn` is done once it has one. It never yields, since no thread can be stopped."""
+    """Job that waits for a thread; `turn` is done once it has one. A job never yields: no thread can be stopped."""
 
     can_yield = False
     wanted = held = Prefix((), 0)
@@ -39,10 +39,12 @@ class _Job:
 
 
 class Threads:
-    """Threads beside the event loop, with the queue of an `Admission`. All calls must come from the same event loop.
+    """Threads beside the event loop; jobs queue for them by the rules of `Admission`.
+
+    All calls come from one event loop.
 
     Args:
-        work: names the threads and, in errors, their work.
+        work: name of the work, for the threads' names and for errors.
         num_places: most jobs that run or wait.
     """
 
@@ -53,10 +55,10 @@ class Threads:
         )
 
     async def run(self, work: Callable[..., _Out], *arguments: object) -> _Out:
-        """Return what `work` returns on a thread; cancelled, a job that has begun holds its thread until it is done.
+        """Return the result of `work`, run on a thread; a job that is cancelled meanwhile keeps its thread to its end.
 
         Raises:
-            CapacityError: all places are taken, and no other account has more of them than the caller's.
+            CapacityError: all places are taken, and no other account has more places than the caller's.
         """
         job = _Job()
         self._admission.enqueue(job)

@@ -101,10 +101,10 @@ class Gateway:
         codec: tokenizes for clients; None if there is no tokenizer.
         card: describes the model that is served now.
         metrics: are shown at /metrics.
-        is_healthy: returns whether requests can be served now.
+        is_healthy: function that returns whether requests can be served now.
         config: settings of the HTTP API.
         spans: makes a span of every request; None makes none.
-        kept: counts what waits for the end of answers in one piece.
+        kept: number of log-probabilities held for answers that do not stream.
     """
 
     completer: Completer
@@ -138,7 +138,7 @@ def create_app(gateway: Gateway, access: Access | None = None) -> FastAPI:
 
 
 def _telemetry(spans: Spans | None) -> TelemetryConfig:
-    """Return the telemetry settings: spans, which continue the trace in a client's headers, or nothing at all."""
+    """Return FastAPI's telemetry settings: spans that continue the trace in a client's headers, or none."""
     if spans is None:
         return {"tracing": False, "metrics": False, "logs": False}
     return {
@@ -151,7 +151,7 @@ def _telemetry(spans: Spans | None) -> TelemetryConfig:
 
 
 def _is_noise(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request gets no span: health checks, scrapes, the page."""
+    """Return whether a request gets no trace span: a health check, a scrape of metrics, or the page."""
     return scope["method"] != "POST" or not scope["path"].startswith("/v1/")
 
 
@@ -237,7 +237,7 @@ def _named(name: str | None, card: ModelCard) -> ModelCard:
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:
-    """Return the seconds that the request may take: the gateway's limit, or fewer by the request's header."""
+    """Return the seconds that the request may take: the gateway's limit, or less if a header of the request says so."""
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
         return gateway.config.deadline_s
@@ -314,7 +314,7 @@ def _add_operation(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/ping", include_in_schema=False)
     @app.get("/ping", response_class=Response, responses={503: {"description": "Not serving."}})
     async def ping() -> Response:
-        """Answer as /health does; SageMaker and vLLM use this path."""
+        """Answer like /health, at the path that SageMaker and vLLM's clients ask."""
         return await health()
 
     @app.head("/metrics", include_in_schema=False)

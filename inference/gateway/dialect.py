@@ -50,7 +50,7 @@ class Dialect:
     def grammar(self, body: ChatBody) -> Grammar | None:
         """Return the grammar that tools and response format demand of the output, or None.
 
-        It begins after the reasoning, if the model reasons.
+        The grammar begins after the reasoning, if the model reasons.
 
         Raises:
             InvalidRequestError: the tools are too long for a grammar, or cannot be combined with the response format.

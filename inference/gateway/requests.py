@@ -160,7 +160,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the fault in the client's words: a grammar's names the field that was sent, and the place in it."""
+    """Return the error in terms of the client's body: one about a grammar names the field that was sent."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []

@@ -1,9 +1,9 @@
 """Contracts of models: slot models, decoders and proposers, and the grammars that bind them.
 
 Positions are absolute: a prompt of n tokens occupies positions 0 to n - 1, and the first output token is chosen for
-position n. Protocols of optional abilities are recognised by `isinstance`. When a pass or step raises, its positions
-count as not written, those of other slots as they were, and the engine runs each sequence again, alone; if memory ran
-out, it takes fewer sequences at once.
+position n. Protocols of optional abilities are recognised by `isinstance`. When a pass or step raises, the positions
+that it was to write count as not written, other slots as unchanged, and the engine runs each sequence again, alone; if
+memory ran out, it runs fewer sequences at once.
 Does not know: their implementations or callers.
 Start reading: `slots.py`, then `decoder.py` and `proposer.py`.
 """

@@ -1,4 +1,4 @@
-"""Decoders: a step takes turns of many sequences, with their grammars, and returns a verdict for each."""
+"""Decoders: one step takes a turn of each of many sequences, with its grammar, and returns a verdict for each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from specdec.inference.tokens import Tally
 
 
 class Matcher(Protocol):
-    """A compiled grammar, which decides what tokens may follow the output of one sequence.
+    """Compiled grammar, which decides which tokens may follow the output of one sequence.
 
-    Callers pass the whole output each time: the committed tokens after the prompt, and draft tokens. One thread at a
+    Callers pass the whole output each time: the committed tokens after the prompt, and any draft tokens to count with
+    them. One thread at a
     time uses a matcher.
     """
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
         """Return how many of the proposal's first tokens the grammar accepts.
 
-        Masks may allow fewer: they exclude a token that is only the beginning of forced text.
+        Masks may allow fewer tokens: where the grammar forces a text, they exclude tokens that cover only its
+        beginning.
 
         Raises:
             InternalError: the grammar refuses the output, though each of its tokens was allowed.
         """
 
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
-        """Return the allowed tokens of the len(proposal) + 1 rows that verify a proposal.
+        """Return which tokens are allowed in each of the len(proposal) + 1 rows of logits that verify a proposal.
 
         Returns:
-            Per row, one bit per token id, the lowest bit of the first byte first. None where the proposal before the
-            row is refused or has ended the sequence: no token of that row can be committed. There are fewer rows where
-            the grammar becomes too complex within the proposal: no token may be committed for the missing ones.
+            Per row, one bit per token id, the lowest bit of the first byte first. None where a proposal's token before
+            the row was refused or ended the sequence: no token of that row can be committed. If the grammar becomes too
+            complex within the proposal, the list is shorter: no token may be committed for the missing rows.
 
         Raises:
             InternalError: as `num_allowed`.
@@ -43,10 +45,10 @@ class Matcher(Protocol):
         """
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
-        """Return up to `limit` tokens that must follow; none if there is a choice, or the output is refused."""
+        """Return up to `limit` tokens that must follow; empty if there is a choice, or the output is refused."""
 
     def goes_on(self, output: Sequence[int]) -> bool:
-        """Return whether the output is allowed and has not ended."""
+        """Return whether the grammar allows the output and lets it continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +57,23 @@ class Turn:
 
     Attributes:
         slot: the sequence's slot.
-        start: number of positions of the sequence that the slot holds already.
-        token_ids: the committed tokens up to where they are to be written now. Their end is the sequence's end, unless
-            the turn is a part of a longer prompt. Not changed while the pass runs.
+        start: number of the sequence's tokens that the slot holds already.
+        token_ids: the committed tokens, up to the last one that this pass writes: all of them, unless the turn reads a
+            part of a longer prompt. Not changed while the pass runs.
         sampling: how tokens are chosen.
-        proposal: draft tokens to verify after them; empty for plain decoding.
+        proposal: draft tokens to verify after `token_ids`; empty for plain decoding.
         gamma: number of draft tokens that a decoder with a draft of its own may add where the proposal is empty.
         chooses: False for a part of a prompt that ends before its last token: no token is chosen.
         output_start: position of the sequence's first output token; penalties distinguish prompt and output by it.
         logprobs: as in `GenerationRequest`.
-        scored: prompt tokens whose log-probabilities are wanted: those after `start` that this pass makes known.
-        prompt_logprobs: number of best tokens whose log-probabilities are wanted at each scored one.
+        scored: prompt tokens for which log-probabilities are wanted: those after `start` that this pass can score.
+        prompt_logprobs: number of best tokens for which log-probabilities are wanted at the position of each scored
+            token.
         grammar: the grammar that binds the output; None: any output is allowed.
-        lookup: proposal for a turn without draft tokens: those that followed the last tokens at an earlier occurrence.
-        tally: token counts for penalties, kept between passes; None: count again. Used on the pass's thread alone.
+        lookup: proposal for a turn without draft tokens, from prompt lookup: the tokens that followed an earlier
+            occurrence of the last ones.
+        tally: token counts for penalties, kept between passes; None: count again. Used only on the thread that runs
+            passes.
     """
 
     slot: int
@@ -88,24 +93,24 @@ class Turn:
 
     @property
     def num_unread(self) -> int:
-        """Return how many committed tokens the pass writes: 1 while the sequence decodes, more of a prompt."""
+        """Return how many committed tokens the pass writes: 1 while decoding, more while a prompt is read."""
         return len(self.token_ids) - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one turn.
+    """Result of one turn.
 
     Attributes:
-        token_ids: the tokens that it commits: accepted draft tokens, then one of the target's own.
+        token_ids: the tokens to commit: accepted draft tokens, then one of the target's own.
         num_draft_tokens: number of draft tokens that were verified.
         num_accepted_tokens: number of draft tokens that were accepted.
         draft_us: microseconds that the decoder's own draft took.
-        logprobs: one per token, if the turn asked for them.
-        prompt_logprobs: one per scored token.
+        logprobs: log-probabilities of each of these tokens, if the turn asked for them.
+        prompt_logprobs: log-probabilities of each scored prompt token.
         error: why the sequence cannot go on; None if it can. With an error there are no tokens.
-        own: counts of the draft tokens that the target proposed itself.
-        rejected_token_ids: draft tokens that were rejected; none where a device does not give them back.
+        own: counts of the draft tokens that the target proposed itself, by lookup or grammar.
+        rejected_token_ids: draft tokens that were rejected; empty if a device does not return them.
     """
 
     token_ids: tuple[int, ...]
@@ -120,7 +125,7 @@ class Verdict:
 
     @property
     def of_draft(self) -> tuple[int, int]:
-        """Return how many tokens of a draft were verified, and how many of these were accepted."""
+        """Return how many tokens of a draft model were verified, and how many of these were accepted."""
         return self.num_draft_tokens - self.own.num_tokens, self.num_accepted_tokens - self.own.num_accepted
 
 
@@ -130,7 +135,7 @@ Decide: TypeAlias = Callable[[Sequence[Turn], Array], list[Verdict]]
 
 
 class Decoder(Protocol):
-    """A target that takes many sequences through a step, each by at least one token.
+    """Target model that advances many sequences in one step, each by at least one token.
 
     One thread calls `step`; the attributes are constants that any thread reads. Each token must follow from the tokens
     before it and from the request's seed alone: never from the proposal, the other turns, or how often a turn is
@@ -147,7 +152,7 @@ class Decoder(Protocol):
         vocab_size: number of tokens that it chooses from.
         num_slots: number of sequences that can be held at once.
         max_length: number of tokens that prompt and output may have together.
-        prompt_chunk_tokens: number of tokens of the parts in which a long prompt is best read; 0: any.
+        prompt_chunk_tokens: number of tokens per part at which a long prompt is read fastest; 0: any number.
         keeps_grammars: True if it keeps to the grammar of a turn.
     """
 
@@ -169,7 +174,7 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class CompiledDecoder(Decoder, Protocol):
-    """A decoder that is a model of its own, in one compiled graph, and cannot do all that a request may ask for.
+    """Decoder that is one compiled graph, choice of tokens included, and serves only some requests.
 
     Attributes:
         slot_bytes: size of one slot's keys and values, in bytes.
@@ -182,12 +187,12 @@ class CompiledDecoder(Decoder, Protocol):
 
 
 def is_seed_invariant(model: object) -> bool:
-    """Return whether equal seeds give equal tokens; if not, a decoder or generator has a false `seed_invariant`."""
+    """Return whether equal seeds give equal tokens; models for which they do not have `seed_invariant` = False."""
     return bool(getattr(model, "seed_invariant", True))
 
 
 def check_seed(generator: object, sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError if a client chose a seed that the generator cannot keep; greedy decoding needs none."""
+    """Raise InvalidRequestError if a request has a seed but its tokens would not be reproducible; greedy ones are."""
     if not sampling.greedy and not is_seed_invariant(generator):
         raise InvalidRequestError(
             "seed: this server samples on the device, where equal seeds give other tokens: omit it", field="seed"
@@ -195,7 +200,7 @@ def check_seed(generator: object, sampling: SamplingParams) -> None:
 
 
 def check_request(decoder: Decoder, request: GenerationRequest) -> None:
-    """Raise InvalidRequestError, which names the parameter, for a request that the decoder cannot serve."""
+    """Raise InvalidRequestError for a request that the decoder cannot serve; the error names the parameter."""
     if isinstance(decoder, CompiledDecoder):
         decoder.check(request)
     if request.grammar is not None and not decoder.keeps_grammars:

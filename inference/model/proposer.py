@@ -15,7 +15,7 @@ from specdec.inference.tokens import Tally
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain for a proposer to extend.
+    """Chain for a proposer to extend.
 
     Attributes:
         slot: the sequence's slot in the draft model.
@@ -23,9 +23,9 @@ class Draft:
         sampling: how the target will choose tokens.
         limit: number of tokens wanted at most, >= 1.
         output_start: as in `Turn`.
-        source_slot: another slot that may hold more of the same tokens, and can be copied from.
+        source_slot: another slot, from which tokens can be copied because it may hold more of this chain.
         grammar, tally: as in `Turn`.
-        token_map: the target's ids as the draft model has them.
+        token_map: map from the target's token ids to the draft model's.
     """
 
     slot: int
@@ -41,10 +41,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """A token as a draft model chose it.
+    """Token that a draft model chose.
 
     Attributes:
-        runner_up: the second choice under the same noise; None if it was not asked for.
+        runner_up: the second best token under the same noise; None if it was not asked for.
         margin: by how much the token's score exceeds the runner-up's: logits, or log-probabilities with noise.
         is_forced: True if a grammar left no choice, and the token took no pass.
     """
@@ -70,7 +70,7 @@ class Proposer(Protocol):
     Attributes:
         num_slots: number of sequences.
         max_length: length of the longest chain, committed tokens included, that can be extended by one.
-        num_branches: number of slots of each sequence for branches beside its chain. Those of slot s are
+        num_branches: number of slots that each sequence has for branches beside its chain. Those of slot s are
             num_slots + s * num_branches + b for b = 0 .. num_branches - 1.
     """
 
@@ -79,12 +79,12 @@ class Proposer(Protocol):
     num_branches: int
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Take one step for every draft; their slots are distinct.
+        """Extend every draft by one step; the drafts have distinct slots.
 
         Args:
             ranked: True if runner-ups and margins are wanted too; a proposer without them leaves the defaults.
 
         Returns:
-            Per draft, its next 1 .. limit tokens. An empty list: there is nothing to propose. None: the step read a
-            part of a long prompt, and more steps are needed.
+            Per draft, its next 1 .. limit tokens. Per draft, an empty list means that there is nothing to propose. None
+            means that the step read a part of a long prompt, and more steps are needed.
         """

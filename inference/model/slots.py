@@ -1,4 +1,4 @@
-"""Slot models: backends that run tokens of many sequences through one model, and what some of them can do besides."""
+"""Slot models: backends that run tokens of many sequences through one model, and abilities that only some have."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Backend(Protocol):
     and nothing after it. So a caller rolls a slot back by starting earlier, and reuses it by starting at 0.
 
     One thread at a time calls `forward`; the attributes are constants that any thread reads. A backend may also have
-    `arithmetic`, a text: backend, dtype, kind of device, levels of quantization. Servers resume each other's answers
-    only where it is equal. A bigram model keeps nothing in its slots, and is a complete backend:
+    `arithmetic`, a text that names backend, dtype, kind of device and levels of quantization: a server continues
+    another server's answer only if both texts are equal. A bigram model keeps nothing in its slots, and is a complete
+    backend:
 
         class Bigrams:
             num_slots, max_length, slot_bytes = 4, 1024, 0
@@ -81,7 +82,7 @@ class ForkingBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphCounts:
-    """Graphs that a backend has made for its passes: all of them, and those that a request had to wait for."""
+    """Numbers of graphs that a backend has made for its passes: all, and those that a request waited for."""
 
     num: int
     num_late: int
@@ -89,7 +90,7 @@ class GraphCounts:
 
 @runtime_checkable
 class GraphMaker(Protocol):
-    """A backend that makes graphs of its passes, all of them before it serves."""
+    """Backend that makes graphs of its passes, all of them before it serves."""
 
     @property
     def graphs(self) -> GraphCounts:
@@ -121,24 +122,24 @@ class CompiledBackend(Protocol):
 
 @runtime_checkable
 class PrefixKeeper(Protocol):
-    """A decoder or proposer with slots that keep their content, for the next sequence to begin with."""
+    """Decoder or proposer with slots that keep their content, so that the next sequence can begin with it."""
 
     @property
     def slots(self) -> Backend | None:
         """Return the backend that has the slots; None if no sequence may reuse their content."""
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """Give a slot to a new sequence; its first tokens, `token_ids`, are in `source_slot`.
+        """Give a slot to a new sequence; `source_slot` has its first tokens, `token_ids`, cached.
 
-        The engine calls this on the model's thread, between steps. No tokens: the sequence begins from nothing.
+        The engine calls this on the model's thread, between steps. If `token_ids` is empty, nothing is cached.
         """
 
 
 def prompt_chunk_tokens(backend: object) -> int:
-    """Return the number of tokens of the parts in which a backend is best given long prompts; 0: any."""
+    """Return the number of tokens per part at which a backend reads long prompts fastest; 0: any number."""
     return backend.prompt_chunk_tokens if isinstance(backend, CompiledBackend) else 0
 
 
 def max_pass_draft_tokens(backend: object, default: int) -> int:
-    """Return how many draft tokens fit into one pass after the last committed token, `default` at most."""
+    """Return how many draft tokens one pass can verify after the last committed token, at most `default`."""
     return min(default, backend.max_pass_tokens - 1) if isinstance(backend, CompiledBackend) else default

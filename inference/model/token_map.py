@@ -1,10 +1,10 @@
-"""Token ids of a target as its draft model has them.
+"""Translation between the token ids of a target and those of its draft model.
 
 Knows no tokenizer: `specdec.inference.text.vocabulary` makes the maps.
 
-Outside a draft model every id is the target's. Where both have one tokenizer, the ids are equal, and one of the two may
-have more of them. Else the model reads its own tokens for the bytes of each target token, and its logits are carried to
-the target's ids, where the target's noise is drawn.
+Outside a draft model every id is the target's. If both models have the same tokenizer, their ids are equal, though one
+vocabulary may be larger. Otherwise the draft model reads its own tokens for the bytes of each target token, and its
+logits are moved to the target's ids, so that draft and target choose with the same noise.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class TokenMap:
     """Map from the ids of a target to those of a draft model; without arguments the ids are equal.
 
     Attributes:
-        num_ids: number of ids that the target has; draft tokens beyond it are of no use.
-        name: tokenizers of both, so that equal names mean equal maps; empty if the ids are equal.
-        columns: 1 + the draft's id of the same bytes, or 0 if it has none, by target id. int64 [ids of the tokenizer].
-        own_ids: the draft's ids that are read in place of a target's; none for a token without a text.
+        num_ids: number of token ids that the target has; it accepts no draft token with a higher id.
+        name: names of both tokenizers, so that equal names mean equal maps; empty if the ids are equal.
+        columns: by target id, 1 + the draft's id of the token with the same bytes, or 0 if there is none. int64 [number
+            of the target's ids].
+        own_ids: by target id, the draft's ids that the draft model reads instead; none for a token without a text.
         prefix: ids that the draft expects before any text.
     """
 
@@ -46,23 +47,24 @@ class TokenMap:
 
     @property
     def num_shared(self) -> int | None:
-        """Return how many ids the draft can propose; None: all that it has."""
+        """Return how many of its ids the draft can propose; None: all of them."""
         return int(np.count_nonzero(self.columns)) if self.name else None
 
     def read(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the draft's ids in place of the target's."""
+        """Return the draft's ids for a target's `token_ids`."""
         if not self.name:
             return token_ids
         return [*itertools.chain.from_iterable(map(self.own_ids.__getitem__, token_ids))]
 
     def carry(self, logits: Array) -> Array:
-        """Carry logits to the target's ids, with minus infinity for each id that one of the two lacks.
+        """Reorder a draft model's logits to the target's ids; an id that either model lacks gets minus infinity.
 
         Args:
-            logits: float [num_rows, ids of the draft].
+            logits: float [num_rows, number of the draft's ids].
 
         Returns:
-            float [num_rows, ids of the target]; the rows themselves, and the draft's ids, if the ids are equal.
+            float [num_rows, number of the target's ids]; if the ids are equal, float [num_rows, number of the draft's
+            ids].
         """
         num_rows, num_own = logits.shape
         if not self.name and self.num_ids >= num_own:
@@ -85,7 +87,7 @@ SAME_IDS = TokenMap()
 
 
 class Reading:
-    """Draft model's ids of one growing sequence of a target, each translated once. For one thread at a time."""
+    """Draft model's ids of one growing sequence of a target; each token is translated once. One thread at a time."""
 
     def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
         self.token_map = token_map
@@ -93,7 +95,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the ids that the draft model reads; the log of a view (see `logged`) is kept, its tail is not."""
+        """Return the draft model's ids of the sequence. Of a view (see `logged`) only the log is remembered."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

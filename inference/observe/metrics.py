@@ -58,7 +58,7 @@ class Load(Protocol):
 
 
 class Replaceable(Protocol):
-    """Object that is read from files, again when they change."""
+    """Files that a process reads again when they change."""
 
     @property
     def is_stale(self) -> bool: ...
@@ -99,7 +99,7 @@ class Upstream(Protocol):
 
 
 class _Upstreams(Collector):
-    """Series by upstream server, read at every scrape: a server that leaves takes its series along."""
+    """Metrics by upstream server, read at every scrape: those of a server that has left are not reported any more."""
 
     def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
         self._model_name = model_name
@@ -181,7 +181,7 @@ class Metrics:
         self._accounts: set[str] = set()
 
     def _add_phases(self) -> None:
-        """Add the series by phase and direction; found once, as a look-up per commit would cost more than counting."""
+        """Create the metrics by phase and direction once, since a look-up per commit would cost more than counting."""
         phase_seconds = self._counter_by(
             "phase", "specdec_phase_seconds", "Time of all requests, by phase: draft, verify, queue, network."
         )
@@ -252,7 +252,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a count of requests that ran without the drafts of this process: a proxy may part their streams."""
+        """Add a counter of requests that ran without this process's drafts, as when a proxy separates their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 
@@ -330,7 +330,7 @@ class RequestMetrics:
 
     @property
     def cost(self) -> tuple[str, int, float]:
-        """Model, output tokens, and seconds up to now."""
+        """Return the name of the model, the number of output tokens, and the seconds until now."""
         return self._metrics._name, self._num_tokens, time.monotonic() - self._arrived
 
     def take(self, event: TextEvent | TokenEvent) -> None:

@@ -39,7 +39,10 @@ class Profile:
         self._requests: list[tuple[str, RequestStats]] = []
 
     def add(self, label: str, stats: RequestStats) -> None:
-        """Add a request, which the label names: its id at a server, else its prompt. `stats` may still be filled."""
+        """Add a request under `label`, its id at a server, else its prompt.
+
+        The request may still run and change `stats`.
+        """
         num_messages = sum(len(request.arrivals) for _, request in self._requests)
         if len(self._requests) < MAX_REQUESTS and num_messages < MAX_MESSAGES:
             self._requests.append((label[:MAX_LABEL_CHARACTERS], stats))

@@ -1,8 +1,8 @@
 """Acceptance: the probability that the target agrees with draft tokens, learned from its verdicts. Pure.
 
-`Acceptance` is the mean rate of a session. `Confidence` estimates the rate of a single token from its margin, which is
-the lead of its score over the runner-up's: a draft is nearly always right in a text that repeats, and seldom
-where a sentence begins (compare AdaEDL, arXiv 2410.18351).
+`Acceptance` is the mean acceptance rate of a session. `Confidence` estimates that of a single token from its margin,
+the difference between its score and the runner-up's: a draft token is nearly always accepted in a text that repeats
+itself, and seldom where a sentence begins (compare AdaEDL, arXiv 2410.18351).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _UNKNOWN_RATE = 0.8  # of tokens without a margin
 
 @dataclass(slots=True)
 class Acceptance:
-    """Share of accepted draft tokens among the tested ones, in which old passes fade.
+    """Share of the tested draft tokens that were accepted; recent passes weigh most.
 
     A rejected token ends a proposal, so the tokens after it are not tested. The estimate starts as if `prior_tested`
-    tokens had been tested at `prior_rate`. Evidence fades with every pass, also one that tests none, so a draft whose
-    tokens are no longer verified gets another chance.
+    tokens had been tested at `prior_rate`. The weight of old tests falls with every pass, also with one that tests
+    nothing, so a draft whose tokens are no longer verified gets another chance.
     """
 
     prior_tested: float = _PRIOR_TESTED
@@ -48,31 +48,31 @@ class Acceptance:
 
 
 class Confidence:
-    """Acceptance by margin: one estimate per group of similar margins, which starts at a logistic guess."""
+    """Acceptance rate by margin: one estimate per group of similar margins, which begins at a logistic function."""
 
     def __init__(self) -> None:
         self._tested = [_PRIOR_TESTED_OF_GROUP] * (len(_EDGES) + 2)
         self._accepted = [_PRIOR_TESTED_OF_GROUP * _prior_rate(group) for group in range(len(_EDGES) + 2)]
 
     def rate(self, token: DraftToken) -> float:
-        """Return the probability that the target chooses this token, if it agrees with all before it."""
+        """Return the probability that the target chooses this token, given that it chose all tokens before it."""
         group = _group(token)
         return self._accepted[group] / self._tested[group]
 
     def record(self, token: DraftToken, *, accepted: bool) -> None:
-        """Record the verdict on a token; all tokens before it were accepted."""
+        """Record whether a token was accepted, all tokens before it having been accepted."""
         group = _group(token)
         self._tested[group] = self._tested[group] * _DECAY_OF_GROUP + 1.0
         self._accepted[group] = self._accepted[group] * _DECAY_OF_GROUP + accepted
 
 
 def _group(token: DraftToken) -> int:
-    """Return the group of a token's margin; the last group holds tokens without one."""
+    """Return the group of a token's margin; tokens without a margin have the last group."""
     return len(_EDGES) + 1 if math.isinf(token.margin) else bisect.bisect(_EDGES, token.margin)
 
 
 def _prior_rate(group: int) -> float:
-    """Return the first guess for a group, from even odds upwards: 1 / (1 + exp(-margin))."""
+    """Return the initial estimate for a group: 1 / (1 + exp(-margin)), which is at least one half."""
     if group > len(_EDGES):
         return _UNKNOWN_RATE
     return 1.0 / (1.0 + math.exp(-_EDGES[min(group, len(_EDGES) - 1)]))

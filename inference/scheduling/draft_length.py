@@ -1,9 +1,9 @@
-"""Length of a draft before each pass, where draft and target take turns. Pure.
+"""Number of draft tokens before each pass, where draft and target take turns. Pure.
 
-Every draft token costs a step of the draft and a share of the wider pass. It gains a token if the target agrees with it
-and with all before it. Drafting continues while that can raise the expected tokens per second, with one more token or
-with a few: a wider pass may take no longer up to the next step of a staircase. Transformers and llama.cpp stop at a
-fixed probability instead.
+Every draft token costs a step of the draft and makes the pass wider. It gains one token if the target accepts it and
+all draft tokens before it. Drafting continues while one more draft token, or a few more, can raise the expected tokens
+per second. A few may where one does not, since pass times rise in steps: several widths take the same time.
+Transformers and llama.cpp stop at a fixed probability instead.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _PRIOR_TESTED = 1.0  # less than in other schedules: here every useless token de
 
 @dataclass(slots=True)
 class _Outlook:
-    """Expectation of a growing chain, brought up to date token by token instead of by a walk over all of it.
+    """Number of tokens that a growing chain is expected to gain, updated with each new token of the chain.
 
     Attributes:
-        chain: the list that grows.
-        session_rate: acceptance of the session before.
+        chain: the draft tokens; a list that grows.
+        session_rate: the session's acceptance rate in earlier passes.
         num_seen: number of the chain's first tokens that the other fields describe.
-        last: probability that the last of these is right if all before it are; without any, the session's rate.
-        survival: probability that all of these are right.
-        tokens: expected tokens of a pass that verifies them.
+        last: probability that the last of these tokens is accepted if all before it are; the session's rate if there is
+            none.
+        survival: probability that all of these tokens are accepted.
+        tokens: expected number of tokens that a pass commits if it verifies them.
     """
 
     chain: Sequence[DraftToken]
@@ -46,7 +47,7 @@ class _Outlook:
     tokens: float = 1.0
 
     def see(self, confidence: Confidence) -> None:
-        """Take the tokens into account that the chain has got."""
+        """Take the chain's new tokens into account."""
         while self.num_seen < len(self.chain):
             self.last = confidence.rate(self.chain[self.num_seen])
             self.survival *= self.last
@@ -54,10 +55,10 @@ class _Outlook:
             self.num_seen += 1
 
     def is_worth(self, tokens: float, now_s: float, added_s: Sequence[float]) -> bool:
-        """Return whether 1, 2, ... further tokens raise the `tokens` of `now_s` seconds by more than their time costs.
+        """Return whether further tokens would raise the tokens per second of a plan with `tokens` in `now_s` seconds.
 
         Args:
-            added_s: seconds of 1, 2, ... further tokens.
+            added_s: seconds that 1, 2, ... further tokens would add.
         """
         rate, survival = (self.session_rate + self.last) / 2, self.survival
         plans = [(tokens, now_s)]
@@ -78,19 +79,19 @@ class DraftLength:
         self._outlooks: dict[int, _Outlook] = {}  # by slot, until the verdict on its chain
 
     def begin(self, slot: int) -> None:
-        """Forget the acceptance of a slot, which begins another request."""
+        """Forget the acceptance rate of a slot, since another request begins in it."""
         self._acceptance[slot] = Acceptance(_PRIOR_TESTED)
 
     def record_step(self, num_sessions: int, seconds: float) -> None:
-        """Record one step of the draft that extended `num_sessions` chains."""
+        """Record the time of one draft step that extended `num_sessions` chains."""
         self._steps.record(num_sessions, 0, seconds)
 
     def record_pass(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass of the target."""
+        """Record the time of one target pass."""
         self._passes.record(num_sessions, num_draft_tokens, seconds)
 
     def record_verdict(self, slot: int, chain: Sequence[DraftToken], num_accepted_tokens: int) -> None:
-        """Record the verdict on a session's proposal, which may be empty."""
+        """Record how many tokens of a session's proposal were accepted; `chain` may be empty."""
         self._outlooks.pop(slot, None)
         self._of(slot).record(len(chain), num_accepted_tokens)
         for place, token in enumerate(chain[: num_accepted_tokens + 1]):
@@ -102,17 +103,16 @@ class DraftLength:
         ended: Sequence[tuple[int, Sequence[DraftToken]]],
         num_sessions: int,
     ) -> list[bool]:
-        """Return for each growing chain whether one more draft token in it raises the tokens per second of a pass.
+        """Return, for each growing chain, whether one more draft token in it raises the pass's tokens per second.
 
-        While the times are unknown, FIRST_LENGTH draft tokens are enough. Several sessions then run a few
-        passes without any: their other passes have too many rows to show the time of fewer. The rate of further tokens
-        is assumed to be the mean of the last token's and the session's, since an easy passage is usually longer than
-        one token. Their share of the time is that of all growing chains, which share draft steps and the kernels'
-        sweeps.
+        While no times are measured, chains stop at FIRST_LENGTH tokens. With several sessions a few passes then run
+        without draft tokens, because the times of wide passes alone do not show what narrow ones cost. A further token
+        is assumed to be accepted at the mean of the last token's and the session's rate, since an easy passage is
+        usually longer than one token. All growing chains share the time of draft steps and of the wider pass.
 
         Args:
-            growing: slots and tokens of the chains that may grow.
-            ended: those of the others.
+            growing: slot and draft tokens of each chain that may grow.
+            ended: slot and draft tokens of each other chain.
             num_sessions: number of sessions in the pass, with or without a draft.
         """
         steps, passes, number = self._steps.of(num_sessions), self._passes.of(num_sessions), len(growing)
@@ -133,10 +133,10 @@ class DraftLength:
         return [outlook.is_worth(tokens, now_s, added_s) for outlook in outlooks]
 
     def num_worth(self, slot: int, tokens: Sequence[DraftToken], num_sessions: int) -> int:
-        """Return how many of the tokens that one step gave are worth their places in a pass over `num_sessions`.
+        """Return how many of the tokens that one step gave are worth verifying in a pass over `num_sessions`.
 
-        They are drafted already, as those of a lookup are all at once, so only the pass counts. While its times are
-        unknown, FIRST_LENGTH tokens are.
+        The tokens are drafted already, as in prompt lookup, which gives many at once; so only their cost in the pass
+        counts. While pass times are unknown, FIRST_LENGTH tokens are worth it.
         """
         passes, rate = self._passes.of(num_sessions), self._of(slot).rate
         if not passes.is_known:

@@ -1,7 +1,7 @@
-"""Link of a draft worker to one target: the round trip and the target's passes, in seconds, as commits report them.
+"""Times between a draft worker and one target: the round trip and the target's passes, in seconds, taken from commits.
 
-What a session measures is where the next session at the same target begins, so that it drafts at the right pace before
-its first commit, which is a round trip and the reading of a prompt away. Pure.
+A session begins with the times that an earlier session at the same target measured. So it drafts at the right pace
+before its own first commit, which takes a round trip and the computation of the prompt. Pure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _NUM_PASSES = 15
 
 
 class Link:
-    """Times of one session's link; `earlier` is that of an earlier session at the same target.
+    """Times of one session at a target; `earlier` has those of an earlier session at the same target.
 
-    The round trip is the least of the latest samples, since all above it is queueing in network and processes. An
-    earlier session's counts only until the first sample: the network may have become slower.
+    The round trip is the shortest of the latest samples, since longer ones contain queueing in the network and in
+    processes. That of the earlier session is used only until the first sample: the network may have become slower.
     """
 
     def __init__(self, earlier: Link | None = None) -> None:
@@ -33,7 +33,10 @@ class Link:
 
     @property
     def pass_s(self) -> float:
-        """Return the median time of the target's latest passes, the lower of two; 0 while unknown."""
+        """Return the median time of the target's latest passes; of an even number, the lower median.
+
+        0 while unknown.
+        """
         return sorted(self._passes_s)[(len(self._passes_s) - 1) // 2] if self._passes_s else 0.0
 
     def record_round_trip(self, seconds: float) -> None:
@@ -44,18 +47,18 @@ class Link:
 
 
 class Echoes:
-    """Record of sent messages until commits acknowledge them; both sides count draft tokens to match them."""
+    """Record of sent messages that no commit has acknowledged, each with the draft tokens sent so far."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._sent: deque[tuple[int, float]] = deque()  # (tokens sent up to the end of a message, time)
 
     def sent(self, num_tokens: int, now: float) -> None:
-        """Record a sent message; `num_tokens` counts all tokens up to its end."""
+        """Record that a message was sent at `now`; `num_tokens` counts all draft tokens sent so far, with its own."""
         self._sent.append((num_tokens, now))
 
     def received(self, num_tokens: int, hold_s: float, now: float) -> None:
-        """Record a commit that acknowledges `num_tokens`, the last of which arrived `hold_s` before it."""
+        """Record a commit that acknowledges `num_tokens` draft tokens, `hold_s` after the last of them arrived."""
         when = None
         while self._sent and self._sent[0][0] <= num_tokens:
             when = self._sent.popleft()[1]

@@ -1,8 +1,8 @@
-"""Pacing of a draft: how far ahead it drafts, with how many branches and in messages of what size.
+"""Pacing of a draft: how far ahead of the target it drafts, with how many branches, and in how large messages.
 
 Three costs decide, all from measured times. Drafting one more token delays the tokens before it, for which the target
-may wait. Reading a message takes the target time, so a message must be expected to save more than that. A token saves
-nothing if the target has decoded that position by itself before the token arrives. Pure.
+may wait. Reading a message takes the target time, so a message must be expected to save more than that. A draft token
+saves nothing if the target has decoded its position before the token arrives. Pure.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Branching:
 
     Attributes:
         count: most live branches per sequence.
-        depth: draft tokens of a branch after its first token, a runner-up of the chain's.
-        min_chain: shortest chain that gets branches; with a shorter one the draft is late, and branches would delay it.
+        depth: draft tokens of a branch after its first one, which is the runner-up of a token of the chain.
+        min_chain: shortest chain that gets branches; while the chain is shorter, branches would delay it too much.
     """
 
     count: int = 0
@@ -51,13 +51,13 @@ NO_BRANCHES = Branching()
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Limits of one sequence's drafts.
+    """How far, how broadly and in what messages a draft worker drafts for one sequence.
 
     Attributes:
         window: most draft tokens past the committed ones; 0 stops drafting.
         chunk: draft tokens per message while the chain grows.
-        step_s: seconds of a draft step; 0 where they do not matter.
-        round_s: seconds of a pass and a round trip; the first message holds tokens for as long.
+        step_s: seconds of a draft step; 0 if messages do not depend on it.
+        round_s: seconds of a pass and a round trip; the first message must have draft tokens enough for this time.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: tokens that a message must be expected to save.
         min_survival: see `MIN_SURVIVAL`.
@@ -92,7 +92,7 @@ class Measured:
 
 
 def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
-    """Return how to run ahead with at most `gamma` draft tokens per pass, 0 for none, and `num_branches` branches."""
+    """Return the pacing for running ahead, with up to `gamma` draft tokens per pass and `num_branches` branches."""
     step_s, pass_s = measured.step_s, measured.pass_s
     if not gamma or not step_s or not pass_s:
         return Pacing(window=gamma, chunk=max(1, gamma))
@@ -113,13 +113,13 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
 
 
 def choose_branching(limit: int, measured: Measured) -> Branching:
-    """Return branches for the round trip after a rejection, in which the target would wait or decode alone.
+    """Return the limits of branches: they give the target draft tokens during the round trip after a rejection.
 
     Args:
-        limit: branches per sequence that there is room for.
+        limit: number of branches per sequence for which the draft model has slots.
 
     Returns:
-        A depth that lasts for a round trip at two tokens a pass, and that the draft can make in that time.
+        Limits with a depth that lasts for a round trip at two tokens per pass, and that can be drafted in that time.
     """
     step_s, pass_s, round_trip_s = measured.step_s, measured.pass_s, measured.round_trip_s
     if not limit or not step_s or not pass_s or round_trip_s < MIN_ROUND_TRIP_OF_PASS * pass_s:
@@ -130,9 +130,9 @@ def choose_branching(limit: int, measured: Measured) -> Branching:
 
 
 def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
-    """Return whether a target that has no draft tokens should get these now, not with one more a step later.
+    """Return whether to send a chain's first message now, instead of with one more draft token a step later.
 
-    One more token is taken to survive as often as the last one.
+    The target has no draft tokens meanwhile. The next token is assumed to be accepted as often as the last one.
     """
     seconds, tokens = pacing.round_s + len(survivals) * pacing.step_s, 1.0 + sum(survivals)
     if survivals[-1] <= 0.0:  # a draft that was never right: the product has underflown
@@ -142,5 +142,5 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
 
 
 def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:
-    """Return how many tokens a chain's tokens after the first `num_before` are expected to save the target."""
+    """Return how many passes' tokens a chain's tokens after the first `num_before` are expected to save the target."""
     return sum(survivals[max(num_before, pacing.num_ahead) :])

@@ -1,7 +1,7 @@
 """Pass times of a model in seconds, by number of sessions and of draft tokens; old passes are forgotten. Pure.
 
-Kernels multiply several rows in one sweep, and compiled graphs have few widths. So the time of a pass is a staircase
-over its width, which no line fits, and each number of draft tokens has a measured time of its own.
+Kernels multiply several rows at once, and compiled graphs have few widths. So the time of a pass rises with its width
+in steps, not in a line, and is measured for each number of draft tokens.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _BITS_OF_SESSIONS = 2
 
 @dataclass(slots=True)
 class _Recent:
-    """Last passes over one number of draft tokens.
+    """Latest passes with one number of draft tokens.
 
     Attributes:
-        median_s: the median of their seconds, the lower one of two.
-        latest: number of passes of all widths up to the latest of them.
+        median_s: median of their seconds; of an even number, the lower median.
+        latest: ordinal number, among all recorded passes, of the latest of them.
     """
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
@@ -41,7 +41,7 @@ class _Recent:
 
     @property
     def ends(self) -> float:
-        """Return the number of passes of all widths after which these are forgotten."""
+        """Return the ordinal number of the pass, among all recorded ones, after which these passes are forgotten."""
         return self.latest + MAX_AGE * len(self.seconds) / NUM_RECENT
 
     def record(self, seconds: float, number: int) -> None:
@@ -51,11 +51,11 @@ class _Recent:
 
 
 class PassCosts:
-    """Table of seconds by number of draft tokens, for passes over one number of sessions.
+    """Time of passes over one number of sessions, as a table of seconds by number of draft tokens.
 
-    It never falls: where more draft tokens seemed to take less time, both numbers of them get the mean. Between
-    measured numbers the table is interpolated, and outside it is flat. So a number that was never tried looks cheap,
-    and is measured as soon as its tokens seem worth anything.
+    The table never falls: where more draft tokens seemed to take less time, both entries get the mean. Between measured
+    entries it is interpolated, outside them constant. So a number of draft tokens that was never tried looks cheap, and
+    is tried as soon as so many tokens seem useful.
     """
 
     def __init__(self) -> None:
@@ -70,13 +70,14 @@ class PassCosts:
 
     @property
     def has_slope(self) -> bool:
-        """Return whether numbers of draft tokens far enough apart are known to show the cost of more of them."""
+        """Return whether passes with sufficiently different numbers of draft tokens show the cost of more of them."""
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def asks_for_short(self) -> bool:
-        """Return whether a pass with few draft tokens is wanted, to show by comparison what draft tokens cost.
+        """Return whether a pass with few draft tokens should run next, to show by comparison what draft tokens cost.
 
-        Return True at most NUM_SHORT times: draft tokens of other sources, or prompts, may keep that pass unrecorded.
+        The answer is True at most NUM_SHORT times, because such a pass is not recorded if it also verifies tokens of
+        another source or reads a prompt.
         """
         if self.has_slope or not self.is_known or self._num_asked == NUM_SHORT:
             return False
@@ -84,13 +85,13 @@ class PassCosts:
         return True
 
     def record(self, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; `num_draft_tokens` counts those of all its sessions."""
+        """Record one pass; `num_draft_tokens` is the sum over its sessions."""
         self._num_passes += 1
         self._table = None
         self._recent.setdefault(_place(num_draft_tokens), _Recent()).record(seconds, self._num_passes)
 
     def seconds(self, num_draft_tokens: int) -> float:
-        """Return the time of a pass; 0 while nothing is known."""
+        """Return the seconds of a pass that verifies `num_draft_tokens`; 0 while nothing is known."""
         if self._table is None:
             self._table = self._measured()
         numbers, seconds = self._table
@@ -104,7 +105,7 @@ class PassCosts:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def _measured(self) -> tuple[list[int], list[float]]:
-        """Forget old passes, except those without draft tokens, and return the table of the others."""
+        """Forget old passes, except those without draft tokens; return the numbers of tokens left, and their times."""
         self._recent = {
             place: recent for place, recent in self._recent.items() if not place or recent.ends > self._num_passes
         }
@@ -114,17 +115,17 @@ class PassCosts:
 
 
 def _place(number: int, bits: int = _BITS_OF_TOKENS) -> int:
-    """Return the number under which a pass is recorded: its leading bits, so that a table has few entries."""
+    """Return the key under which a pass is recorded: `number` rounded to its leading bits, for small tables."""
     shift = max(0, number.bit_length() - bits)
     return number >> shift << shift
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the nearest values that never fall: isotonic regression, by pooling adjacent violators.
+    """Return the sequence nearest to `values` that never falls: isotonic regression, by pooling adjacent violators.
 
     Args:
-        values: any values.
-        weights: of each value's squared distance to its result; positive.
+        values: the numbers to approximate.
+        weights: weight of each value's squared distance to its result; positive.
     """
     pools: list[tuple[float, float, int]] = []  # mean, weight and number of the values that share a result
     for value, weight in zip(values, weights, strict=True):
@@ -141,23 +142,23 @@ def _joined(one: tuple[float, float, int], other: tuple[float, float, int]) -> t
 
 
 class PassTimes:
-    """Pass times by number of sessions, since a session costs other time than a draft token, as in attention."""
+    """Pass times by number of sessions, because one more session costs more than one more draft token does."""
 
     def __init__(self) -> None:
         self._by_sessions: dict[int, PassCosts] = {}
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; the first with each pair of numbers is ignored: in it a backend may prepare later passes."""
+        """Record one pass; the first with each pair of numbers is ignored, as backends then prepare later ones."""
         numbers = sessions, _ = _place(num_sessions, _BITS_OF_SESSIONS), _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)
         self._tried.add(numbers)
 
     def of(self, num_sessions: int) -> PassCosts:
-        """Return the costs of passes over `num_sessions`, or, while they have no slope, over a number near it that has.
+        """Return the costs of passes over `num_sessions`, or of the nearest number of sessions with a known slope.
 
-        If no number has a slope, return the costs of the nearest known one; all are 0 if none is known.
+        If no number of sessions has a known slope, return the costs of the nearest one with any pass; else costs of 0.
         """
         own = self._by_sessions.get(_place(num_sessions, _BITS_OF_SESSIONS))
         if own is not None and own.has_slope:

@@ -1,9 +1,9 @@
 """Parts of prompts: how many prompt tokens a pass reads while other sessions decode in it. Pure.
 
-Reading a part of a prompt makes a pass longer, and the sessions that decode in it wait. If a part takes as long
-as `share` passes that only decode, those sessions get tokens every 1 + share passes, and the prompt takes 1 + 1 / share
-times as long as without them. The idea is from Sarathi-Serve (arXiv 2403.02310), but here the budget is measured time
-instead of a number of tokens.
+Reading a part of a prompt makes a pass longer for the sessions that decode in it. If a part takes as long as `share`
+passes that only decode, those sessions get a token in 1 + share times the usual time, and the prompt takes 1 + 1 /
+share times as long as without them. The idea is from Sarathi-Serve (arXiv 2403.02310), but here the budget is measured
+time instead of a number of tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DECAY = 0.7  # weight of the past at each part; a low one, since a token costs m
 
 @dataclass(slots=True)
 class PromptParts:
-    """Measured cost of reading prompt tokens, and the number of them that a pass has room for.
+    """Measured cost of reading prompt tokens, and how many of them a pass may read.
 
     Attributes:
         share: longest time that reading may add to a pass in which others decode, as a multiple of that pass.
@@ -42,7 +42,7 @@ class PromptParts:
     """
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """Record that reading `num_tokens` prompt tokens took `seconds`, or made a pass longer by them."""
+        """Record that reading `num_tokens` prompt tokens took `seconds`, alone or in addition to the rest of a pass."""
         self._num_tokens = self._num_tokens * DECAY + num_tokens
         seconds = max(0.0, seconds)
         self._seconds = self._seconds * DECAY + seconds
@@ -50,7 +50,7 @@ class PromptParts:
             self._known[num_tokens] = DECAY * self._known.get(num_tokens, seconds) + (1 - DECAY) * seconds
 
     def room(self, pass_s: float) -> int:
-        """Return how many prompt tokens a pass may read beside decoding sessions, a multiple of STEP_TOKENS.
+        """Return how many prompt tokens a pass may read if sessions also decode in it: a multiple of STEP_TOKENS.
 
         Args:
             pass_s: seconds of the pass without prompt tokens; 0 while unknown.
@@ -61,9 +61,9 @@ class PromptParts:
         return max(self._least(pass_s), min(MAX_PART_TOKENS, int(num_tokens) // STEP_TOKENS * STEP_TOKENS))
 
     def _least(self, pass_s: float) -> int:
-        """Return the length of the shortest part: the short one, or the usual one if that is much cheaper per token.
+        """Return the least number of tokens per part: the short length, or the usual one if far cheaper per token.
 
-        A length that has no measured time yet is returned first, so that it gets one.
+        A length without a measured time is returned first, so that it gets measured.
         """
         per_token = {}
         for number in (USUAL_PART_TOKENS, SHORT_PART_TOKENS):

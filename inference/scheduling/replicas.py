@@ -1,7 +1,7 @@
 """Choice of the server for each request, among several servers of one model.
 
-The least loaded replica that is ready gets it. A replica that fails three times in a row is paused, longer each time.
-Knows addresses and counts, no sockets and no clock.
+The least loaded replica that is ready gets the request. A replica that fails three times in a row is ejected, that is,
+gets no requests for a while, longer each time. Knows addresses and counts, no sockets and no clock.
 
 gRPC's own policies do not suffice. C-core has no least_request, and no ejection without xDS. A `round_robin` channel
 neither reports which server answered nor leaves one out for a single request; ring_hash ignores load.
@@ -28,12 +28,12 @@ class Record:
     """State of one replica.
 
     Attributes:
-        ready: True if it reports that it accepts requests.
-        num_outstanding: requests sent from here that still run.
+        ready: True if the replica reports that it accepts requests.
+        num_outstanding: requests that this process sent to the replica and that still run.
         num_failures: failures in a row.
-        num_ejections: ejections that are not forgiven.
+        num_ejections: ejections since the replica last recovered; each pauses it for longer.
         back_at: time at which the latest ejection ends.
-        chosen_at: number of the latest choice in which it was chosen.
+        chosen_at: ordinal number of the latest choice that took this replica.
     """
 
     ready: bool = False
@@ -45,7 +45,7 @@ class Record:
 
 
 class Replicas:
-    """Records of replicas by address, and the choice among them. Times are seconds of any one clock."""
+    """Records of replicas by address, and the choice among them. All times are seconds of the same clock, any one."""
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
@@ -56,9 +56,9 @@ class Replicas:
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
     def set_ready(self, address: str, *, ready: bool) -> bool:
-        """Record whether a replica accepts requests; one that returns after its first ejection starts without a pause.
+        """Record whether a replica accepts requests; if it returns after its first ejection, its pause ends at once.
 
-        A link that breaks again and again returns each time: its failures count on, and its pauses grow.
+        After further ejections the pause stays: a connection that breaks again and again would end it each time.
 
         Returns:
             False if there is no such replica.
@@ -79,7 +79,8 @@ class Replicas:
         While no replica is ready, one that is not is chosen: only a request shows whether it serves again.
 
         Args:
-            prefix: hash of the prompt's beginning; equal ones get the same replica while loads are similar.
+            prefix: hash of the prompt's beginning; requests with equal hashes get the same replica while loads are
+                similar.
             failed: replicas at which the request has just failed, to be tried last.
             unfit: replicas that must not get the request.
         """
@@ -96,7 +97,7 @@ class Replicas:
         return chosen
 
     def has_other(self, now: float, *, than: Collection[str]) -> bool:
-        """Return whether a replica outside `than` is ready and not paused."""
+        """Return whether any replica that is not in `than` is ready and not paused."""
         return any(
             record.ready and record.back_at <= now and address not in than for address, record in self.records.items()
         )
@@ -122,11 +123,11 @@ class Replicas:
             record.num_failures = 0
 
     def _least(self, addresses: Sequence[str]) -> str:
-        """Return the least loaded address; of several, the one that was chosen longest ago."""
+        """Return the address with the least load; of equals, the one that was chosen longest ago."""
         return min(addresses, key=lambda each: (self.records[each].num_outstanding, self.records[each].chosen_at))
 
     def _nearest(self, addresses: Sequence[str], prefix: str) -> str:
-        """Return the first address with a load near the least, in an order that the prefix fixes for every process."""
+        """Return the first address with nearly the least load, in an order that only `prefix` decides."""
         limit = min(self.records[address].num_outstanding for address in addresses) + NEAR
         near = [address for address in addresses if self.records[address].num_outstanding <= limit]
         return max(near, key=lambda address: hashlib.sha256(f"{prefix} {address}".encode()).digest())

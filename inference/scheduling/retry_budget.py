@@ -1,10 +1,10 @@
 """Retry budget of a process, shared by all of its requests.
 
-Many retries at once make the state of a failing server worse. gRPC (proposal A6) and Envoy allow retries only while
-enough of all calls succeed. Here a request without budget waits instead, since waiting costs a client less than an
-error. Each resume takes one unit of the budget, called a token. The token comes back when the resume gives a commit, so
-successful resumes are free. A server that recovers gets at most `SIZE` resumes at first; one that keeps failing gets
-`PER_S` a second. Pure.
+Retries at once by many requests make the state of a failing server worse. gRPC (proposal A6) and Envoy allow retries
+only while enough of all calls succeed. Here a request without budget waits instead, since waiting costs a client less
+than an error. Each resume, which continues an answer at another server, takes one unit of the budget, called a token.
+The token comes back when the resume gives a commit, so successful resumes are free. A server that recovers gets at most
+`SIZE` resumes at first; one that keeps failing gets `PER_S` a second. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RetryBudget:
         self._at = 0.0
 
     def take(self, now: float, *, spare: float = 0.0) -> bool:
-        """Spend a token and return True; return False if that would leave fewer than `spare`."""
+        """Take a token of the budget and return True; return False if fewer than `spare` would be left."""
         self._tokens = min(SIZE, self._tokens + PER_S * max(0.0, now - self._at))
         self._at = now
         if self._tokens < 1.0 + spare:
@@ -32,5 +32,5 @@ class RetryBudget:
         return True
 
     def give_back(self) -> None:
-        """Return a token after a resume gave a commit."""
+        """Put a token back after a resume led to a commit."""
         self._tokens = min(SIZE, self._tokens + 1.0)

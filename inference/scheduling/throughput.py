@@ -1,9 +1,9 @@
 """Rule of all speculation: of several plans, take the one with the most expected tokens per second. Pure.
 
 Plans differ in their draft tokens: how many are drafted before a pass or sent in a message, how many a pass verifies,
-and whether it waits for them. A draft token gains a token if the target agrees with it and with all before it, and
-costs time. This is the rule of Leviathan et al. (arXiv 2211.17192) for the speculation length, on measured times. The
-time of a pass is a staircase over its width, so the best plan may lie behind some that are worse than none.
+and whether it waits for them. A draft token costs time, and gains a token if the target accepts it and all draft tokens
+before it. This is the rule of Leviathan et al. (arXiv 2211.17192) for the speculation length, on measured times. The
+time of a pass rises with its width in steps, so the best plan may be wider than plans that are worse than none.
 """
 
 from __future__ import annotations

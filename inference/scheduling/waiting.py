@@ -1,4 +1,4 @@
-"""Wait of a target for draft tokens: when the next ones are due, and whether waiting for them pays.
+"""Waiting of a target for draft tokens: when the next ones are due, and whether waiting for them pays.
 
 All times are in seconds. Pure.
 """
@@ -34,14 +34,14 @@ class _Delay:
 
     @property
     def limit_s(self) -> float | None:
-        """Return the delay after which a message is late."""
+        """Return the delay after which a message counts as late; None while unknown."""
         return None if self.mean_s is None else self.mean_s + _DEVIATIONS * self.deviation_s
 
 
 class Arrivals:
     """Estimates of two delays: between two messages of a chain, and from a rejection to a new chain's first message.
 
-    Only the second contains a network round trip, for the draft must learn of the rejection.
+    Only the second contains a network round trip, since the draft must learn of the rejection first.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Arrivals:
         self._last, self._restarting = now, False
 
     def committed(self, now: float, *, all_accepted: bool) -> None:
-        """Record a pass; unless it accepted the whole proposal, the draft begins a new chain."""
+        """Record a pass; unless it accepted the whole proposal, the draft must begin a new chain."""
         if not all_accepted:
             self._last, self._restarting = now, True
 
@@ -69,20 +69,20 @@ class Arrivals:
 
     @property
     def num_tokens(self) -> int:
-        """Return the recent mean of draft tokens per message, at least 1."""
+        """Return the recent mean number of draft tokens per message, at least 1."""
         return max(1, round(self._num_tokens))
 
     @property
     def delay_s(self) -> float | None:
-        """Return the mean time from the last message, or a later rejection, to the next message; None while unknown."""
+        """Return the mean seconds from the last message or a later rejection to the next message; None: unknown."""
         return self._delay.mean_s
 
     def late_in(self, now: float, *, at_most_s: float) -> float | None:
-        """Return the seconds until the next message counts as late; negative if it is late, None while unknown.
+        """Return the seconds until the next message counts as late; negative if it does already, None while unknown.
 
         Args:
             now: the present time.
-            at_most_s: longest delay after which a message counts as late, however long the usual one is.
+            at_most_s: delay after which a message counts as late in any case, however long the usual delay is.
         """
         limit_s = self._delay.limit_s
         return None if self._last is None or limit_s is None else self._last + min(limit_s, at_most_s) - now
@@ -125,11 +125,10 @@ def waiting_pays(
 ) -> bool:
     """Return whether waiting after each rejection gives more tokens per second than decoding without a draft meanwhile.
 
-    Both ways begin with a pass that verifies a proposal and rejects a token of it with some probability. After a
-    rejection the next draft tokens take `delay_s`. A target that waits loses this time. A target that does not wait
-    fills the delay with passes without draft tokens. The draft tokens that arrive then continue from the rejection, so
-    they are of use only if they agree with all tokens of those passes. If they disagree, another delay of such passes
-    follows, and so on.
+    Both ways begin with a pass that verifies a proposal, of which it may reject a token. After a rejection the next
+    draft tokens arrive `delay_s` later. A target that waits loses this time. A target that does not wait fills the
+    delay with passes without draft tokens. The draft tokens that arrive then continue from the rejection, so they help
+    only if they agree with all tokens of those passes. If they disagree, another such delay follows, and so on.
 
     Args:
         delay_s: seconds from a rejection to the next draft tokens.
@@ -137,7 +136,8 @@ def waiting_pays(
         rate: probability that the target accepts a draft token, if it accepted all before it.
         pass_s: seconds of a pass without draft tokens.
         verify_s: seconds of a pass that verifies `num_tokens` draft tokens.
-        num_own: mean number of tokens of a pass without a draft model's; above 1 where lookup or a grammar adds some.
+        num_own: mean number of tokens that a pass without a draft model's tokens commits; above 1 where prompt lookup
+            or a grammar adds some.
     """
     if not pass_s:
         return False

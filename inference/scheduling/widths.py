@@ -1,9 +1,9 @@
 """Widths: how many draft tokens are worth verifying, by expected tokens and measured pass times. Pure.
 
-A session whose draft is accepted with probability a per token gains a^k tokens from the k-th draft token. Draft tokens
-are added, the most probable first, and the number of them that gives the most tokens per second is taken. That
-maximises the throughput of the whole pass: a single session gets many draft tokens, sessions under load get few, and
-one with a poor draft none.
+If each draft token of a session is accepted with probability a, the k-th one gains a^k tokens. The draft tokens of all
+sessions are added in order of their gain, and the number with the most tokens per second is taken. That maximises the
+throughput of the whole pass: a single session gets many draft tokens, each of many sessions gets few, and a session
+with a poor draft gets none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ PROBE_EVERY = 32
 
 
 class Widths:
-    """Choice of how many draft tokens each pass verifies. Where none pay, one of PROBE_EVERY passes tries some."""
+    """Choice of how many draft tokens each pass verifies.
+
+    While no draft token pays, one of PROBE_EVERY passes tries some.
+    """
 
     def __init__(self) -> None:
         self._num_declined = 0
@@ -31,13 +34,14 @@ class Widths:
         """Return how many draft tokens of each session to verify; see `choose_widths`.
 
         Args:
-            probes: number of draft tokens per session that such a try verifies; by default all that are available.
+            probes: number of draft tokens per session to verify in a try while none pays; by default all that are
+                available.
         """
         widths = choose_widths(available, rates, costs.seconds)
         return self._probed(probes or available) if any(available) and not any(widths) else widths
 
     def _probed(self, probes: Sequence[int]) -> list[int]:
-        """Return no draft tokens; in one of PROBE_EVERY passes, those of one session: their cost may have changed."""
+        """Return 0 for every session, except that one of PROBE_EVERY passes tries one session's draft tokens."""
         self._num_declined += 1
         probed = probes.index(max(probes)) if self._num_declined % PROBE_EVERY == 0 else None
         return [number if place == probed else 0 for place, number in enumerate(probes)]
@@ -49,10 +53,10 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Cal
     Args:
         available: number of draft tokens that have arrived, per session of the pass.
         rates: probability that a draft token is accepted if all before it were, per session.
-        seconds: function from the number of draft tokens of a pass to its time, which never falls.
+        seconds: function from the number of draft tokens in a pass to its seconds; it never falls.
 
     Returns:
-        Widths that maximise expected tokens per second, each at most what is available.
+        Number of draft tokens per session, at most the available ones, that maximises expected tokens per second.
     """
     order = _by_gain(available, rates)
     own = float(len(available))  # each session gets a token of the target's own
@@ -65,7 +69,7 @@ def choose_widths(available: Sequence[int], rates: Sequence[float], seconds: Cal
 
 
 def _by_gain(available: Sequence[int], rates: Sequence[float]) -> list[tuple[float, int]]:
-    """Return the expected tokens of every draft token that has arrived, and its session, most first."""
+    """Return, per draft token that has arrived, its expected gain in tokens and its session; largest gain first."""
     gains = [(-rate, i) for i, rate in enumerate(rates) if available[i]]
     heapq.heapify(gains)
     left, order = [*available], []

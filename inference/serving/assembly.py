@@ -50,11 +50,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """Loaded proposer, its target's tokenizer, and its ids as the proposer has them.
+    """Loaded proposer, with the tokenizer of its target and the map between both models' token ids.
 
     Attributes:
-        prefix_caching: whether prefixes are kept.
-        own: the draft model's tokenizer and rows; None if there is no model.
+        prefix_caching: True if slots keep prefixes for later requests.
+        own: tokenizer of the draft model and number of rows of its output layer; None for prompt lookup.
     """
 
     proposer: Proposer
@@ -82,7 +82,7 @@ class LoadedDraft:
         return replace(self, tokenizer=tokenizer, vocabulary=words, token_map=joined)
 
     def words_of(self, tokenizer: Tokenizer) -> TargetWords:
-        """Return the tokens of a target with another tokenizer; see `for_target`."""
+        """Return the vocabulary and the grammars of a target with another tokenizer; see `for_target`."""
         draft = self.for_target(tokenizer)
         return TargetWords(draft.vocabulary, draft.token_map, draft.grammars)
 
@@ -93,7 +93,7 @@ class LoadedDraft:
 
     @property
     def model(self) -> object:
-        """Return the slot model that drafts, if one does."""
+        """Return the slot model that drafts; None for prompt lookup."""
         return self.proposer.slots if isinstance(self.proposer, PrefixKeeper) else None
 
 
@@ -103,7 +103,7 @@ class ServedEngine(VerificationEngine[SessionT], SlotLoad, Work, Timed, Protocol
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """Running engine, the tokenizer of its model, what its logits depend on beside the weights, and a draft's share.
+    """Running engine of a target, with its model's tokenizer and the facts that servers report about it.
 
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
@@ -121,7 +121,7 @@ class RunningTarget:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
     def model_id(self, model: ModelConfig) -> str:
-        """Return the id that all servers of this target share, with or without a draft, and no other model has."""
+        """Return the id that the servers of this target share, with or without a draft; other models have other ids."""
         ends = f"{sorted(self.tokenizer.eos_token_ids)} {self.engine.max_length}"  # the context ends an output, too
         return model_id_of(model.path, self.arithmetic, ends)
 
@@ -154,13 +154,13 @@ async def target_engine(
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
-    """Return the configuration of the target model, alone or of a pair."""
+    """Return the configuration of the target model: `config` itself, or a part of it if it has a draft too."""
     return config.target if isinstance(config, FusedConfig) else config
 
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Decoder and most draft tokens of one pass; the rest as in `RunningTarget`."""
+    """Loaded decoder, and the most draft tokens of one pass; the other fields are as in `RunningTarget`."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -217,7 +217,7 @@ async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamm
 
 
 def _arithmetic(config: ModelConfig, model: Backend | CompiledDecoder) -> str:
-    """Return the arithmetic on which logits depend beside the weights: the model's own, or else its settings."""
+    """Return the arithmetic on which logits depend besides the weights: as the model reports it, or by its settings."""
     return str(getattr(model, "arithmetic", f"{config.backend} {config.dtype} {config.device} {config.neuron}"))
 
 

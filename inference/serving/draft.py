@@ -114,7 +114,7 @@ class EdgeWork(DraftWork):
 
 
 def _edge_card(card: ModelCard | None, draft: LoadedDraft) -> ModelCard:
-    """Return the card of a draft worker's server: its target's, or the draft's sizes until the target gives one."""
+    """Return the model card that a draft worker shows its clients: the target's, or one by the draft while unknown."""
     if card is not None:
         return replace(card, topology=DISTRIBUTED)
     words, length = draft.vocabulary, draft.proposer.max_length

@@ -152,7 +152,7 @@ class Ports:
         return self._web
 
     def show(self, card: ModelCard) -> None:
-        """Show another model over HTTP from now on."""
+        """Present another model, by its card, over HTTP from now on."""
         if self._web is not None:
             self._web.show(card)
 

@@ -38,13 +38,16 @@ class Front(Protocol):
 
     @property
     def ports(self) -> dict[str, int]:
-        """Port numbers by name, once the front is open."""
+        """Return the port numbers by name, once the front is open."""
 
     async def open(self) -> None:
-        """Listen, and report that requests are welcome."""
+        """Listen, and report to health checks that requests are accepted."""
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """Set what health checks report: `ready` for requests, `alive` unless a restart would help; refuse nothing."""
+        """Set what health checks report, `ready`: requests are accepted; `alive`: a restart would not help.
+
+        Refuse nothing.
+        """
 
     async def refuse_new(self) -> None:
         """Take no new requests; running ones continue."""
@@ -58,7 +61,7 @@ class Work(Protocol):
 
     @property
     def fault(self) -> str | None:
-        """Reason why nothing is served at the moment; None if all is well."""
+        """Return why no requests are served at the moment; None if they are."""
 
     @property
     def hangs(self) -> bool:
@@ -66,7 +69,7 @@ class Work(Protocol):
 
     @property
     def broken(self) -> str | None:
-        """Reason why nothing will ever be served again; None if there is none."""
+        """Return why no request will ever be served again; None if the engine is not broken."""
 
     async def stop(self, *, grace_s: float) -> None:
         """Take no new requests, let running ones finish for `grace_s` seconds, fail the rest."""
@@ -137,7 +140,7 @@ class Host:
         await self._work.stop(grace_s=self._config.grace_s)
 
     def _last_resort(self) -> threading.Timer:
-        """Start a timer that ends the process if the drain takes `FORCE_AFTER_S` longer than it may."""
+        """Start a timer that ends the process if its drain takes `FORCE_AFTER_S` seconds longer than allowed."""
         delay_s = self._config.drain_delay_s + self._config.grace_s + FORCE_AFTER_S
         timer = threading.Timer(delay_s, _give_up)
         timer.daemon = True

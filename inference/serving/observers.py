@@ -38,7 +38,7 @@ class Observers:
     spans: Spans | None
 
     def around(self, completer: Completer, metrics: Metrics, *, model: str) -> SupervisedCompleter:
-        """Put the scope of requests around the completer of this process."""
+        """Wrap this process's completer, so that spans, metrics, limits and deadline surround each request."""
         return SupervisedCompleter(completer, Observer(metrics, self.profile), self.spans, model=model)
 
     def open_span(
@@ -64,7 +64,7 @@ class Timed(Protocol):
 
 @contextmanager
 def timeline(config: ObserveConfig, engine: Timed) -> Generator[None, None, None]:
-    """Draw the engine's steps while the block runs, if a file for it is named."""
+    """Record the engine's steps while the block runs, and write them, if the configuration names a file for them."""
     if config.timeline is None:
         yield
         return
@@ -103,11 +103,7 @@ def report_profile(profile: Profile) -> None:
 
 @contextmanager
 def _exported(config: ObserveConfig) -> Generator[Spans | None, None, None]:
-    """Export spans while the block runs; None, and nothing is imported, unless a collector is named.
-
-    Raises:
-        ConfigError: the URL is neither http nor https, or the packages are not installed.
-    """
+    """Export trace spans while the block runs; yield None, and import nothing, unless a collector is named."""
     endpoint = config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
         yield None

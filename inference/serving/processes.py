@@ -56,7 +56,8 @@ class ServerProcess:
 def free_port() -> int:
     """Return a TCP port that is free now on every address; each call returns another one.
 
-    It is outside the range from which systems choose ports of outgoing connections, so none takes it before the server.
+    The port is outside the range from which systems choose ports for outgoing connections, so that no connection takes
+    it before the server does.
 
     Raises:
         UnavailableError: no port is left.

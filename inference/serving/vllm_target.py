@@ -66,11 +66,7 @@ async def serve_vllm(model: VllmModel, server: ServerConfig, http: HttpConfig | 
 
 @asynccontextmanager
 async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[tuple[RunningTarget, str], None]:
-    """Run vLLM with an engine of ours in front of it, warmed up; yield it with the model's id.
-
-    Raises:
-        ConfigError: vLLM refuses the model or a flag, or cannot run the model.
-    """
+    """Start vLLM, and an engine of this project in front of it; yield that engine, warmed up, and the model's id."""
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
     eos, words = tokenizer.eos_token_ids, config.model_config
@@ -99,7 +95,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 @asynccontextmanager
 async def _llm(config: Any, load: CoreLoad) -> AsyncGenerator[Any, None]:
-    """Run vLLM's `AsyncLLM`, whose workers have our choice."""
+    """Run vLLM's `AsyncLLM`; its worker processes choose tokens by this project's rule."""
     started = time.monotonic()
     with Refusals():  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, stat_loggers=[load.logger])
@@ -143,7 +139,7 @@ async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
 
 
 async def _answer(engine: VllmEngine, proposal: Sequence[int]) -> list[int]:
-    """Return the tokens of a short request, for which a draft worker would have proposed some."""
+    """Return the tokens of a short request, with `proposal` in the place of a draft worker's tokens."""
     prompt = tuple(range(min(4, engine.vocab_size)))
     sampling, length = SamplingParams(temperature=1.0), min(WARM_UP_TOKENS, engine.max_length - len(prompt))
     session = engine.open(GenerationRequest(prompt, sampling, length, logprobs=1, prompt_logprobs=1))

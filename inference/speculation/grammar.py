@@ -1,7 +1,8 @@
 """Effect of a grammar on proposals: refused tokens are cut off, forced tokens are appended.
 
-A forced token is a draft that costs nothing: there is no choice, so target and draft agree. Drafts get theirs here
-without a pass of the draft model, and a pass of the target gets them after the proposal, or instead of one.
+A forced token is the only one that the grammar allows, so target and draft are bound to agree on it. Draft chains get
+forced tokens here without a pass of the draft model; a pass of the target verifies them after its proposal, or instead
+of a proposal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Allowed:
     error: SpecDecError | None = None
 
     def cut(self, verdict: Verdict) -> Verdict:
-        """Return the verdict without tokens of rows that have no mask; the next pass chooses these, or fails."""
+        """Return the verdict without the tokens of rows that have no mask; the next pass chooses them, or fails."""
         if self.masks is None or len(verdict.token_ids) <= len(self.masks):
             return verdict
         num_tokens = len(self.masks)
@@ -43,7 +44,7 @@ _ANYTHING = Allowed()
 
 
 def allowed_by_grammar(turn: Turn) -> Allowed:
-    """Return the masks of the rows that verify a turn's proposal."""
+    """Return the grammar's masks for the rows that verify a turn's proposal."""
     if turn.grammar is None or not turn.chooses:
         return _ANYTHING
     try:
@@ -57,9 +58,10 @@ class Fitted:
     """Turn with the proposal that its pass verifies, and the sources of that proposal.
 
     Attributes:
-        refused: the next token of the draft, if the grammar refuses it: rejected without a pass.
+        refused: the first draft token that the grammar refuses, which counts as rejected without a pass; None if none
+            is.
         num_forced: number of tokens at the proposal's end that the grammar forces.
-        is_lookup: True if the tokens before them were looked up.
+        is_lookup: True if the proposal's tokens before the forced ones come from prompt lookup.
     """
 
     turn: Turn
@@ -68,7 +70,7 @@ class Fitted:
     is_lookup: bool = False
 
     def counted(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with the refused token counted, and lookup and forced tokens counted apart."""
+        """Return the verdict with the refused token counted, and with separate counts for lookup and forced tokens."""
         if not (self.refused or self.num_forced or self.is_lookup):
             return verdict
         num_others = len(self.turn.proposal) - self.num_forced
@@ -82,7 +84,7 @@ class Fitted:
 
 
 def fit(turn: Turn) -> Fitted:
-    """Return a turn with its final proposal: looked up if there is no other, cut and extended by the grammar."""
+    """Return a turn with its final proposal: from prompt lookup if it has none, cut and extended by the grammar."""
     is_lookup = turn.chooses and not turn.proposal and bool(turn.lookup)
     turn = replace(turn, proposal=turn.lookup) if is_lookup else turn
     if turn.grammar is None or not turn.chooses:
@@ -105,10 +107,10 @@ def _fitted(turn: Turn, grammar: Matcher, is_lookup: bool) -> Fitted:
 def extend_within_grammar(
     drafts: Sequence[Draft], extend: Callable[[Sequence[Draft]], list[list[DraftToken] | None]]
 ) -> list[list[DraftToken] | None]:
-    """Extend chains: by forced tokens if there are any, by nothing where no token could be right, else by a model.
+    """Extend each chain: by forced tokens if there are any, by nothing if no token could be accepted, else by a model.
 
     Args:
-        extend: runs the model.
+        extend: function that runs the model over the chains that need it.
     """
     if all(draft.grammar is None for draft in drafts):
         return extend(drafts)
@@ -119,7 +121,7 @@ def extend_within_grammar(
 
 
 def _forced(draft: Draft) -> list[DraftToken] | None:
-    """Return the next tokens that need no model; None if the model must choose."""
+    """Return the tokens that a draft's grammar forces, or none if it has ended; None if the model must choose."""
     if draft.grammar is None:
         return None
     output = draft.token_ids[draft.output_start :]
@@ -130,12 +132,15 @@ def _forced(draft: Draft) -> list[DraftToken] | None:
 
 
 def was_step(extensions: Sequence[Sequence[DraftToken] | None]) -> bool:
-    """Return whether the step was one of drafting: it read no prompt, and gave tokens that were not forced."""
+    """Return whether a step's time shows the cost of drafting: it read no prompt, and some token was not forced."""
     return None not in extensions and any(tokens and not tokens[0].is_forced for tokens in extensions)
 
 
 def draft_mask(draft: Draft) -> bytes | None:
-    """Return the mask of a draft's next token, None for any; a grammar that fails here fails at the target as well."""
+    """Return the mask of a draft's next token; None if any is allowed.
+
+    A grammar that fails here also fails at the target.
+    """
     if draft.grammar is None:
         return None
     try:
@@ -145,7 +150,7 @@ def draft_mask(draft: Draft) -> bytes | None:
 
 
 def allowed_part(draft: Draft, token_ids: Sequence[int]) -> list[int]:
-    """Return the first tokens of a continuation, as far as the draft's grammar allows them."""
+    """Return the first tokens of a continuation, up to the first one that the draft's grammar refuses."""
     if draft.grammar is None:
         return list(token_ids)
     return list(token_ids[: draft.grammar.num_allowed(draft.token_ids[draft.output_start :], token_ids)])

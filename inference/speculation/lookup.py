@@ -1,4 +1,4 @@
-"""Prompt lookup: drafting without a model, from what followed the last few tokens when they occurred before.
+"""Prompt lookup: drafting without a model. It proposes the tokens that followed an earlier occurrence of the last few.
 
 The method is Saxena's "Prompt Lookup Decoding" (2023), as in Transformers and vLLM. It is deterministic and does not
 use the shared noise, so under sampling a token is accepted only if the target happens to draw it. `NgramProposer` takes
@@ -31,14 +31,14 @@ _READ_AT_ONCE = 1024
 
 
 class NgramIndex:
-    """Index of where short pieces of a growing sequence ended last; constant time per token and per look-up."""
+    """Index of the positions where each short piece of a growing sequence last ended; constant time per token."""
 
     def __init__(self) -> None:
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
         self.num_read = 0
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
-        """Index the tokens up to `end`; the sequence may only have grown since the last call."""
+        """Index the tokens up to position `end`; since the last call the sequence may only have grown."""
         first = max(0, self.num_read + 1 - max(MATCHES))
         piece = tuple(token_ids[first:end])
         for stop in range(self.num_read + 1, end + 1):
@@ -48,7 +48,7 @@ class NgramIndex:
         self.num_read = max(self.num_read, end)
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Return the end of the latest earlier occurrence of the last tokens; None if the tokens read have none."""
+        """Return the position after the latest earlier occurrence of the last few tokens; None if they are new."""
         last = tuple(token_ids[-max(MATCHES) :])
         for length, ends in self._ends.items():
             end = ends.get(last[-length:]) if len(last) >= length else None
@@ -58,7 +58,7 @@ class NgramIndex:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-    """Return `limit` tokens from position `end` on; if the sequence has fewer, they repeat."""
+    """Return `limit` tokens from position `end` on; if fewer follow there, repeat those that do."""
     piece = [*token_ids[end : end + limit]]
     period = len(token_ids) - end
     while len(piece) < limit:
@@ -67,7 +67,7 @@ def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
 
 
 def match_length(token_ids: Sequence[int], end: int) -> int:
-    """Return how many tokens before `end` equal those at the end of the sequence, up to `LONGEST_MATCH`."""
+    """Return how many tokens right before position `end` equal the sequence's last ones, at most `LONGEST_MATCH`."""
     num_tokens = len(token_ids)
     length = 0
     while length < min(LONGEST_MATCH, end) and token_ids[end - 1 - length] == token_ids[num_tokens - 1 - length]:
@@ -76,14 +76,17 @@ def match_length(token_ids: Sequence[int], end: int) -> int:
 
 
 class NgramProposer:
-    """`Proposer` that looks tokens up in the sequence itself; slots and lengths need no memory of a model."""
+    """`Proposer` that looks tokens up in the sequence itself.
+
+    It has no model, so its slots and lengths cost no memory.
+    """
 
     def __init__(self, *, num_slots: int, max_length: int) -> None:
         self.num_slots, self.max_length, self.num_branches = num_slots, max_length, 0
         self._held: dict[int, tuple[NgramIndex, Sequence[int]]] = {}
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Propose up to each draft's limit in one step, as far as its grammar allows; there are no runner-ups."""
+        """Propose up to each draft's limit in one step, as far as its grammar allows; no token has a runner-up."""
         return extend_within_grammar(drafts, self._look_up)
 
     def _look_up(self, drafts: Sequence[Draft]) -> list[list[DraftToken] | None]:
@@ -101,11 +104,11 @@ class NgramProposer:
 
 
 class Lookup:
-    """Lookup in one session's own tokens, with its acceptance rates; owned by the engine's loop.
+    """Prompt lookup for one session of a target, and the acceptance rates of its proposals. Owned by the engine's loop.
 
-    Text that repeats itself is predicted well and other text badly, and a long match is right more often than a short
-    one. So each class of match lengths has its own acceptance rate, in which old passes fade. A low rate allows few
-    tokens.
+    Text that repeats itself is predicted well and other text badly, and a long match is accepted more often than a
+    short one. So each class of match lengths has its own acceptance rate, in which recent passes weigh most. The lower
+    the rate, the fewer tokens are proposed.
     """
 
     def __init__(self) -> None:
@@ -115,15 +118,15 @@ class Lookup:
 
     @property
     def rate(self) -> float:
-        """Return the probability that a token of the latest proposal is right if all before it are."""
+        """Return the probability that a token of the latest proposal is accepted if all tokens before it are."""
         return self._acceptance[self._match].rate
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Index the next tokens of a sequence that has grown, all but its last one at most."""
+        """Index a part of the new tokens of a sequence that has grown; never its last token."""
         self._index.read(token_ids, min(len(token_ids) - 1, self._index.num_read + _READ_AT_ONCE))
 
     def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` tokens, and only as many as are all right with probability `MIN_SURVIVAL`."""
+        """Return up to `limit` tokens, but only so many that all are accepted with probability `MIN_SURVIVAL`."""
         self.read(token_ids)
         end = self._index.find(token_ids)
         if end is None:
@@ -132,7 +135,7 @@ class Lookup:
         return continuation(token_ids, end, min(limit, int(math.log(MIN_SURVIVAL) / math.log(self.rate))))
 
     def record(self, num_tokens: int, num_accepted_tokens: int) -> None:
-        """Record the verdict of a pass on the latest proposal; the pass may have verified none of its tokens."""
+        """Record a pass's verdict on the latest proposal; `num_tokens` is 0 if the pass verified none of its tokens."""
         for match, acceptance in enumerate(self._acceptance):
             was_tried = match == self._match
             acceptance.record(num_tokens * was_tried, num_accepted_tokens * was_tried)

@@ -1,7 +1,7 @@
 """Drafting with a model: one batched pass extends every chain by one token.
 
 Owns the content of each slot of the draft model. Callers pass whole chains and never roll back: the proposer finds the
-longest prefix that its slot still has, and writes from there. They speak the target's token ids; the model reads and
+longest prefix that its slot still has, and computes from there. Callers use the target's token ids; the model reads and
 scores its own (`specdec.inference.model.token_map`).
 """
 
@@ -28,11 +28,12 @@ _Choose = Callable[[Array, Sequence[Draft]], list[DraftToken]]
 
 
 class ModelProposer:
-    """The `Proposer` over a slot model; draws with the target's noise, from the draft's logits.
+    """`Proposer` over a slot model; it draws tokens from the draft model's logits with the same noise as the target.
 
     Args:
         backend: the slot model; its slots are divided among sequences and their branches, see `Proposer`.
-        num_branches: branches per sequence; a backend that cannot fork has none, since it would read them in full.
+        num_branches: branches per sequence; a backend that cannot copy slots gets none, since it would compute each
+            branch from its sequence's beginning.
     """
 
     def __init__(self, backend: Backend, *, num_branches: int = 0) -> None:
@@ -45,7 +46,7 @@ class ModelProposer:
         self._readings = [Reading() for _ in self._held]
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """See `PrefixKeeper`; `source_slot` may hold less of the tokens, and a branch of its sequence more."""
+        """Give a slot to a new sequence; see `PrefixKeeper`. The first tokens may also come from a branch's slot."""
         self._readings[slot] = Reading(self._readings[source_slot].token_map)
         own_ids = self._readings[slot].of(token_ids)
         source = max(self._family(source_slot), key=lambda each: common_length(self._held[each], own_ids))
@@ -59,12 +60,12 @@ class ModelProposer:
         self._held[slot] = own_ids[:num_held]
 
     def _family(self, slot: int) -> list[int]:
-        """Return a sequence's slot, and those of its branches."""
+        """Return the slot of a sequence, and the slots of its branches."""
         first = self.num_slots + slot * self.num_branches
         return [slot, *range(first, first + self.num_branches)]
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Return a token per draft, more if its grammar forces them, or None if only a part of a prompt was read."""
+        """Return per draft one token, or more if its grammar forces them; None if only part of a prompt was read."""
         return extend_within_grammar(drafts, partial(self._extend, choose=_rank if ranked else _choose))
 
     def _extend(self, drafts: Sequence[Draft], *, choose: _Choose) -> list[list[DraftToken] | None]:
@@ -77,7 +78,7 @@ class ModelProposer:
         return [next(results) if 0 < len(own_ids) <= self.max_length else [] for _, own_ids in readings]
 
     def _read(self, draft: Draft) -> Sequence[int]:
-        """Return the model's ids for a chain, which may be more than its slot has room for."""
+        """Return the draft model's ids for a chain; there may be more of them than its slot has room for."""
         if self._readings[draft.slot].token_map != draft.token_map:
             self._readings[draft.slot] = Reading(draft.token_map)
         return self._readings[draft.slot].of(draft.token_ids)
@@ -97,7 +98,7 @@ class ModelProposer:
         return spans, logits
 
     def _fork(self, draft: Draft, own_ids: Sequence[int]) -> None:
-        """Copy a draft's tokens from the source slot, as far as its own slot lacks them: cheaper than any pass."""
+        """Copy tokens that a draft's slot lacks from its source slot: that is cheaper than a pass over them."""
         if self._forking is None or draft.source_slot is None:
             return
         start = common_length(self._held[draft.slot], own_ids)
@@ -121,7 +122,7 @@ class ModelProposer:
 
 
 def _carried(logits: Array, drafts: Sequence[Draft], choose: _Choose) -> list[DraftToken]:
-    """Choose a token per draft from a row of logits each, carried to the ids of the draft's target."""
+    """Choose a token per draft, each from one row of logits, after moving the logits to the target's token ids."""
     maps = {draft.token_map for draft in drafts}
     if len(maps) == 1:
         return choose(maps.pop().carry(logits), drafts)
@@ -141,12 +142,12 @@ def _rank(logits: Array, drafts: Sequence[Draft]) -> list[DraftToken]:
 
 
 def _ranked(token_id: int, score: float, runner_up: int, next_score: float) -> DraftToken:
-    """Return a draft token; a runner-up that truncation or a grammar removed does not count."""
+    """Return a draft token with its runner-up and margin; a runner-up with a score of minus infinity is left out."""
     return DraftToken(token_id, runner_up if next_score > -math.inf else None, score - next_score)
 
 
 def _choices(drafts: Sequence[Draft]) -> tuple[list[SamplingParams], list[int], list[TokensBefore] | None]:
-    """Return the sampling, position and preceding tokens of each draft's next token: one row of logits each."""
+    """Return sampling parameters, position and preceding tokens of each draft's next token, for its row of logits."""
     before = None
     if any(draft.grammar is not None or draft.sampling.penalizes for draft in drafts):
         before = [row for draft in drafts for row in rows_before(draft)]

@@ -22,7 +22,7 @@ _NOTHING = Verdict(token_ids=(), num_draft_tokens=0, num_accepted_tokens=0)
 
 
 class SlotDecoder:
-    """The `Decoder` over a slot model: every turn is one span of the same pass."""
+    """`Decoder` over a slot model: every turn becomes one span of the same pass."""
 
     keeps_grammars = True
 
@@ -37,7 +37,7 @@ class SlotDecoder:
             self._backend.fork(source_slot, slot, 0, len(token_ids))
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Run one pass and verify each turn's proposal, as its grammar fits it."""
+        """Run one pass and verify each turn's proposal, after its grammar has cut or extended it."""
         fitted = [fit(turn) for turn in turns]
         turns = [each.turn for each in fitted]
         verdicts = self._verdicts(turns, self._backend.forward([_span(turn) for turn in turns]))
@@ -55,11 +55,11 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
     """Choose the target's token for every row, and verify each turn's proposal.
 
     Args:
-        logits: float32 [num_rows, vocab_size]: of each turn that chooses, in order, one row after its last token and
-            one after each token of its proposal.
+        logits: float32 [num_rows, vocab_size]: for each turn that chooses a token, in order, the row of its last
+            committed token and one row per token of its proposal.
 
     Returns:
-        One verdict per turn, without log-probabilities of its prompt.
+        One verdict per turn, without log-probabilities of prompt tokens.
     """
     choosing = [turn for turn in turns if turn.chooses]
     if choosing:
@@ -71,7 +71,7 @@ def decide(turns: Sequence[Turn], logits: Array) -> list[Verdict]:
 
 
 def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogprobs, ...]], Array]:
-    """Return log-probabilities of each turn's scored tokens, and the rows from which tokens are chosen."""
+    """Return the log-probabilities of each turn's scored prompt tokens, and the other rows of logits."""
     scores: list[tuple[TokenLogprobs, ...]] = []
     kept: list[int] = []
     end = 0
@@ -113,7 +113,7 @@ def choose(logits: Array, turns: Sequence[tuple[Turn, Allowed]]) -> list[int]:
 
 
 def _with_logprobs(turns: Sequence[Turn], verdicts: list[Verdict], logits: Array) -> list[Verdict]:
-    """Return the verdicts, with log-probabilities for the turns that ask."""
+    """Return the verdicts, with log-probabilities for the turns that ask for them."""
     row = 0
     for i, (turn, verdict) in enumerate(zip(turns, verdicts, strict=True)):
         if turn.logprobs is not None and verdict.token_ids:

@@ -18,10 +18,10 @@ from specdec.inference.tokens import joined
 
 @dataclass(slots=True)
 class _Chain:
-    """Draft of one turn, which grows.
+    """Growing chain of draft tokens for one turn.
 
     Attributes:
-        room: most tokens that it may have; 0 once it has ended.
+        room: most tokens that the chain may have; 0 once it grows no more.
     """
 
     turn: Turn
@@ -30,15 +30,16 @@ class _Chain:
 
 
 class SpeculativeDecoder:
-    """Decoder that drafts for every turn without a proposal, then takes the target's step.
+    """Decoder that drafts for every turn without a proposal, then verifies in a step of the target.
 
-    A turn that still has no draft tokens proposes what was looked up.
+    A turn for which nothing was drafted proposes the tokens that prompt lookup found.
 
     Args:
-        target: decoder that verifies.
-        proposer: source of drafts; it has a slot for each of the target's, under the same number.
-        length: decides when more draft tokens would not pay; without it, gamma tokens are drafted every time.
-        token_map: the target's ids as the draft model has them.
+        target: decoder that verifies the draft tokens.
+        proposer: source of the draft tokens; for each slot of the target it has one with the same number.
+        length: rule that stops drafting when more tokens would not pay; without it, gamma tokens are drafted every
+            time.
+        token_map: map from the target's token ids to the draft model's.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class SpeculativeDecoder:
         self.slots = target.slots if isinstance(target, PrefixKeeper) else None
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """See `PrefixKeeper`; what was learned from the slot's last sequence is reset."""
+        """Give a slot to a new sequence, see `PrefixKeeper`, and forget the acceptance of the slot's last sequence."""
         if self._length is not None:
             self._length.begin(slot)
         for keeper in self._keepers:
             keeper.begin(slot, source_slot, token_ids)
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Draft up to each turn's gamma in batched steps, then verify all in one pass."""
+        """Draft up to each turn's gamma tokens in batched steps, then verify those of all turns in one pass."""
         started = time.monotonic()
         self._read(turns)
         chains = self._draft(turns)
@@ -78,13 +79,13 @@ class SpeculativeDecoder:
         return [replace(verdict, draft_us=draft_us) for verdict in verdicts]
 
     def _read(self, turns: Sequence[Turn]) -> None:
-        """Let the draft read each part of a long prompt with the target, instead of the whole prompt at the end."""
+        """Let the draft read a part of a long prompt whenever the target does, not all of it at the end."""
         parts = [turn for turn in turns if not turn.chooses and len(turn.token_ids) <= self._proposer.max_length]
         if parts:
             self._proposer.extend([_draft(_Chain(turn, room=1), self._token_map) for turn in parts])
 
     def _draft(self, turns: Sequence[Turn]) -> dict[int, list[DraftToken]]:
-        """Return the chains of the turns that may draft, by slot; all turns share the pass, and so its time."""
+        """Return the chains of the turns that may draft, by slot; each counts the time that all drafting takes."""
         drafting = [turn for turn in turns if turn.chooses and turn.gamma and not turn.proposal]
         chains = [_Chain(turn, self._room(turn)) for turn in drafting]
         steps: dict[int, list[float]] = {}  # seconds by number of chains
@@ -105,7 +106,7 @@ class SpeculativeDecoder:
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
     def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
-        """Return the chains that have room, and are worth another token; the others have ended."""
+        """Return the chains that have room and are worth another token; mark the others as ended."""
         growing = [chain for chain in chains if len(chain.tokens) < chain.room]
         if self._length is None or not growing:
             return growing
@@ -116,12 +117,12 @@ class SpeculativeDecoder:
         return [chain for chain in growing if chain.room]
 
     def _extend(self, chains: Sequence[_Chain]) -> Sequence[Sequence[DraftToken] | None]:
-        """Run one step of the proposer, with margins where they are of use."""
+        """Run one step of the proposer, with the tokens' margins over their runner-ups if these are used."""
         drafts = [_draft(chain, self._token_map) for chain in chains]
         return self._proposer.extend(drafts, ranked=self._length is not None)
 
     def _append(self, chain: _Chain, tokens: Sequence[DraftToken] | None, num_sessions: int) -> None:
-        """Append one step's tokens that have room, of a lookup's those that pay; end the chain if one is left out."""
+        """Append one step's tokens as far as they have room and pay; end the chain if any is left out."""
         if tokens is None:
             return
         kept = tokens[: chain.turn.gamma - len(chain.tokens)]

@@ -1,9 +1,9 @@
 """Draft tree of one session: the tokens that a draft has proposed after the committed ones.
 
 The tree decides which proposed tokens the target may still accept. It does not know the wire, the model, or when a pass
-happens. Both sides of the wire number nodes in order of arrival, so that a later branch can name its parent. A branch
-and a commit may cross on the wire, so a number stays valid after its token was committed or rejected, until
-`MAX_NUMBERS` further tokens have been numbered.
+happens. Draft worker and target both number the proposed tokens in the order in which they are sent, so that a later
+branch can name the token that it follows, its parent. A branch and a commit may cross on the wire, so a number stays
+valid after its token was committed or rejected, until `MAX_NUMBERS` further tokens have been numbered.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Branch:
     """Chain of draft tokens, as a draft worker proposes it.
 
     Attributes:
-        parent_node: number of the proposed token that they follow; None if they follow a committed token.
-        prefix_length: number of committed tokens that they follow, if there is no parent node.
-        token_ids: one or more ids.
+        parent_node: number of the proposed token that the branch follows; None if it follows a committed token.
+        prefix_length: number of committed tokens before the branch, if there is no parent node.
+        token_ids: the draft tokens; at least one.
     """
 
     parent_node: int | None
@@ -36,7 +36,7 @@ class Branch:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """One proposed token; `length` is that of the sequence up to and including it."""
+    """Proposed token; `length` is the number of tokens of the sequence up to and including it."""
 
     length: int
     numbers: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class DraftTree:
 
     Args:
         committed: the session's token ids; the session appends to this list before it calls `commit`.
-        max_tokens: most live tokens; further ones are ignored.
+        max_tokens: most tokens in the tree that may still be accepted; further proposals are ignored.
     """
 
     def __init__(self, committed: Sequence[int], *, max_tokens: int = MAX_TREE_TOKENS) -> None:
@@ -61,19 +61,19 @@ class DraftTree:
         self._num_live = 0
 
     def __len__(self) -> int:
-        """Return the number of live tokens: proposed, not committed, and not contradicted by a committed token."""
+        """Return the number of live tokens: proposed, and neither committed nor contradicted by a commit."""
         return self._num_live
 
     @property
     def num_numbers(self) -> int:
-        """Return the number of tokens proposed so far, live or not."""
+        """Return the number of tokens proposed so far; the next one gets this number."""
         return self._num_numbers
 
     def grow(self, branch: Branch) -> None:
-        """Add a branch after its parent; it is ignored if the parent was dropped.
+        """Add a branch after its parent; ignore the branch if a commit has dropped the parent.
 
         Raises:
-            InvalidRequestError: the parent was never proposed, or the prefix never committed.
+            InvalidRequestError: the parent was never proposed, or the prefix is longer than the committed tokens.
         """
         if branch.parent_node is None:
             self._grow_from_prefix(branch.prefix_length, branch.token_ids)
@@ -121,7 +121,7 @@ class DraftTree:
         node.numbers.append(number)
 
     def _forget(self) -> None:
-        """Forget the numbers that are too old to be named as a parent."""
+        """Forget the oldest node numbers, which branches may not name as a parent any more."""
         oldest = self._num_numbers - MAX_NUMBERS
         for number in range(self._num_forgotten, oldest):
             node = self._nodes.pop(number, None)
@@ -137,7 +137,7 @@ class DraftTree:
         return child
 
     def path(self, limit: int) -> list[int]:
-        """Return the chain to verify next: from the committed tip along the first children, at most `limit` tokens."""
+        """Return up to `limit` tokens to verify next: after the committed ones, along the first child of each node."""
         token_ids: list[int] = []
         node = self._root
         while node.children and len(token_ids) < limit:
@@ -146,7 +146,7 @@ class DraftTree:
         return token_ids
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Move the root along tokens that were just committed, and drop every path that disagrees with them."""
+        """Move the root along newly committed tokens, and drop every path that disagrees with them."""
         for token_id in token_ids:
             old = self._root
             winner = old.children.pop(token_id) if token_id in old.children else None

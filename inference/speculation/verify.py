@@ -1,4 +1,7 @@
-"""Verdict on a proposal: accept while equal. Pure; knows no model, cache or clock."""
+"""Verdict on a proposal: draft tokens are accepted as long as they equal the target's.
+
+Pure; no model, cache or clock.
+"""
 
 from __future__ import annotations
 

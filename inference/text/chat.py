@@ -176,5 +176,5 @@ def _read(text: str, kind: type, place: str) -> Any:
 
 
 def _field(place: str) -> str:
-    """Return the request's field that contains a place."""
+    """Return the name of the request's field that contains `place`."""
     return place.partition(":")[0].partition("[")[0]

@@ -91,7 +91,7 @@ def _path(grammar: Grammar) -> str:
 
 
 class GrammarMatcher:
-    """The `specdec.inference.model.decoder.Matcher` of one sequence, which continues from the longest common prefix.
+    """`Matcher` of one sequence (inference/model/decoder.py); a call goes on from the longest prefix of the last one.
 
     The library's limits count all tokens that a matcher ever saw, refused drafts included, and its errors are final. So
     after an error a new matcher is made, which sees the sequence alone: no draft can fail a request. A copy would not
@@ -99,8 +99,8 @@ class GrammarMatcher:
 
     Args:
         matcher: stands at the beginning of an output.
-        eos_token_ids: may end the output.
-        remake: compiles the grammar again.
+        eos_token_ids: tokens that may end the output.
+        remake: function that compiles the grammar again.
     """
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], remake: Callable[[], LLMatcher]) -> None:
@@ -191,7 +191,10 @@ class GrammarMatcher:
         return token_id in self._eos and self._matcher.is_accepting()
 
     def _mask(self, tokens: Sequence[int]) -> bytes | None:
-        """Return the mask of what may follow; None if the tokens are refused or ended. Raises as `_go_to` does."""
+        """Return the mask of the tokens that may follow; None if `tokens` are refused or at an end.
+
+        Raise as `_go_to`.
+        """
         for _ in range(2):
             if self._go_to(tokens) < len(tokens):
                 return None

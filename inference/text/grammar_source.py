@@ -40,9 +40,9 @@ _PREAMBLES = {
 
 @cache
 def grammar_version() -> str:
-    """Return the library's version and the whitespace rule.
+    """Return the version of llguidance and of the whitespace rule.
 
-    Others mask differently, so a sequence must end with those with which it began.
+    Other versions allow other tokens, so a sequence that began with one version must end with the same.
     """
     return f"llguidance {version('llguidance')}, compact JSON, separate oneOf"
 
@@ -60,7 +60,7 @@ def source_of(grammar: Grammar) -> str:
 
 
 def written_out(grammar: Grammar) -> Grammar:
-    """Return the same grammar for a peer that knows no preambles: its text contains them."""
+    """Return an equal grammar for a peer that does not know preambles: the grammar's text contains the preamble."""
     return grammar if grammar.preamble is Preamble.NONE else Grammar(GrammarKind.GRAMMAR, source_of(grammar))
 
 

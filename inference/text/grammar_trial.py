@@ -66,7 +66,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _answers(process: subprocess.Popen[str], line: str) -> bool:
-    """Return whether the process still runs after a line of input."""
+    """Send the process a line of input; return whether the process still runs afterwards."""
     with suppress(BrokenPipeError):
         print(line, file=process.stdin, flush=True)
     return bool(process.stdout and process.stdout.readline())
@@ -83,7 +83,10 @@ def _ended() -> int:
 
 
 def _serve() -> None:
-    """Compile the grammars from standard input, in the other process. Invalid ones are reported by the caller."""
+    """Compile the grammars that arrive on standard input; runs in the trial process.
+
+    Invalid grammars are ignored here.
+    """
     from llguidance import LLMatcher, LLTokenizer
 
     os.nice(5)  # requests in service go first

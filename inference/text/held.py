@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def split_held(text: str, marker: str) -> tuple[str, str]:
-    """Return the certain text and the rest: an end that may begin the marker, with the whitespace before it."""
+    """Split a text into what is certain and an end that must wait: it may begin `marker`, with spaces before it."""
     longest = min(len(text), len(marker) - 1)
     length = next(n for n in range(longest, -1, -1) if marker.startswith(text[len(text) - n :]))
     certain = text[: len(text) - length].rstrip()

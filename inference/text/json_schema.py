@@ -102,7 +102,7 @@ def _says_nothing(key: str, value: Any) -> bool:
 
 
 def _separated_by_needs(keyword: str, part: dict[str, Any]) -> dict[str, Any]:
-    """Return a part whose properties that need others are in alternatives: without the property, or with them all."""
+    """Replace properties that need others by alternatives: objects without such a property, or with all it needs."""
     needs, others = part.get(keyword), part.get("allOf", [])
     if not needs or not isinstance(needs, dict) or not all(isinstance(it, list) for it in (others, *needs.values())):
         return part
@@ -147,7 +147,7 @@ class _Alternatives:
         return [_without(names, each) for names, each in zip(lacking, alternatives, strict=True)]
 
     def _differ(self, common: dict[str, Any], one: Any, other: Any, depth: int = 0) -> bool:
-        """Return whether it is easily seen that no value matches both."""
+        """Return whether it is easy to prove that no value matches both `one` and `other`."""
         one, other = self._resolved(one), self._resolved(other)
         if one is False or other is False:
             return True
@@ -207,7 +207,7 @@ def _required(part: Any) -> Iterable[str]:
 
 
 def _property(name: str, part: Mapping[str, Any]) -> Any:
-    """Return the schema of a property; False if it may not be there, None if that is unknown."""
+    """Return the schema of a property; False if the part forbids the property, None if that is unknown."""
     properties = part.get("properties")
     if isinstance(properties, dict) and name in properties:
         return properties[name]

@@ -91,7 +91,7 @@ def _named(fields: dict[str, Any]) -> Iterator[str]:
 
 
 def _contents(value: Any) -> Iterator[str]:
-    """Yield the tokens of a field: a text, an object with its content, or several of them."""
+    """Yield the tokens that a field holds: a text, an object with a text as its content, or a list of these."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and "content" in value:

@@ -8,12 +8,12 @@ BEGIN, END = "<think>", "</think>"
 
 
 def is_begun(prompt: str) -> bool:
-    """Return whether the prompt has begun a reasoning, which the output then continues."""
+    """Return whether the prompt ends inside a reasoning, which the model's output then continues."""
     return prompt.rstrip().endswith(BEGIN)
 
 
 def is_over(prompt: str) -> bool:
-    """Return whether the prompt has ended a reasoning, as templates do if no thinking is wanted."""
+    """Return whether the prompt ends after a closed reasoning, as chat templates write if no reasoning is wanted."""
     return prompt.rstrip().endswith(END)
 
 
@@ -21,7 +21,7 @@ class Reasoning:
     """Splitter of a growing output into its reasoning, without the whitespace around it, and the rest.
 
     Args:
-        begun: the prompt has begun a reasoning; otherwise the output has one only if it begins with <think>.
+        begun: True if the prompt ends inside a reasoning; otherwise the output has one only if it begins with <think>.
     """
 
     def __init__(self, *, begun: bool) -> None:

@@ -37,7 +37,10 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """Return the text that no stop string can take back any more; set `found` when one is complete."""
+        """Add a piece; return the text that cannot belong to a stop string.
+
+        Set `found` when a stop string is complete.
+        """
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:

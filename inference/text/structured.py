@@ -28,10 +28,10 @@ conditions between six fields are more than its readers cope with."""
 
 
 def the_grammar(given: Mapping[str, Any]) -> tuple[str | None, Grammar | None]:
-    """Return the field and the grammar of the one value among a body's `NAMES`, as JSON; two None if there is none.
+    """Return the only field of `NAMES` that a request body has, and its grammar; (None, None) if it has none.
 
     Raises:
-        ValueError: there are several.
+        ValueError: the body has several of these fields.
         InvalidRequestError: the grammar is too long.
     """
     found = {name: grammar for name in NAMES if (grammar := _checked(name, given.get(name))) is not None}
@@ -69,7 +69,7 @@ def _of_format(value: Mapping[str, Any]) -> Grammar | None:
 
 
 def _kept(format_: Mapping[str, Any]) -> Any:
-    """Return the schema of a format, closed if it is strict."""
+    """Return the JSON schema in a response format; if it is strict, objects may have no other properties."""
     try:
         return closed(format_["schema"]) if format_.get("strict") else format_["schema"]
     except ValueError as exc:

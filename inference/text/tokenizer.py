@@ -99,7 +99,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Chat template of the model; the one called "default" if it has several, None if it has none."""
+        """Return the model's chat template; if it has several, the one called "default". None if it has none."""
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
@@ -136,7 +136,7 @@ class Tokenizer:
         return self.encode(_speakable(str(text)), special=False)  # the template has written the special tokens
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, a whole character or not: a special token's name; none of an unknown id."""
+        """Return a token's bytes, which may be part of a character: the name of a special token; none if unknown."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         return b"" if token is None else self._bytes_of(token)
 
@@ -249,7 +249,7 @@ class TextStream:
         return piece
 
     def _given_up(self) -> str:
-        """Return the text of tokens that make no character, without the last; empty if that cannot be cut off."""
+        """Return the text of pending tokens that make no character, except the last; empty if they cannot be split."""
         decode, (*tokens, last) = self._tokenizer.decode, self._silent
         if (text := decode(tokens)) + decode([last]) != decode(self._silent):
             return ""
@@ -288,7 +288,7 @@ def _paragraph(message: Mapping[str, Any]) -> str:
 
 
 def _characters_of_bytes() -> list[str]:
-    """Return GPT-2's stand-in for each byte: itself where it can be printed, else one from 256 on."""
+    """Return the character by which GPT-2 writes each byte: itself if it is printable, else one from 256 on."""
     printable = {ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -299,7 +299,7 @@ _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(_CHARACTE
 
 
 def _load(path: Path, *, whole: bool = False) -> Any:
-    """Return a Transformers tokenizer or, unless `whole`, the plain one where that is enough."""
+    """Return the `PlainTokenizer` of a directory if that is enough, else, or if `whole`, a Transformers tokenizer."""
     CheckpointFiles(path).require_tokenizer()
     try:
         plain = None if whole else load_plain(path)
@@ -325,7 +325,7 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
 
 
 def eos_token_ids(path: Path, tokenizer_eos: int | None) -> frozenset[int]:
-    """Return end-of-sequence ids as Transformers' generate() does: generation_config.json, config.json, tokenizer."""
+    """Return the end-of-sequence ids from generation_config.json, else config.json, else the tokenizer."""
     for name in ("generation_config.json", "config.json"):
         file = path / name
         eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None

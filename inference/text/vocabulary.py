@@ -55,7 +55,7 @@ class Vocabulary:
 
 
 def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
-    """Refuse a draft with token ids that mean something else than the target's; other paddings of the same ids fit.
+    """Raise an error unless draft and target have the same token ids; only the padding of the vocabulary may differ.
 
     Raises:
         IncompatibleDraftError: they differ; the message names both, and the way out.
@@ -70,10 +70,10 @@ def require_one_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
 
 
 class _OwnIds(dict[int, tuple[int, ...]]):
-    """Draft's ids for each of a target's, found at the first use: most prompts have few of them.
+    """Draft model's token ids for each id of a target, computed at first use, since most prompts have few distinct ids.
 
-    A token of the same bytes is read as itself, another as the draft's tokens for its bytes, and a special token that
-    the draft lacks as nothing: it has no text.
+    If the draft has a token with the same bytes, it is that token; otherwise it is the draft's tokens for those bytes.
+    A special token that the draft lacks becomes nothing, since it has no text.
     """
 
     def __init__(self, own: Tokenizer, own_pieces: Mapping[Piece, int], target: Tokenizer) -> None:

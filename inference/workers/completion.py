@@ -60,7 +60,7 @@ class Resume:
 
     Attributes:
         token_ids: output tokens committed so far.
-        provenance: their origin, from the other server's Started.
+        provenance: origin of these tokens, from the other server's Started event.
     """
 
     token_ids: tuple[int, ...]
@@ -108,7 +108,7 @@ class CompletionRequest(Options):
             raise InvalidRequestError(message, field="max_new_tokens")
 
     def resolved(self, defaults: RequestDefaults) -> CompletionRequest:
-        """Return the request with a server's defaults for what it leaves open, within its caller's limits."""
+        """Return the request with the server's defaults for values left open, at most the caller's limits."""
         if not self.unsaid and self.max_new_tokens is not None:
             return self
         values = {name: value for name, value in defaults.sampling.items() if name in self.unsaid}

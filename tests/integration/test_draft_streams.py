@@ -125,7 +125,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
     """The story: a draft worker's server with `speaks_for_others` never got a draft token accepted.
 
-    Names counted within the account of the user, but a worker attaches for no user.
+    Its session names were looked up in the account of the request's user, but the worker attaches without a user.
     """
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
@@ -218,10 +218,11 @@ async def edge(
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: half an hour after its start, an edge was never drafted for again.
+    """The story: half an hour after its start, a draft worker at the edge got no draft token accepted any more.
 
-    A server lets a connection of that age, here a second, take no more calls. The requests moved to a new one, and the
-    draft tokens went on over the old one; later, until an answer of 32 passes had got none of them.
+    A server accepts no more calls on a connection of that age, which is a second in this test. The requests moved to a
+    new
+    connection, while the draft tokens still went over the old one. Since then the worker opens its stream again too.
     """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
@@ -322,9 +323,9 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a target died, and the process of its draft worker never ended.
+    """The story: after its target died, a draft worker's process never ended.
 
-    The death wakes the stream, to dial again; the process was asked to end in the same turn of the event loop, and
+    The lost stream was about to dial again when, in the same turn of the event loop, the process was asked to end:
     `asyncio.wait_for` of Python 3.11 lost the cancellation.
     """
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
@@ -341,9 +342,9 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
-    """The story: a client left and its deadline passed in the same moment.
+    """The story: a client left at the moment when its deadline passed, and a slot of the draft model was lost for ever.
 
-    The second cancellation came while the first cleaned up, and a slot of the draft was lost for ever.
+    The second cancellation came while the first one was still cleaning up.
     """
     async with serving() as target, edge(target.server.port) as client:
 

@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 async def test_other_eos_ids_of_a_draft_change_nothing(
     models: ModelDirectories, target: ServerProcess, tmp_path: Path
 ) -> None:
-    """The story: a draft named other end-of-sequence ids than its target, as instruct and base models do.
+    """The story: draft and target named different end-of-sequence ids, as base and instruct models do.
 
-    The draft worker sent its own as the stop tokens: text ended too early, or ran on after the target's end.
+    The draft worker sent its own ids as stop tokens, so text ended too early, or continued after the target's end.
     """
     draft = shutil.copytree(models.related, tmp_path / "draft")
     eos = list(range(20, 80))  # every few tokens one of them

@@ -125,9 +125,9 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 
 
 def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
-    """The story: a draft worker took four times the slots that its model was compiled for.
+    """The story: a draft worker asked for four times the slots that its model had been compiled for.
 
-    They were for branches, which it cannot have; so it compiled its model again at its start.
+    The others were for branches, which this backend cannot have. So it compiled the model again at its start.
     """
     assert "hit in" in started["eagle"].log.read_text()
     draft = started["draft"].log.read_text()

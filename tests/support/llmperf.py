@@ -9,7 +9,7 @@ HEADERS = {"Authorization": "Bearer secret"}
 
 
 def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
-    """Return a body with a path as the model, an empty system message, and only the sampling parameters given."""
+    """Return the body of a request as LLMPerf sends it: an empty system message, and few sampling parameters."""
     messages = [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
     return {"model": f"/models/{model}", "messages": messages, "stream": True, "max_tokens": max_tokens}
 

@@ -157,9 +157,9 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """The story: a thin client took the 1.5 GB of a server.
+    """The story: installing a thin client took 1.5 GB, as much as a server.
 
-    Later neither client started: one asked for the version of llguidance, and the other imported Pydantic.
+    Later neither client started without the server's packages: one needed llguidance's version, the other Pydantic.
     """
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
@@ -258,10 +258,10 @@ NEURON_IMAGES = {
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
-    """The story: pip replaced NxDI in every image but SDK 2.29's by one for another compiler and runtime.
+    """The story: in every image but SDK 2.29's, pip replaced the image's NxDI by one for another compiler and runtime.
 
-    The file pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57. Transformers alone would do it too: NxDI 0.7 pins
-    4.56, and pip takes a newer NxDI rather than none.
+    The requirements pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57. The pin of Transformers alone would have
+    the same effect: NxDI 0.7 needs 4.56, so pip takes a newer NxDI.
     """
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")

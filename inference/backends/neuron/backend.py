@@ -110,7 +110,7 @@ class NeuronBackend(CompiledModel):
         return of_vocabulary
 
     def _keep(self, work: Reading, position: int, logits: np.ndarray[Any, Any]) -> None:
-        """Keep the wanted rows of the logits of consecutive tokens, which start at `position`."""
+        """Store the logits that the caller wants, out of those of consecutive tokens from `position` on."""
         work.rows.extend(row for at, row in enumerate(logits, start=position) if work.wants(at))
 
 

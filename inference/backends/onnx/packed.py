@@ -74,7 +74,7 @@ class PackedDecoder:
     lock: FolderLock
 
     def narrowed(self) -> PackedDecoder:
-        """Return the decoder whose windows are so narrow that the probe's tokens leave them."""
+        """Return this decoder with sliding windows so narrow that the test's tokens extend beyond them."""
         return replace(self, shape=self.shape.narrowed(), probe_logits=self.narrow_logits)
 
 

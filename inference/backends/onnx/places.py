@@ -10,12 +10,12 @@ from specdec.inference.model.slots import Span
 
 @dataclass(slots=True)  # not frozen: that takes three times as long to make
 class Place:
-    """One sequence, or a run: sequences in neighbouring slots with one token each.
+    """Part of a pass that attends as one: a span, or single tokens of sequences in neighbouring slots (a run).
 
     Attributes:
-        slots: their slots.
+        slots: slots of these sequences.
         spans: indices of their spans in the pass.
-        width: tokens of each; if more than its span has, the rest fills the pass up.
+        width: tokens per span; if this is more than the span has, padding fills the rest.
     """
 
     slots: range

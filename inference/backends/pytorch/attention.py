@@ -36,7 +36,7 @@ Options: TypeAlias = dict[str, Any]
 
 
 class LayerAttention(Protocol):
-    """One pass, seen from an attention layer."""
+    """Attention of one pass, which each attention layer of the model calls."""
 
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
@@ -125,7 +125,7 @@ def changes_scores(options: Options) -> bool:
 
 
 class SpanAttention:
-    """One span of a pass: where its tokens stand, and the masks that its queries need."""
+    """Attention of one span of a pass: the positions of its tokens, and the masks for its queries."""
 
     __slots__ = ("_kind", "_masks", "end", "num_tokens", "slot", "start")
 

@@ -95,7 +95,10 @@ class Shapes:
             yield shared
 
     def _parts(self, span: Span) -> Iterator[Span]:
-        """Cut a span: of a prompt's part only the last row is known, so tokens with wanted rows go in narrow parts."""
+        """Cut a span into parts.
+
+        A prompt part gives logits for its last row only, so tokens with wanted logits go in others.
+        """
         done, num_tokens, narrow = 0, len(span.token_ids), self.widths[-1]
         num_unwanted = num_tokens - span.num_logits
         while done < num_tokens:

@@ -41,7 +41,7 @@ class FixedShapes:
 
 
 class StaticPass:
-    """The inputs of one shape, and attention over them."""
+    """Inputs of a pass of one fixed shape, and attention over them."""
 
     def __init__(self, cache: SlotCache, shape: Shape, *, graphs_only: bool = False) -> None:
         self._cache = cache
@@ -77,7 +77,7 @@ class StaticPass:
         return [row * self.shape.width + token for row, span in self._rows(spans) for token in wanted_rows([span])]
 
     def _rows(self, spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
-        """Yield each span with its row: with all slots, keys and values are read where they are."""
+        """Yield each span with its row in the pass; if a pass has all slots, a slot's row is its number."""
         return ((span.slot if self._has_all_slots else row, span) for row, span in enumerate(spans))
 
     def logits(self, runner: ModelRunner) -> Tensor:

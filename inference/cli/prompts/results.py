@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """Median over the pairs of the ratio of their times."""
+        """Return the speed-up: for each pair the ratio of both times, of which the median is taken."""
         pairs = zip(self.drafted, self.alone, strict=True)
         return statistics.median(alone.stats.end_to_end_s / drafted.stats.end_to_end_s for drafted, alone in pairs)
 

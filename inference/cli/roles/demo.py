@@ -24,7 +24,7 @@ class DemoSettings:
 
 
 async def run(settings: DemoSettings) -> int:
-    """Return 1 if tokens differ where they must be equal."""
+    """Run the scene; return 1 if tokens differ where they must be equal, else 0."""
     from specdec.inference.cli.demo import failover, speed
 
     return await (speed.run() if settings.scene == "speed" else failover.run())

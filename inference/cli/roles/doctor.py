@@ -67,7 +67,7 @@ class DoctorSettings:
 
 
 async def run(settings: DoctorSettings) -> int:
-    """Return 1 if a model would not be served, or if the draft does not fit."""
+    """Report on the models; return 1 if one would not be served, or if the draft does not fit the target."""
     paths, loading = settings.models.paths, settings.loading
     if "neuron" in loading.backend:
         raise ConfigError(f"backend {loading.backend}: `specdec compile` checks models for it, not this command")
@@ -81,7 +81,7 @@ async def run(settings: DoctorSettings) -> int:
 
 
 def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
-    """Show how a model would be served; None if it would not be."""
+    """Print how a model would be served, and return it; None if it would not be."""
     try:
         fit = examine(loading.target(path, num_threads=usable_cores(), neuron=loading.neuron))
     except SpecDecError as error:
@@ -93,7 +93,7 @@ def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
 
 
 def _are_pair(target: Path, draft: Path) -> bool:
-    """Show whether the draft fits the target, by its own tokenizer or by a map of the target's."""
+    """Print whether the draft fits the target: with the same tokenizer, or by a map between both; return the answer."""
     from specdec.inference.text.tokenizer import Tokenizer
     from specdec.inference.text.vocabulary import Vocabulary, token_map
 
@@ -128,7 +128,7 @@ def _show_memory(fits: list[Fit], num_slots: int) -> None:
 
 
 def _show_speed(target: Fit, draft: Fit | None) -> None:
-    """Show the bound of passes that read all weights from this machine's memory once."""
+    """Print the least time of a pass that reads all weights from this machine's memory once."""
     bandwidth = _bandwidth()
     pass_s = target.weight_bytes / bandwidth
     alone = f"the memory gives {bandwidth / 1e9:.1f} GB/s, so a target pass takes {pass_s * 1e3:.1f} ms at least"

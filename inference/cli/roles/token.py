@@ -46,11 +46,7 @@ async def run(settings: TokenSettings) -> int:
 
 
 def new_token(auth_file: Path, name: str, grant: Sequence[str], *, speaks_for_others: bool = False) -> str:
-    """Return a new token, whose hash the file has from now on.
-
-    Raises:
-        ConfigError: the file cannot be written, or servers could not use the result.
-    """
+    """Return a new token, after adding its hash to the file."""
     token = f"specdec-{secrets.token_urlsafe(32)}"
     digest, rights = hashlib.sha256(token.encode()).hexdigest(), json.dumps(list(dict.fromkeys(grant)))
     entry = f'\n[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = {rights}\n'

@@ -36,7 +36,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorDocument(BaseModel):
-    """Body of every answer that is no success."""
+    """Body of every answer with an error status."""
 
     error: ErrorDetail
 

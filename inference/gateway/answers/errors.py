@@ -175,12 +175,12 @@ def _is_field(part: str) -> bool:
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the field to change; our own messages about two fields begin with it."""
+    """Return the field that a message of ours about two fields names first: the one to change. None for others."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the most useful fault: one of our validators, or that of the alternative that the body fits best."""
+    """Return the most useful fault: of one of our validators, or of the union member that the body fits best."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -128,7 +128,7 @@ class ChatFormat(_Base):
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def _read(self, index: int, text: str, ending: Part | Choice, choice: Choice) -> tuple[dict[str, Any], str | None]:
-        """Return the fields that a piece of text adds to a message, calls by number, and the finish reason if any."""
+        """Return the message fields that a piece of text adds, and the finish reason if the answer ends with it."""
         if index not in self._readers:
             self._readers[index] = self._reader(choice.prompt_text)
         reader, reason = self._readers[index], _reason(ending)
@@ -179,7 +179,7 @@ def usage(choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
 
 
 def speculation(part: Part) -> dict[str, Any]:
-    """Return a part's figures of draft tokens; the last part of a pass has its rejected text and its times."""
+    """Return what a part reports on draft tokens; the last part of a pass adds its rejected text and its times."""
     fields = {"accepted": part.accepted, "num_draft_tokens": part.num_draft_tokens, "token_ids": part.token_ids}
     if part.timings is None:
         return fields
@@ -187,7 +187,7 @@ def speculation(part: Part) -> dict[str, Any]:
 
 
 def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return a field with how well the drafts did, as vLLM names it (its PR 48915); none if nothing was drafted.
+    """Return statistics of the draft tokens, named as in vLLM (its PR 48915); empty if nothing was drafted.
 
     "acceptance_histogram" has the number of passes that accepted exactly j draft tokens at place j, and
     "num_spec_tokens" is the longest draft of a pass.

@@ -10,7 +10,7 @@ from specdec.inference.text.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Parts of a message that one piece of text adds; calls by their numbers in the message."""
+    """Additions to a message by one piece of text: reasoning, content, and tool calls by their numbers."""
 
     reasoning: str = ""
     content: str = ""

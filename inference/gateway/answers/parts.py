@@ -39,7 +39,7 @@ class Part:
 
 
 def parts_of(delta: Delta, *, per_token: bool) -> Iterator[Part]:
-    """Yield a delta cut at its tokens, or whole."""
+    """Yield the parts of a delta: one for each of its tokens, or a single one."""
     num_tokens = len(delta.token_ids)
     accepted = tuple(i < delta.num_accepted_tokens for i in range(num_tokens))
     of_pass: dict[str, Any] = {

@@ -39,7 +39,7 @@ INLINE_SCORES = 5000
 
 @dataclass(slots=True)
 class Kept:
-    """Number of log-probabilities of all requests that wait for the end of their answers."""
+    """Number of log-probabilities held for all requests that do not stream, until their answers end."""
 
     num_scores: int = 0
 
@@ -50,7 +50,7 @@ async def whole_answer(
     """Return the document of a request that does not stream.
 
     Raises:
-        ApiError: it is too long for an answer in one piece.
+        ApiError: the answer is too long to be sent in one piece.
     """
     choices, num_scores = [Choice(shows_prompt=answer.shows_prompt) for _ in range(num_choices)], 0
 

@@ -1,4 +1,4 @@
-"""Fields of other servers that this one lacks, with the values that change nothing here.
+"""Request fields that other servers know and this one does not, with the values at which they change nothing.
 
 Clients and frameworks send such fields by themselves. Any other value would change the answer, so it is refused.
 """

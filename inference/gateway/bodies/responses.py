@@ -131,7 +131,7 @@ def _text(content: str | list[ItemPart]) -> str:
 
 
 def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:
-    """Return the assistant's message that an item continues: the last one, unless it has one of these fields."""
+    """Return the assistant's message to which an item is added: the last one, unless it has one of these fields."""
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & set(but_with):
         messages.append({"role": "assistant"})
     return messages[-1]
@@ -142,7 +142,7 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the name of a value's alternative; it has a space, so that no error shows it as a field."""
+    """Return the tag of a value's union member; the tag has a space, so that errors can leave it out."""
     if not isinstance(value, dict | _Item):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
@@ -272,5 +272,5 @@ class ResponsesBody(GenerationBody, TemplateBody):
 
 
 def _place(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return this body's name for a place in the body of a chat; messages are not items one by one."""
+    """Translate a place in a chat's body to this body, for errors; messages do not correspond to items one by one."""
     return ("body", "input") if place[:1] == ("messages",) else ("body", *place)

@@ -48,7 +48,7 @@ class BodyLimit:
     have not ended are in memory, or half of it for one account, such a body is refused with 503.
 
     Args:
-        max_numbers: returns how many numbers a body for the present model may have.
+        max_numbers: function that returns how many numbers a body for the present model may have.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_numbers: Callable[[], int]) -> None:
@@ -70,7 +70,10 @@ class BodyLimit:
         await self._app(scope, again, send)
 
     async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
-        """Return the messages of a body; none if it is not read here. Raises ApiError for one beyond the limits."""
+        """Return the ASGI messages of a body; none if the body is not limited here.
+
+        Raise ApiError if it is too large.
+        """
         length = dict(scope["headers"]).get(b"content-length", b"0")
         num_bytes = int(length) if length.isdigit() else 0
         messages: list[Message] = []
@@ -91,7 +94,7 @@ class BodyLimit:
         return messages
 
     async def _read(self, receive: Receive) -> tuple[list[Message], int]:
-        """Return the messages of a body, to its end or as far as its length is allowed, and its length."""
+        """Return the ASGI messages of a body, up to its end or to the allowed length, and the number of bytes."""
         messages: list[Message] = []
         num_bytes, account = 0, caller().account
         try:

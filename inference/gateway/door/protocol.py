@@ -46,7 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []  # uvicorn's: of pipelined requests it knows the newest alone
 
     def connection_made(self, transport: Any) -> None:
-        """Begin the connection, unless there are too many."""
+        """Accept a connection, or close it at once if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -54,7 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_within(HEADERS_TIMEOUT_S)
 
     def eof_received(self) -> None:
-        """Refuse a request whose client has ended its side: it looks like one that has left."""
+        """Close the connection when the client has closed its sending side, as a client does that has left."""
         if self.cycle is not None and not self.cycle.response_started:
             self.transport.write(_half_closed())
 
@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the parser keeps those of an unfinished header, or of a field after the body, to itself."""
+        """Parse received bytes, and count those of an unfinished header or of a field after the body."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
@@ -96,7 +96,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Expect the body, after the last header."""
+        """Replace the time limit of the headers by that of the body."""
         self._in_headers = False
         self._num_bytes_between = 0
         self._expect_within(BODY_TIMEOUT_S)
@@ -105,28 +105,28 @@ class LimitedProtocol(HttpToolsProtocol):
             self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Pass on a piece of the request's body; the count of bytes that belong to no body starts at 0 again."""
         self._num_bytes_between = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the peer's time limit: the request is complete."""
+        """Stop the time limit of the request, since all of it has arrived."""
         self._num_bytes_between = 0
         self._expect_within(None)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Set the time limit of a request that the peer has begun to send during the answer."""
+        """Start the time limit of a next request, if the client began to send one during the answer."""
         super().on_response_complete()
         self._arm(self._owed_s)
 
     def pause_writing(self) -> None:
-        """Watch a peer that does not read as fast as this server writes."""
+        """Begin to watch whether the client reads, as it reads more slowly than this server writes."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """End the watch of a peer that has read."""
+        """Stop watching the client, because it has read what was written."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -145,14 +145,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._leave_closed()
 
     def _leave_closed(self) -> None:
-        """End the answers on a connection that a limit has closed: uvloop raises at writes until it is lost."""
+        """End the answers on a connection that a limit has closed: uvloop would raise an error at each write."""
         if self.transport.is_closing():
             for cycle in self._cycles:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection unless more comes in time; an answer that is on its way out is not cut."""
+        """Close the connection unless the request is further on in `seconds`, but never while an answer is sent."""
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
         self._arm(None if is_answering else seconds)

@@ -35,7 +35,7 @@ class CallFormat:
     trigger: str | None
 
     def written(self, call: Mapping[str, Any]) -> str:
-        """Return a call of a conversation, as the model would have written it."""
+        """Return a call from a conversation in the form in which the model would have written it."""
         function = call["function"]
         body = json.dumps({"name": function.get("name"), self.key: function.get("arguments")}, ensure_ascii=False)
         return f"{self.before}{body}{self.after}"
@@ -44,7 +44,8 @@ class CallFormat:
 class HermesReader(CallReader):
     """Reader of calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 
-    They may stand anywhere. Whitespace around a call is no text. An unclosed call ends where the next one begins.
+    Calls may stand anywhere in the text. Whitespace around a call is dropped. An unclosed call ends where the next one
+    begins.
     """
 
     def _in_text(self) -> bool:

@@ -32,7 +32,7 @@ def arguments_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def only_calls(form: CallFormat, functions: Functions, *, many: bool, output: Grammar | None) -> Grammar:
-    """Return the grammar of one call, or of several if `many`; or else of an `output`, if there is one."""
+    """Return the grammar of one call, or of several if `many`; a grammar `output` is allowed instead, if given."""
     more = f"({_text(form.between)} call){{0,{MAX_CALLS - 1}}}" if many and form.between is not None else ""
     start = f"start: {'calls | @output' if output else 'calls'}\ncalls: call {more}\n"
     lark = f"{start}call: {_text(form.before)} object {_text(form.after)}\n{_objects(form, functions)}"
@@ -63,5 +63,5 @@ def _objects(form: CallFormat, functions: Functions) -> str:
 
 
 def _text(text: str | None) -> str:
-    """Return a text as Lark writes it; nothing for None."""
+    """Return a text as a literal of Lark's syntax; an empty string for None."""
     return json.dumps(text, ensure_ascii=False) if text else ""

@@ -40,7 +40,10 @@ class JsonEnd:
         self._in_string = self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Return the length of the object's part of a piece; None if it has not ended. "<" outside strings ends it."""
+        """Return how many characters of a piece belong to the object; None if it goes on.
+
+        "<" outside strings ends it.
+        """
         for i, character in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -77,7 +80,7 @@ class CallReader:
         self._state: Callable[[], bool] = self._in_text
 
     def push(self, text: str, *, is_last: bool) -> Pieces:
-        """Return content and calls that are certain now; with the last text, all. An unfinished call stays as it is."""
+        """Return the content and calls that are certain now; all that is left if `is_last`, even an unfinished call."""
         self._buffer += text
         while self._state():
             pass
@@ -87,7 +90,7 @@ class CallReader:
         return pieces
 
     def _in_text(self) -> bool:
-        """Look for the beginning of a call. Like every state, return True if another state must read the rest."""
+        """Look for the beginning of a call. Each such state method returns True if another state must read on."""
         raise NotImplementedError
 
     def _after_call(self) -> bool:
@@ -95,7 +98,7 @@ class CallReader:
         raise NotImplementedError
 
     def _no_call(self) -> bool:
-        """Return to text: what looked like a call was none."""
+        """Go back to reading text, since what looked like a call was none."""
         self._emit(self._opening)
         self._state = self._in_text
         return True
@@ -108,7 +111,7 @@ class CallReader:
             self._text += text
 
     def _expect(self, opening: str, rest: str) -> bool:
-        """Expect a call after the opening."""
+        """Begin to read a call: `opening` was found in the text, and `rest` follows it."""
         self._opening, self._buffer, self._num_scanned = opening, rest, 0
         self._end, self._state = JsonEnd(), self._in_head
         return True
@@ -142,7 +145,7 @@ class CallReader:
         return True
 
     def _take_whole(self, end: int) -> bool:
-        """Read an object with another order than usual, such as the arguments before the name."""
+        """Read a whole object with its fields in an unusual order, such as the arguments before the name."""
         call = _call_of(self._buffer[:end], self._names)
         if call is None:
             return self._no_call()
@@ -153,7 +156,7 @@ class CallReader:
 
 
 def _call_of(text: str, names: frozenset[str]) -> tuple[str, str] | None:
-    """Return name and arguments; None if it is no call of an offered function."""
+    """Return the name and the arguments of a call; None if the text is not a call of an offered function."""
     try:
         call: Any = json.loads(text)
     except (ValueError, RecursionError):

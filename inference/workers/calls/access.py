@@ -41,12 +41,12 @@ PAGE = "/"
 
 
 def rights_of_call(method: str) -> frozenset[Right]:
-    """Return the rights, any of which allows calls of a method; unlisted methods need OPS."""
+    """Return the rights of which a caller of a gRPC method needs at least one; unlisted methods need OPS."""
     return frozenset(_METHODS.get(method, {Right.OPS}))
 
 
 def rights_of_path(path: str) -> frozenset[Right] | None:
-    """Return the rights, any of which allows a path; None allows all. Unlisted paths, such as /metrics, need OPS."""
+    """Return the rights of which a caller of an HTTP path needs one; None: no right. Unlisted paths need OPS."""
     if path == PAGE:
         return None
     return frozenset(next((rights for name, rights in _PATHS.items() if path.startswith(name)), {Right.OPS}))
@@ -57,7 +57,7 @@ class Access:
 
     Args:
         auth_file: file that names the callers; None admits all.
-        on_loopback: whether only this machine reaches the server.
+        on_loopback: True if only clients on this machine can reach the server.
 
     Raises:
         UnusableError: the file is invalid at start; later, its last good version stays in use.
@@ -69,14 +69,14 @@ class Access:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the file has changed and cannot be used."""
+        """Return whether the auth file has changed and its new version cannot be used."""
         if self._file is None:
             return False
         self._file.get()
         return self._file.is_stale
 
     def by_token(self, authorization: str, rights: frozenset[Right]) -> Caller:
-        """Return the caller that sends a header `Bearer TOKEN`.
+        """Return the caller with the token in `authorization`, a header of the form `Bearer TOKEN`.
 
         Raises:
             UnauthenticatedError: the token is unknown, or there is none.
@@ -93,10 +93,10 @@ class Access:
         return require_any(rights, who)
 
     def by_certificate(self, names: Sequence[str], authorization: str, rights: frozenset[Right]) -> Caller:
-        """Return the caller that has a certificate for these names, which the handshake has verified.
+        """Return the caller with one of the `names`, which stand in a certificate that the TLS handshake has verified.
 
         Raises:
-            UnauthenticatedError: a token came with it.
+            UnauthenticatedError: the call has a token besides the certificate.
             ForbiddenError: the caller is not in the file, or has none of the rights.
         """
         if authorization:

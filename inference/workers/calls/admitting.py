@@ -26,7 +26,7 @@ _NOTED = (ASSIST, DRAIN)
 
 
 def admission(access: Access) -> Admit:
-    """Return the function that admits calls by `access`, and makes their callers known while they are served."""
+    """Return the function that admits a call by `access`, and sets its caller while the call is served."""
 
     def admit(
         method: str, headers: Mapping[str, str], names: Sequence[str] | None
@@ -39,7 +39,7 @@ def admission(access: Access) -> Admit:
 
 
 def _for_user(who: Caller, user: str) -> Caller:
-    """Return the caller with the user it speaks for. A longer name is not cut: two users would be one account.
+    """Return the caller together with the user for which it sends the request. Too long a name is refused, not cut.
 
     Raises:
         InvalidRequestError: the name is too long.
@@ -53,10 +53,10 @@ def _for_user(who: Caller, user: str) -> Caller:
 
 @contextmanager
 def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) -> Generator[None, None, None]:
-    """Serve a call during the block.
+    """Admit a call, which is served during the block.
 
     Raises:
-        UnauthenticatedError, ForbiddenError: the caller may not make it.
+        UnauthenticatedError, ForbiddenError: the caller may not make this call.
         InvalidRequestError: the name of the user is too long.
     """
     try:
@@ -71,7 +71,7 @@ def _admitted(identify: Callable[[], Caller], user: str, id_: str, method: str) 
 
 @contextmanager
 def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[None, None, None]:
-    """End a call that may last for ever when its caller would not be admitted any more, or has lost a right."""
+    """End an open-ended call, in the block, once its caller would not be admitted any more or has lost a right."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     refusal: Exception | None = None
     timer: asyncio.TimerHandle
@@ -101,7 +101,7 @@ def _while_welcome(identify: Callable[[], Caller], who: Caller) -> Generator[Non
 
 @contextmanager
 def _audited(who: Caller, id_: str, method: str) -> Generator[None, None, None]:
-    """Serve a call, and write its audit line if it failed without one."""
+    """Write an audit line for a call that fails in the block, unless the call has written one itself."""
     with request_context(who, id_):
         began, status = time.monotonic(), "CANCELLED" if method in _NOTED else "OK"
         try:
@@ -124,9 +124,9 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def private_scope(peer: str) -> str:
-    """Return the beginning of the names of a private worker's sessions: those of its token and connection.
+    """Return the prefix of the session names of a private worker, which identifies its token and connection.
 
-    The user that a request is for plays no part: the worker of an edge drafts for the requests of all of its users.
+    The user of a request is not in it, since one private worker drafts for the requests of all users of its process.
     """
     return f"{caller().name} {peer}/"
 

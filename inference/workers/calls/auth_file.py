@@ -50,7 +50,7 @@ class AuthFile:
     def of_token(self, token: str) -> Caller | None:
         """Return the owner of a token.
 
-        How long that takes reveals nothing: the comparison is of digests, of which a guesser cannot choose a beginning.
+        The time that this takes reveals nothing about valid tokens, since only hashes are compared.
         """
         return self.tokens.get(hashlib.sha256(token.encode()).digest())
 
@@ -104,7 +104,7 @@ def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Calle
 
 
 def _successor(role: Any, name: str) -> Any:
-    """Return the role that has taken the place of another; version 1 had a role for draft workers with requests."""
+    """Return the role that replaces `role` if that is an old one; version 1 had a role "draft"."""
     if role != "draft":
         return role
     logger.warning('%s: role "draft" counts as "client", which may draft for its own requests', name)
@@ -118,9 +118,9 @@ def _name(value: Any, what: str) -> str:
 
 
 def _prefix_groups(entries: Any, callers: Sequence[Caller]) -> dict[str, str]:
-    """Return the group of each account that is in one.
+    """Return the prefix group of each account that belongs to one.
 
-    A file with a caller that speaks for others may name accounts that only that caller knows.
+    The accounts must be those of callers, unless a caller speaks for others: then they may be names of its users.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"prefix_group {entries!r} is no list of tables: [[prefix_group]] is expected")

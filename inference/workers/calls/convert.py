@@ -64,7 +64,7 @@ MAX_NAME_CHARACTERS = 256
 
 
 def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
-    """Return an enumeration's numbers on the wire, where its names have a prefix."""
+    """Return an enumeration's values by their numbers on the wire, where their names begin with `prefix`."""
     return {each: getattr(pb, f"{prefix}_{each.name}") for each in kind}
 
 
@@ -115,15 +115,15 @@ def _check_count(values: Sized, limit: int, field: str) -> None:
 
 
 async def converted(convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-    """Return a converted item. If it holds a prompt's scores, a thread converts it: thousands take 0.1 s and more."""
+    """Return `convert(item)`; in a thread if the item has a prompt's `scores`, as thousands take 0.1 s or more."""
     return await asyncio.to_thread(convert, item) if scores else convert(item)
 
 
 def _known(values: dict[Any, _Out], number: int, what: str, field: str | None = None) -> _Out:
-    """Return the value for a number on the wire.
+    """Return the enumeration's value for a number on the wire.
 
     Raises:
-        InvalidRequestError: the number is unknown, as from a newer peer.
+        InvalidRequestError: the number is unknown; a newer peer may have sent it.
     """
     if number not in values:
         raise InvalidRequestError(f"{what} {number} is not known here", field=field)
@@ -137,7 +137,7 @@ def reason_from_message(number: pb.FinishReason) -> FinishReason:
 def sampling_to_message(
     sampling: SamplingParams, seed: int | None, unsaid: frozenset[str] = frozenset()
 ) -> pb.SamplingParams:
-    """Return a message with all fields but the `unsaid`, for which the receiver has defaults."""
+    """Return a message with all fields except those in `unsaid`, for which the receiver uses its defaults."""
     biases = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias]
     given = [name for name in _SAMPLING_NAMES if name not in unsaid]
     return pb.SamplingParams(seed=seed, logit_bias=biases, **_to_message(sampling, given))
@@ -194,7 +194,7 @@ def _timings_to_message(timings: Timings, counts: Counts) -> pb.Timings:
 
 
 def _pass_to_message(piece: Commit) -> dict[str, Any]:
-    """Return the fields that pb.Commit and pb.Delta have alike."""
+    """Return a commit's fields that pb.Commit and pb.Delta both have."""
     return {
         "position": piece.position if piece.position >= 0 else None,
         "token_ids": piece.token_ids,
@@ -210,7 +210,7 @@ def _pass_to_message(piece: Commit) -> dict[str, Any]:
 
 
 def _pass_from_message(message: pb.Commit | pb.Delta) -> dict[str, Any]:
-    """Return the fields that `Commit` and `Delta` have alike, with sizes and counts that a pass over a tree can have.
+    """Return the fields that `Commit` and `Delta` both have, after a check of their sizes and counts.
 
     Raises:
         InvalidRequestError: a field is too large; the message names its size and the limit.
@@ -434,7 +434,7 @@ def branch_to_message(branch: Branch) -> pb.Branch:
 
 
 def commit_to_message(commit: Commit) -> pb.Commit:
-    """Return a commit's message for a draft worker, which has no use for log-probabilities."""
+    """Return the message that sends a commit to a draft worker; it leaves out log-probabilities."""
     return pb.Commit(**_pass_to_message(commit))
 
 

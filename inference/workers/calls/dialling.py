@@ -32,7 +32,7 @@ def credentials_of(security: DialSecurity) -> Credentials | None:
 
 
 def named(security: DialSecurity, name: str | None) -> DialSecurity:
-    """Return the security for a server found by a name: its certificate has that name, not the address."""
+    """Return the security for a server that was found by a DNS name: its certificate must have that name."""
     if security.ca is None or name is None:
         return security
     return replace(security, server_name=security.server_name or name)
@@ -45,7 +45,7 @@ def _tls_of(security: DialSecurity) -> ClientTls | None:
 
 
 async def check_link(address: str, security: DialSecurity) -> None:
-    """Raise after a lost link if the server can be reached but not trusted; return if it is gone.
+    """Check a server after a lost connection: raise if it can be reached but not trusted, return if it is gone.
 
     Raises:
         HandshakeError: the TLS handshake fails; the message names the reason.

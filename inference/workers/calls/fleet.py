@@ -52,12 +52,12 @@ class Replica:
     Attributes:
         channel: channel to the server; the fleet closes it.
         security: credentials for the server, and the name that its certificate must have.
-        following: task that reads its health.
-        num_leases: requests that it serves.
-        released: set when one of them ends.
+        following: task that follows the server's health.
+        num_leases: requests of this process that the server answers now.
+        released: set whenever such a request ends.
         num_ended, num_failed: requests that have ended, and those of them that the server failed.
         busy_s: sum of the times of these requests at the server, in seconds.
-        num_tokens: output tokens that came from it.
+        num_tokens: output tokens that the server sent.
     """
 
     address: str
@@ -73,7 +73,7 @@ class Replica:
 
 
 class Fleet:
-    """Servers by address. Enter it inside a running event loop.
+    """Servers of one model, by address. Enter it as a context manager, inside a running event loop.
 
     Args:
         targets: HOST:PORT, dns:///NAME:PORT for all servers of a name, or file:///PATH for the servers of a list.
@@ -120,7 +120,7 @@ class Fleet:
 
     @property
     def label(self) -> str:
-        """Addresses as configured, for messages."""
+        """Return the addresses as configured, for messages."""
         return ", ".join(self._targets)
 
     @property
@@ -187,7 +187,7 @@ class Fleet:
             self._policy.ended(address, now, failed=has_failed)
 
     def has_other(self, *than: str) -> bool:
-        """Return whether another server could take a request at once."""
+        """Return whether a server other than those in `than` could take a request at once."""
         return self._policy.has_other(time.monotonic(), than=than)
 
     def is_ready(self, replica: Replica) -> bool:
@@ -201,7 +201,7 @@ class Fleet:
 
     @property
     def has_served_lately(self) -> bool:
-        """Return whether a server is ready, or was ready in the last `LATELY_S`, and may have recovered by now."""
+        """Return whether a server is ready, or was in the last `LATELY_S` seconds, so that it may soon be again."""
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
@@ -230,7 +230,7 @@ class Fleet:
                 task.cancel()
 
     async def _is_serving(self, replica: Replica) -> bool:
-        """Ask a server for its health; if its streams may be used up, its latest report counts instead."""
+        """Ask a server for its health; if it may accept no further stream, use its latest report instead."""
         if replica.num_leases >= MAX_STREAMS_PER_CONNECTION // 2:
             return self.is_ready(replica)
         return await is_serving(replica.channel)

@@ -1,4 +1,4 @@
-"""Observer of requests: metrics and the audit line of each, a profile and span attributes where they are asked for."""
+"""Observer of requests: it writes metrics and an audit line for each, and profile and trace attributes if wanted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Annotate: TypeAlias = Callable[[RequestStats], None]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Observed request; `stats` is None where neither a profile nor a span needs it."""
+    """Record of one request; `stats` is None unless a profile or a trace span needs statistics."""
 
     stats: RequestStats | None
     metrics: RequestMetrics
@@ -40,8 +40,8 @@ class Observer:
     """Observer of clients' requests.
 
     Attributes:
-        metrics: counts every request.
-        profile: keeps a record of each; None keeps none.
+        metrics: metrics in which every request is counted.
+        profile: collection of a record per request; None: no records are kept.
     """
 
     metrics: Metrics
@@ -53,7 +53,8 @@ class Observer:
     ) -> Generator[Observation, None, None]:
         """Observe the current request; the profile names it by its id.
 
-        A request that leaves before it finished or failed was cancelled by its client, or reached its `deadline`.
+        If the block ends before the request has finished or failed, its client cancelled it, or its `deadline` has
+        passed.
         """
         stats = None if self.profile is None and annotate is None else RequestStats()
         observation = Observation(stats, self.metrics.request())

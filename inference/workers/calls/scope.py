@@ -27,9 +27,9 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class RequestScope:
-    """One request in this process, and context manager of each wait for its next event.
+    """Time limit of one request in this process; a context manager around each wait for the request's next event.
 
-    `end` interrupts these waits only, never what the consumer of the events awaits between them. One timer serves all
+    `end` interrupts only these waits, never what the reader of the events awaits between them. One timer serves all
     waits of a request: `asyncio.timeout` around each event would cost 3 us per token.
 
     Args:
@@ -102,7 +102,8 @@ class RequestScope:
 class SupervisedCompleter:
     """Completer of a process, which passes every request through one `RequestScope`.
 
-    A gateway drains it as its `Work` (inference/serving/host.py), since its requests run in other servers.
+    A gateway's host drains this completer as its `Work` (inference/serving/host.py), since other servers compute the
+    gateway's requests.
 
     Args:
         observer: observes every request.
@@ -127,12 +128,12 @@ class SupervisedCompleter:
 
     @property
     def num_running(self) -> int:
-        """Number of requests that have started."""
+        """Return the number of requests that have begun to get an answer."""
         return sum(scope.has_started for scope in self._scopes)
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that have not started yet."""
+        """Return the number of requests that still wait for the beginning of their answer."""
         return len(self._scopes) - self.num_running
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -196,7 +197,7 @@ class SupervisedCompleter:
 
 
 class InFlight:
-    """Requests in flight per caller, within the limits of the auth file; each choice of an HTTP request counts."""
+    """Requests in flight per caller, within the auth file's limits; an HTTP request counts once per choice it wants."""
 
     def __init__(self) -> None:
         self._num: Counter[str] = Counter()
@@ -230,7 +231,7 @@ class InFlight:
 
 
 def _check(request: CompletionRequest, who: Caller) -> None:
-    """Refuse a value above the caller's limit; `CompletionRequest.resolved` caps what a request leaves open."""
+    """Refuse a value above the caller's limit; values that a request leaves open are capped elsewhere."""
     limits = who.limits
     asked = {
         "max_new_tokens": (request.max_new_tokens, limits.max_tokens),

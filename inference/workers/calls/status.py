@@ -45,7 +45,7 @@ _ANSWER_TOO_LONG = "CLIENT: Received message larger than max"  # it names the si
 
 
 def to_status(error: Exception) -> Status | None:
-    """Return the status of one of our exceptions, or of grpc_comm's; None for anything else."""
+    """Return the status of an exception of this project or of grpc_comm; None for any other exception."""
     if isinstance(error, StatusError):
         return error.status
     code = _CODES.get(type(error))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def to_status(error: Exception) -> Status | None:
 
 
 def client_status(error: Exception) -> Status | None:
-    """Return the status for a client, which is not at fault if an upstream server refuses our credentials."""
+    """Return the status that a client gets; if an upstream server refuses our credentials, the client is not blamed."""
     if isinstance(error, errors.UnauthenticatedError | errors.ForbiddenError) and error.address is not None:
         logger.error("refused by the upstream server: %s", error)
         return Status(grpc.StatusCode.UNAVAILABLE, REFUSED_UPSTREAM)

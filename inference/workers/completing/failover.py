@@ -1,4 +1,4 @@
-"""Completions from a fleet: what one server began, another can end with the same tokens."""
+"""Completions from a fleet of servers: if one server is lost, another completes the answer with the same tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX_TOKENS, PREFIX_CHARACTERS = 64, 256
 
 
 class Drafter(Protocol):
-    """Draft worker in the process of a client."""
+    """Draft worker that runs in the same process as a client."""
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
@@ -33,7 +33,7 @@ class FailoverCompleter:
     Args:
         fleet: servers of one model.
         connection: limits of a request's time, and of its time without a server.
-        drafter: drafts for the requests in this process; None leaves drafts to the servers.
+        drafter: draft worker of this process, which drafts for the requests; None leaves drafting to the servers.
     """
 
     def __init__(self, fleet: Fleet, connection: ConnectionConfig, drafter: Drafter | None = None) -> None:
@@ -42,7 +42,10 @@ class FailoverCompleter:
         self._connection = connection
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """See `Completer`. A request that has begun waits for a server; a new one is refused if there is none."""
+        """Answer a request, see `Completer`.
+
+        After a loss it waits for a server; if none is there at first, it is refused.
+        """
         answer = Progress(request)
         resuming = Resuming(
             answer,
@@ -85,7 +88,7 @@ class FailoverCompleter:
 
 
 def prefix_of(prompt: str | tuple[int, ...] | Chat) -> str:
-    """Return a hash of the prompt's beginning, by which the fleet sends the turns of a conversation to one server.
+    """Return a hash of the prompt's beginning; the fleet sends prompts with equal hashes to the same server.
 
     The beginning of a chat ends with the user's first message, which all later turns repeat.
     """

@@ -29,11 +29,11 @@ from specdec.inference.workers.completion import Codec, Completer, ModelCard
 
 
 class Operation:
-    """Load and drain of one server.
+    """Operation of one server: its load, and calls that drain it.
 
     Args:
         load: load of the server.
-        may_drain: whether a call may end it.
+        may_drain: True if a gRPC call may make the server drain and end.
     """
 
     def __init__(self, load: SlotLoad, *, may_drain: bool) -> None:
@@ -53,7 +53,7 @@ class Operation:
         self._asked.set()
 
     async def until_drain(self) -> None:
-        """Wait for a call of `drain`."""
+        """Wait until a call requests the drain."""
         await self._asked.wait()
 
 
@@ -65,10 +65,10 @@ _In = TypeVar("_In")
 
 
 class ScoreWriter:
-    """Writer of a service's messages, which refuses new scores while peers have too many others unread.
+    """Writer of a service's messages, which limits the memory of prompts' log-probabilities ("scores") not yet read.
 
-    A prompt of 2000 tokens, with the 20 best of each, takes 10 MB until the peer has read them. A call that asked for
-    one token holds no slot meanwhile, so slots do not limit the number of such calls.
+    The scores of 2000 prompt tokens, with the 20 best tokens at each, take 10 MB until the peer has read them. A call
+    for one output token holds no slot meanwhile, so slots do not limit the number of such calls.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Request with all defaults filled in, its form for the generator, and the answer's beginning."""
+    """Request with its defaults filled in, the request to the generator, and the first event of the answer."""
 
     request: CompletionRequest
     generation: GenerationRequest
@@ -148,7 +148,7 @@ class LocalCompleter:
         )
 
     def _rest(self, generation: GenerationRequest, resume: Resume | None) -> GenerationRequest:
-        """Return the request, or what another server that began it has left.
+        """Return the request, or its unanswered rest if another server has begun the answer.
 
         Raises:
             IncompatibleDraftError: this server would continue with other tokens.
@@ -163,14 +163,14 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, job: _Job, opened: Opened) -> Started:
-        """Return Started with the facts of the first pass."""
+        """Return the Started event, completed with what the generator's Opened event says about the first pass."""
         scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
         return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
 
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
-        """Return the prompt's log-probabilities with their texts; that of the first token, which follows none, is 0.
+        """Return the prompt tokens' log-probabilities, with texts; the first token, which follows none, gets 0.
 
-        Lets the event loop run meanwhile: 2000 tokens, each with the 20 best ones, take 0.1 s.
+        The event loop runs meanwhile, as 2000 tokens, each with the 20 best ones, take 0.1 s.
         """
         first = generation.prompt_token_ids[0]
         stream = self._tokenizer.stream()

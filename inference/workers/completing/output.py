@@ -36,7 +36,7 @@ class Output:
         self._ended = False
 
     async def converted(self, convert: Callable[[_In], _Out], item: _In, scores: Sized) -> _Out:
-        """Convert a message; see `convert.converted`.
+        """Convert a message of the server by `convert`; see `convert.converted`.
 
         Raises:
             UnavailableError: the message is malformed or oversized, which is the server's fault, not the request's.
@@ -47,10 +47,10 @@ class Output:
             raise self._broken(exc.message) from exc
 
     def check(self, event: TextEvent) -> None:
-        """Take the next event.
+        """Check the next event, and count its tokens.
 
         Raises:
-            UnavailableError: an event before it is missing, or it exceeds the request.
+            UnavailableError: an event before this one is missing, or there are more tokens than were requested.
         """
         if self._ended:
             raise self._broken("the answer goes on after its end")
@@ -73,10 +73,13 @@ class Output:
             self._limit = (started.defaults or NO_DEFAULTS).max_new_tokens or DEFAULT_MAX_NEW_TOKENS
 
     def take(self, piece: Commit) -> None:
-        """Take the next tokens. An empty piece counts as one token, and a full output may end with one such piece.
+        """Count the next tokens.
+
+        A commit without tokens counts as one token; after a full output one such commit is allowed.
 
         Raises:
-            UnavailableError: tokens before them are missing, or these exceed the limit or reach it without an end.
+            UnavailableError: tokens before these are missing, or there are more than the limit, or the limit is reached
+                and the answer does not end.
         """
         if piece.position != self._position:
             raise self._lost(f"tokens of position {piece.position} came where {self._position} is next")

@@ -28,8 +28,10 @@ class LocalCodec:
 
     Args:
         tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
-        vocab_size: number of token ids; others are refused. Another size of the same vocabulary may replace it.
-        max_length: tokens of the context; a text longer than that many of the longest token is refused unread.
+        vocab_size: number of token ids; ids from it on are refused. May be replaced by another size of the same
+            vocabulary.
+        max_length: tokens of the context; a text with more characters than so many of the longest token have is refused
+            before it is tokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:
@@ -62,7 +64,7 @@ class LocalCodec:
             return self._read(prompt, special)
 
     def checked(self, token_ids: Ids) -> Ids:
-        """Return the ids; raise ContextLengthError, unread, if they are more than any context here holds."""
+        """Return the ids; raise ContextLengthError, before any is read, if they are more than the context holds."""
         if len(token_ids) > self._max_ids:
             message = f"{len(token_ids)} token ids are more than any context here holds ({self._max_ids})"
             raise ContextLengthError(message, field="prompt")

@@ -73,7 +73,7 @@ class Reader:
         return replace(generation, sampling=generation.effective_sampling(self.tokenizer.eos_token_ids))
 
     def _after_prompt(self, prompt: tuple[int, ...], grammar: Grammar | None) -> Grammar | None:
-        """Return the grammar with the preamble that the prompt leaves; it depends on the prompt alone, on no state."""
+        """Return the grammar, adjusted to how the prompt ends; the result depends on grammar and prompt alone."""
         if grammar is None or grammar.preamble is Preamble.NONE:
             return grammar
         end = self.tokenizer.decode(prompt[-_END_TOKENS:], special=True)
@@ -83,7 +83,7 @@ class Reader:
 
 
 def _seed_of(request: CompletionRequest) -> int:
-    """Return a random seed. The name of a draft session gives its own, so that target and private worker have one."""
+    """Return a random seed, or the one that the draft session's name gives: target and private worker need the same."""
     if not request.draft_session:
         return secrets.randbits(64)
     return int(request.draft_session[-2 * DRAFT_SESSION_BYTES :][:16], 16)

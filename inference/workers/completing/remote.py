@@ -1,4 +1,4 @@
-"""The thin client: completions from any GenerationService. Needs no model and no torch."""
+"""Thin client: it gets completions from any GenerationService, and needs neither a model nor torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RemoteCompleter:
         channel: channel to the server; stays open.
         address: HOST:PORT, for messages.
         deadline_s: seconds that a request may take.
-        can_move: whether its caller could continue at another server.
+        can_move: True if the caller could continue an answer at another server.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, *, deadline_s: float, can_move: bool = False) -> None:
@@ -90,7 +90,7 @@ class RemoteCompleter:
             request.resume.provenance.require_same(started.provenance)
 
     def take_bytes(self) -> int:
-        """Return the size of the messages since the last call, without HTTP/2 framing."""
+        """Return the number of bytes received since the last call of this method, without HTTP/2 framing."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return num_bytes
 
@@ -123,10 +123,10 @@ class RemoteCompleter:
 
 
 async def card_of_target(fleet: Fleet) -> ModelCard | None:
-    """Return the card of a fleet's target; None if it only verifies, or gives none at the moment.
+    """Return the model card of a fleet's target; None if it only verifies, or does not answer at the moment.
 
     Raises:
-        IncompatibleDraftError: another kind of server answers, which has its draft already.
+        IncompatibleDraftError: the server is no target but a server that has a draft already.
     """
     with fleet.lease() as replica:
         try:

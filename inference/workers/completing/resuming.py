@@ -65,7 +65,7 @@ class Progress:
         return self._started is not None
 
     def take(self, event: TextEvent) -> bool:
-        """Record an event; return False to keep it from the client: a second server's Started, and every Finished."""
+        """Record an event; return whether to pass it on: not a later server's Started, nor any Finished."""
         if isinstance(event, Started):
             is_news, self._started = self._started is None, self._started or event
             return is_news
@@ -87,7 +87,7 @@ class Progress:
             raise UnavailableError(f"{exc.message} ({why})", address=exc.address) from exc
 
     def rest(self) -> CompletionRequest:
-        """Return the request for the next server, with the parameters that the first server resolved."""
+        """Return the request for the rest of the answer, with the parameters that the first server filled in."""
         if self._started is None:
             return self._request
         defaults = self._started.defaults
@@ -132,7 +132,7 @@ class Resuming:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the request's deadline."""
+        """Return the seconds until the request's deadline."""
         return max(0.0, self._ends_at - asyncio.get_running_loop().time())
 
     @property
@@ -150,8 +150,8 @@ class Resuming:
         """Yield the answer's events to the last one.
 
         Args:
-            attempt: requests the rest from one server, and yields its events.
-            prefix: hash of the prompt's beginning; a server that has read it is preferred.
+            attempt: function that requests the rest of the answer from one server, and yields its events.
+            prefix: hash of the prompt's beginning; a server that has computed an equal one is preferred.
 
         Raises:
             SpecDecError: no server can continue, or the request's time is over.
@@ -174,7 +174,10 @@ class Resuming:
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Lease the next server. An error in the block leaves it as one of RESUMABLE if another server may succeed."""
+        """Hold the next server during the block.
+
+        A failure is raised as one of RESUMABLE if another server may succeed.
+        """
         replica: Replica | None = None
         self._latest = None
         try:

@@ -20,11 +20,11 @@ REPLAY_TOKENS = 256
 
 
 class TextCompleter:
-    """`Completer` that has ids from another one and makes their text here, which spares the target this work.
+    """`Completer` that gets token ids from another completer and makes their text: that spares the target the work.
 
     Args:
-        completer: gives the ids.
-        tokenizer: returns the tokenizer of the model that is served now.
+        completer: completer that gives the token ids.
+        tokenizer: function that returns the tokenizer of the model that is served now.
     """
 
     def __init__(self, completer: Completer, tokenizer: Callable[[], Tokenizer]) -> None:
@@ -65,7 +65,7 @@ class Text:
         self._is_empty = request.ids_only
 
     async def replay(self, resume: Resume | None) -> None:
-        """Restore the state of the text after resumed tokens; lets the event loop run meanwhile.
+        """Read the tokens that another server committed, so that their text can go on; the event loop runs meanwhile.
 
         Raises:
             InvalidRequestError: a stop string is complete, so that nothing can follow.
@@ -107,7 +107,8 @@ class Text:
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
         """Return the text that each token adds, up to the one that completes a stop string.
 
-        The second list counts the characters that each would add if no stop string held any back.
+        The second list has the number of characters that each token adds, including those held back as the possible
+        beginning of a stop string.
         """
         pieces: list[str] = []
         lengths: list[int] = []
@@ -120,7 +121,7 @@ class Text:
         return pieces, lengths
 
     def _rest(self) -> str:
-        """Return the text still held back, once no further token can complete a character or a stop string."""
+        """Return the text that was held back, now that no further token can complete a character or a stop string."""
         return "" if self._stops.found else self._stops.push(self._stream.rest()) + self._stops.rest()
 
 
@@ -147,7 +148,7 @@ def with_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, num_characters: int
 
 
 def check_rest(resume: Resume, why_none: str) -> None:
-    """Refuse to continue after tokens if there is a reason why nothing can follow."""
+    """Raise an error, with `why_none`, if nothing can follow the tokens that another server committed."""
     if why_none:
         message = f"committed_token_ids: nothing more can follow these {len(resume.token_ids)}: {why_none}"
         raise InvalidRequestError(message, field="committed_token_ids")

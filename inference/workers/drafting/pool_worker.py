@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftWork:
-    """State of a process that drafts, which a host watches: it is the draft engine's."""
+    """State of a drafting process, as its host observes it: that of the draft engine."""
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
@@ -67,11 +67,11 @@ class PoolWorker(DraftWork):
 
     @property
     def vocabulary_share(self) -> float:
-        """Return the share of a target's ids that the draft can propose, the least of its targets'."""
+        """Return the share of a target's token ids that the draft can propose; the lowest one of all targets."""
         return min((stream.vocabulary.share_of(stream.vocab_size) for stream, _ in self._streams.values()), default=1.0)
 
     async def refused(self) -> None:
-        """Wait until all targets refuse this worker; return only by an error.
+        """Wait until all targets refuse this worker, then raise; never return.
 
         Raises:
             RequestError: refusal of the last target.
@@ -94,7 +94,7 @@ class PoolWorker(DraftWork):
             raise failures.exceptions[0] from None  # the first failure cancels the other streams
 
     def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
-        """Replace the set of targets, and share the slots among them."""
+        """Draft for the targets at `addresses` from now on, each with an equal share of the slots; leave the others."""
         for address in self._streams.keys() - addresses.keys():
             self._streams.pop(address)[1].cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))

@@ -1,7 +1,8 @@
 """Private draft worker: it drafts for the requests that its own process sends, on the same connections.
 
-It begins before the target knows the request, under a name that the request carries (`draft_session`), so that the
-first draft tokens arrive with it or soon after. The commits are those of the answer.
+It begins to draft before the request reaches the target. Drafts and request have the same session name
+(`draft_session`), and the first draft tokens arrive with the request or soon after. The worker takes the committed
+tokens from the answer.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class PrivateWorker:
 
     Args:
         engine: draft engine.
-        fleet: targets, on the channels of which the requests are sent too.
+        fleet: targets; drafts and requests use the same channels.
         config: schedule and gamma of requests that set none.
         vocabulary: vocabulary of the draft.
 
     Attributes:
-        reader: reads requests as the targets do; the owner replaces it with the model that they serve.
-        num_undrafted: requests that were to have drafts, none of which reached a target.
+        reader: reader of requests that works as the targets' does; the owner replaces it when their model changes.
+        num_undrafted: requests without a draft token that reached the target, though they were to be drafted for.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class PrivateWorker:
         self._following = asyncio.create_task(self._follow(fleet))
 
     async def until_attached(self) -> None:
-        """Wait until a target has this worker, so that the first request gets drafts too, for at most `ATTACH_S`."""
+        """Wait, at most `ATTACH_S` seconds, until a target has accepted this worker, to draft for the first request."""
         waiting = [asyncio.create_task(stream.attached.wait()) for stream, _ in self._streams.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +139,7 @@ class PrivateWorker:
             return None
 
     def _committed(self, stream: AssistStream, name: str, session: DraftingSession, delta: Delta) -> Delta:
-        """Apply tokens of the answer to the session; return them with the draft's share of their cost."""
+        """Apply an answer's tokens to its session; return them with the time and bytes that drafting cost."""
         try:
             delta = session.commit(delta)
         except InvalidRequestError as exc:  # the target reads the prompt as other tokens

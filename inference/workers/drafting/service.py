@@ -61,7 +61,7 @@ class StreamWorker:
         self._vocabulary = vocabulary
 
     def open(self, session: VerificationSession) -> None:
-        """See `Worker`; a private worker has begun by itself."""
+        """Queue the session's present state for the worker; a private worker gets none, since it knows the request."""
         if self.scope:
             return
         request = session.request
@@ -74,7 +74,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """See `Worker`; the process of a private worker reads the commits in the answer."""
+        """Queue a commit for the worker; a private worker gets none, since its process reads the answer."""
         if self.scope:
             return
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
@@ -86,7 +86,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
     async def beat(self) -> None:
-        """Queue an empty message at each interval if no other waits, until cancelled."""
+        """Queue an empty message at each interval in which no other message waits, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.outbox.empty():
@@ -197,9 +197,10 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @contextmanager
     def _place(self) -> Generator[None, None, None]:
-        """Hold a private worker's place during the block; an account may hold no more places than are left free.
+        """Hold one of the places for private workers during the block.
 
-        So the first account gets half of the places, and there is always room for another account.
+        An account may hold as many places as are left free after it. So the first account gets half of them, and there
+        is always a place for another account.
 
         Raises:
             CapacityError: the account has its share.
@@ -216,7 +217,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             self._places[name] -= 1
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
-        """Return the answer to a worker, with the target's tokenizer if the worker has another one and takes this one.
+        """Return the answer to a worker that attaches, with the target's tokenizer if it has another and can use this.
 
         Raises:
             IncompatibleDraftError: the worker does not fit. A worker of version 1 is served as one of the pool.

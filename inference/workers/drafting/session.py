@@ -1,4 +1,4 @@
-"""One session of a draft worker: drafts in rounds or running ahead, proposals up, commits in.
+"""One session of a draft worker: it drafts in rounds or ahead, sends proposals to the target and applies its commits.
 
 A round drafts gamma tokens, sends them and waits for the verdict. A draft that runs ahead never waits: while the target
 verifies, the draft extends its chain, up to a window past the last commit, and sends tokens soon after they are made. A
@@ -37,7 +37,7 @@ PROBE_AFTER = 16
 
 
 class ProposalSender:
-    """Sender of one session's drafts as branches. Both sides count the tokens to number them.
+    """Sender of one session's draft tokens, as branches. Worker and target both number the tokens in the order sent.
 
     Args:
         send: sends one message to the target.
@@ -55,7 +55,7 @@ class ProposalSender:
         self.num_nodes = 0
 
     async def propose(self, branches: list[Branch]) -> None:
-        """Send branches; none request the target's own token."""
+        """Send branches to the target; an empty list asks it to decode its own next token."""
         num_tokens = sum(len(branch.token_ids) for branch in branches)
         self.num_nodes += num_tokens
         if num_tokens:
@@ -77,7 +77,7 @@ class DraftingSession:
         request: request as the target computes it, from its present tokens on, with gamma and a schedule.
         proposals: sends the draft tokens.
         vocab_size: number of the target's token ids.
-        words: tokens of the target, if they are not those of the engine's targets.
+        words: the target's vocabulary, if it differs from the one that the engine was made for.
         metrics: metrics in which the session's commits are counted; None for a private worker, whose process counts its
             requests.
 
@@ -127,7 +127,7 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Return whether a commit has acknowledged a draft token; None if too few came since the first was sent."""
+        """Return whether a commit has acknowledged a draft token; None if it is too early to judge."""
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
@@ -169,9 +169,9 @@ class DraftingSession:
             await self._committed.wait()
 
     def commit(self, commit: CommitT) -> CommitT:
-        """Apply a commit; return it with the draft's share of its cost.
+        """Apply a commit; return it with the time and bytes that drafting cost.
 
-        Its first tokens may be known already, from the message that opened the session.
+        The session may know the commit's first tokens already, from the message that opened it.
 
         Raises:
             InvalidRequestError: tokens before the commit are missing, or it exceeds the session's limit.

@@ -60,7 +60,7 @@ class Offer:
         gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
-        learn: makes drafts in the ids of another tokenizer possible, on a thread; None: such targets are refused.
+        learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
     """
 
     vocabulary: Vocabulary
@@ -106,7 +106,7 @@ class AssistStream:
 
         Args:
             connect: opens a channel for one attempt.
-            goes_on: returns False if this refusal is the last one.
+            goes_on: function that returns False if a refusal ends the stream for good.
 
         Raises:
             RequestError, HandshakeError: the last refusal; see `run`.
@@ -147,7 +147,7 @@ class AssistStream:
                     await self._dial_now.wait()
 
     def dial_now(self) -> None:
-        """Dial again at once if the stream is lost, since the target serves."""
+        """Dial again at once if the stream is lost, because the target is known to serve again."""
         self._dial_now.set()
 
     @property
@@ -226,8 +226,8 @@ class AssistStream:
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         """Open a private worker's stream again once the channel's calls take a new connection, as the requests do.
 
-        A server lets an old connection take no more calls, and a channel has another one after a change of its
-        certificates; a stream that runs would stay on the old one.
+        A server may stop taking calls on an old connection, and a channel gets a new one when certificates change; a
+        running stream would stay on the old connection.
         """
         if self._is_private:
             with suppress(grpc.aio.UsageError):  # the channel is closed, and the stream ends with it
@@ -256,7 +256,7 @@ class AssistStream:
             self.close(message.close.session_id)
 
     def _try(self, session_id: str, action: Callable[[], None]) -> None:
-        """Run an action of one session; if it fails, close this session and decline it, and keep the others."""
+        """Run an action for one session; if it fails, decline this session and keep the others."""
         try:
             action()
         except (CapacityError, RequestError, UnavailableError) as exc:
@@ -275,7 +275,7 @@ class AssistStream:
         self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
-        """Decline a session after its drafting has failed; a session that is closed cancels it."""
+        """Decline a session because its drafting failed; if it was closed, its task was only cancelled."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
 

@@ -26,10 +26,11 @@ sys.exit(specdec.main())
 
 @pytest.mark.parametrize("executor", ["None", "concurrent.futures.ThreadPoolExecutor(1)"])
 def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
-    """The story: SIGTERM came while a thread was busy, and the process ran on for minutes, or until it was killed.
+    """The story: after SIGTERM a process with a busy thread ran on for minutes, or until it was killed.
 
-    The thread looked a name up at a silent server, or read another server's chat template, which went round in circles.
-    The drain was over in time; then the event loop waited for the one thread, or the interpreter for the other.
+    The thread looked up a name at a silent DNS server, or ran another server's endless chat template. The drain had
+    ended,
+    but the event loop or the interpreter still waited for that thread.
     """
     began = time.monotonic()
     done = subprocess.run(

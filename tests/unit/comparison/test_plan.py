@@ -465,9 +465,9 @@ UNREADABLE = [
 
 
 def test_files_have_chats_or_prompts(tmp_path: Path) -> None:
-    """The story: a whole file was refused for words that are never sent.
+    """The story: a whole file of conversations was refused because of parts that are never sent.
 
-    Public copies of ShareGPT have empty answers, and chats have null where tools were called.
+    Public copies of ShareGPT have empty answers, and other chats have null as content where tools were called.
     """
     share, chats = tmp_path / "share.json", tmp_path / "chats.jsonl"
     turns = [("human", "one"), ("gpt", ""), ("human", "two")], [("gpt", "alone")], [("human", ""), ("gpt", "what?")]

@@ -232,10 +232,11 @@ def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
 
 
 def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
-    """The story: rates were taken over the time of the answers alone.
+    """The story: rates were computed over the time of successful requests only.
 
-    Where every other request hung until its deadline, a report had as many requests per minute, and as much goodput, as
-    if none had failed.
+    If every other request hung until its deadline, a report had the same requests per minute, and the same goodput, as
+    if
+    none had failed.
     """
     broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
     assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
@@ -408,9 +409,9 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 
 
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
-    """The story: `diff` called a report of 10 input tokens slower than one of 1000, and torch slower than ONNX.
+    """The story: `diff` compared a report with 10 input tokens to one with 1000, and one of torch to one of ONNX.
 
-    Both had the same conditions.
+    Their recorded conditions were the same, so it called the differences a slowdown.
     """
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
@@ -607,10 +608,11 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """The story: a report of endpoints had figures and names of things that it had not measured.
+    """The story: a report on endpoints contained figures and names of things that had not been measured.
 
-    Its legend had a bound that was drawn nowhere; there were round trips below 0, topologies that had not been started,
-    and in LLMPerf's files the bundled target's name.
+    Its legend named a bound that no plot had; there were negative round trips, topologies that had not been started,
+    and
+    the bundled target's name in the files for LLMPerf.
     """
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
     measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NEAR))

@@ -53,9 +53,10 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
-    """The story: a MemoryError of one wide request ended eight users' answers with INTERNAL.
+    """The story: a MemoryError caused by one wide request ended eight users' answers with INTERNAL.
 
-    The poison works at its sixth token. Seven others were in that pass: they get every token they would have got.
+    Here one session makes each pass fail from its sixth token on. The seven others in that pass get all of their
+    tokens.
     """
 
     def poison(turns: Sequence[Turn]) -> Exception | None:

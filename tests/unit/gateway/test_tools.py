@@ -264,7 +264,7 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a grammar with a fault elsewhere had every tool's schema read, some in a process of their own.
+    """The story: a grammar with a fault outside the tools had the schema of every tool compiled, some in a new process.
 
     That took minutes of a thread for which other requests wait.
     """

@@ -124,9 +124,9 @@ async def failed(call: Any) -> None:
 
 
 async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
-    """The story: refusals of 250,000 hostile messages kept some 57 objects each, in circles.
+    """The story: each of 250,000 refused hostile messages left some 57 objects in reference cycles.
 
-    The collector ended 84,000 of them at a time, and no request was served for 170 ms.
+    The garbage collector freed 84,000 cycles at a time, and no request was served for 170 ms.
     """
     async with serving() as (_, stub):
         gc.collect()

@@ -114,9 +114,9 @@ async def test_refuses_what_it_does_not_even_parse(
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: fuzz at these two services was UNKNOWN, with a traceback of 2 kB for each 3 bytes.
+    """The story: malformed messages to health and reflection got status UNKNOWN, and 2 kB of traceback in the log each.
 
-    Only our own services had limits.
+    Limits and error mapping covered only this project's own services.
     """
     async with serving() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for message in (b"\xff\xff\xff", b"\x0a\x80\x80\x40" + b"x" * (1 << 20)):
@@ -159,9 +159,9 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
-    """The story: an answer in one piece was kept for as long as its client answered pings; streams were not.
+    """The story: an unread answer was kept for as long as its client answered pings, unless it was a stream.
 
-    1 kB of gzip asked for 4 MB of text, 256 times a connection. A client that reads its answer gets it as before.
+    1 kB of gzip asked for 4 MB of text, 256 times per connection. A client that reads its answer still gets it.
     """
     async with (
         serving() as (servicer, server),

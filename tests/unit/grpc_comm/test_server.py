@@ -68,11 +68,12 @@ class Cut(HealthServicer):
 
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: proxies end streams in which nothing happens, after 5 minutes as Envoy does, and keep the connection.
+    """The story: a proxy, such as Envoy after 5 idle minutes, ended a client's health watch but kept the connection.
 
-    Health was not watched again until that was lost: a server that drained there was ready for ever. One that takes our
-    token no more is not ready either. One that has as many watchers as may be, strangers perhaps, was never ready to
-    other clients: now it is asked.
+    The client watched again only after the connection was lost, so a server that drained meanwhile seemed ready for
+    ever.
+    Now it watches again at once. A server that refuses the client's token is not ready. A server that has too many
+    watchers to accept one more is asked with `Check` instead.
     """
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)

@@ -173,10 +173,10 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """The story: a certificate for the mail address `cli.example` was let in as the host `cli.example`.
+    """The story: a client with a certificate for the mail address `cli.example` was admitted as the host `cli.example`.
 
-    So was one for that host, a zero byte and `.evil.example`. grpcio's list has no types, and its texts end at a zero
-    byte.
+    So was one with a certificate for that host name followed by a zero byte and `.evil.example`: grpcio's list of names
+    has no types, and cuts names at a zero byte.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)

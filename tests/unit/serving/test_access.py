@@ -256,9 +256,9 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The story: the owner of a withdrawn token went on reading all prompts for as long as its connection held.
+    """The story: a pool worker with a revoked token went on reading all prompts for as long as its connection lasted.
 
-    Its one call lasts for ever, and the file was read at the start of calls only.
+    Its only call lasts for ever, and rights were checked at the start of calls only.
     """
 
     async def attached(_: object, message: object, call: Call) -> None:
@@ -446,9 +446,9 @@ async def test_a_gateway_names_the_account_of_each_request(
 
 
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: the audit lacked callers that were refused, that sent nonsense, or that attached to read all prompts.
+    """The story: the audit log lacked refused callers, malformed requests, and workers that attach to read all prompts.
 
-    And gRPC's errors with more than a status came back without the id of their request.
+    gRPC errors with details also lacked the request's id.
     """
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}

@@ -132,8 +132,7 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
 async def test_a_gateway_without_servers_is_alive() -> None:
     """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s.
 
-    While a large model was loaded, which may take an hour, Kubernetes restarted its gateways again and again, ever more
-    slowly.
+    So Kubernetes restarted it again and again, at growing intervals, while a target loaded a large model for an hour.
     """
     port, probe_port = free_port(), free_port()
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)

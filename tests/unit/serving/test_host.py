@@ -119,9 +119,9 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 async def test_loaded_objects_are_not_searched_for_garbage() -> None:
-    """The story: late branches made so many objects that the event loop stopped for 40 ms again and again.
+    """The story: the event loop stopped for 40 ms again and again, when late branches made many objects.
 
-    The collector searched all objects that had ever been loaded; ordinary traffic met such a stop now and then.
+    Each full garbage collection searched all objects ever loaded; ordinary traffic caused one now and then, too.
     """
     num_frozen = []
 

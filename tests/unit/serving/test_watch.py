@@ -113,9 +113,9 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """The story: a process that had drained ended as if it had broken, with code 1.
+    """The story: after a drain a process ended with code 1, as if its engine had broken.
 
-    The drain moved all requests, and their last pass took a moment longer.
+    The drain had moved all requests to other servers, while their last pass still ran.
     """
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)

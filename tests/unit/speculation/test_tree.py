@@ -112,9 +112,9 @@ def test_places_that_never_were_are_refused() -> None:
 
 
 def test_late_branches_leave_nothing_behind() -> None:
-    """The story: 5 MB of branches that repeat committed text cost 1.2 GB: an object for every token of each, for ever.
+    """The story: 5 MB of branches that repeat committed text took 1.2 GB, one object per token, which were never freed.
 
-    The numbers stay in step with the draft's count all the same, and the latest of them can still be named.
+    Such tokens still get node numbers, so that both sides count alike, and the latest numbers can be named as a parent.
     """
     committed = [5] * 250
     tree = DraftTree(committed)

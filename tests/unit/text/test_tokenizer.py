@@ -164,7 +164,10 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """The story: an agent that sent a cut call back, with the fault, got status 400 and could not go on."""
+    """The story: a conversation with a tool call that the model had not finished was refused with status 400.
+
+    The agent had sent back the call's incomplete arguments with the tool's error, and could not continue.
+    """
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'

@@ -38,7 +38,7 @@ def is_beyond_neuron(data: bytes) -> bool:
 
 
 def num_lost(old: bytes, new: bytes) -> int | None:
-    """Return how many of `new` are neighbours of halves of `old` that have no byte; None if one is neither."""
+    """Return how many values lost their last bit when `old` was halved to `new`; None if `new` is no such half."""
     if len(old) != len(new):
         return None
     before, twice = np.frombuffer(old, np.uint8), np.frombuffer(new.translate(DOUBLED), np.uint8)

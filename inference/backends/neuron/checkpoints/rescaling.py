@@ -141,7 +141,7 @@ def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
 
 
 def _lost(before: Any, after: Any, *, name: str, plan: Plan) -> int | None:
-    """Return how many values lost a bit; None if the tensor is not what it should be."""
+    """Return how many values lost their last bit; None if the new tensor is wrong."""
     if name in plan.weights:
         return num_lost(bytes_of(before), bytes_of(after))
     if name in plan.scales:

@@ -63,8 +63,8 @@ def check_pair(
     """Raise ConfigError if two models cannot share a fused graph.
 
     Args:
-        target, draft: what the user asked for.
-        target_words, draft_words: configurations in their checkpoints.
+        target, draft: configurations of both models as the user asked for.
+        target_words, draft_words: configurations in the checkpoints of both.
     """
     if target_words.vocab_size != draft_words.vocab_size:
         raise ConfigError(
@@ -83,10 +83,10 @@ def check_pair(
 
 
 def check_method(target: ModelConfig, draft: Path, model_config: PretrainedConfig) -> None:
-    """Raise ConfigError if the draft's checkpoint is not one of the method's, or the target cannot have such a draft.
+    """Raise ConfigError if the draft's checkpoint does not fit the speculation method, or the target does not.
 
     Args:
-        target: what the user asked for.
+        target: configuration of the target that the user asked for, with the method.
         draft: the draft's checkpoint.
         model_config: configuration in the target's checkpoint.
     """

@@ -27,7 +27,7 @@ SPAN = Span(1, 0, range(40), 1)
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the names of the compilers that are asked for; passes stay as they are."""
+    """Replace the compilers by functions that record their names and leave the passes uncompiled; return that list."""
     asked: list[str] = []
 
     def compiler(name: str, **_: object) -> Uncompiled:

@@ -66,9 +66,10 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: a prompt too long for a server got a 400 for every way to ask for counts.
+    """The story: one prompt that was too long for a server spoilt all requests after it.
 
-    From then on no request had a seed or counted its tokens: answers were another sample's, and counts were guessed.
+    The server refused it with 400 in each form of request, so the client concluded that no form with counts works. From
+    then on requests had no seed, so answers were other samples, and token counts were estimates.
     """
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:
@@ -226,10 +227,10 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: the clocks of 32 streams started before their requests left, so TTFTs were 10 % too long.
+    """The story: the clocks of 32 streams started before their requests were sent, so TTFTs were 10 % too long.
 
-    Here the second of two requests needs a new connection, and a busy event loop delays that by 0.3 s. The server
-    answers with the time at which it read the request.
+    Here the second of two requests needs a new connection, which a busy event loop delays by 0.3 s. The server's answer
+    is the time at which it received the request.
     """
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()

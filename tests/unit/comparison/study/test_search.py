@@ -116,8 +116,8 @@ def test_it_ends_in_time_and_names_the_conditions_left_out(budget_s: float) -> N
 def test_a_group_ends_with_the_budget() -> None:
     """The story: `study --budget 3m` took 4 min 17 s.
 
-    A group that took longer than the estimate, as with 16 requests in flight after groups with one, was measured to its
-    end, however late that was.
+    A group of measurements that took longer than estimated, such as 16 requests in flight after groups with one, was
+    measured to its end.
     """
     now, measured = [0.0], list[Group]()
 

@@ -156,9 +156,9 @@ async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
 
 
 async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: 60 kB of schema kept a gateway for 7 s, to be refused.
+    """The story: a gateway was busy for 7 s with a request with a schema of 60 kB, only to refuse it.
 
-    It was written once for each of 64 prompts times 64 answers, while a request may have 128 answers at most.
+    It processed the schema for each of 64 prompts times 64 choices, before it found that 128 choices are the limit.
     """
     num_written, write = 0, structured.the_grammar
 
@@ -231,9 +231,9 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
 async def test_another_host_gets_the_way_out(host: str) -> None:
-    """The story: a gateway on loopback answered the host of a proxy with 400 "Invalid host header", as plain text.
+    """The story: a gateway on loopback refused a proxy's Host header with the plain text "Invalid host header".
 
-    No line of the log mentioned it.
+    The log did not mention it.
     """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
@@ -325,19 +325,20 @@ CHUNKED = (
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """The story: only headers before the body were counted.
+    """The story: only headers before a body had a limit, not the trailing fields after it.
 
-    A field after it took all that 30 s can carry, and the loop's time by the square of that: 80 MB came to some
-    seconds.
+    A client could send such a field for 30 s, and its cost grows with the square of its length: 80 MB took seconds of
+    the
+    event loop.
     """
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
 
 
 async def test_fields_after_a_body_are_no_headers() -> None:
-    """The story: fields after a chunked body passed for headers, and the last of a name counts.
+    """The story: trailing fields after a chunked body counted as headers, and the last header of a name wins.
 
-    So a request changed its id, its token or its deadline after a proxy had checked its headers.
+    So a request could change its id, token or deadline after a proxy had checked its headers.
     """
     body = b'{"prompt": "x"}'
     fields = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
@@ -352,7 +353,7 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
-    """The story: of two hosts the first was checked, and of two tokens the last.
+    """The story: of two Host headers the gateway checked the first, and of two tokens it used the last.
 
     A proxy in front may have checked the other one.
     """
@@ -370,10 +371,11 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """The story: 120 connections of one account with `in_flight = 1` took 1.2 GB.
+    """The story: 120 connections of one account with `in_flight = 1` took 1.2 GB of memory for unfinished bodies.
 
-    Each of 4096 connections could hold 8 MiB for 30 s. An account may have half of the total; without accounts, all
-    clients together may: two bodies here, and no third.
+    Each of 4096 connections could hold 8 MiB for 30 s. Now all unfinished bodies have a common limit, and one account
+    may
+    use half of it; without accounts all clients count as one. Here the limit admits two bodies, and refuses the third.
     """
     size, auth_file = 90_000, tmp_path / "auth.toml"
     auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
@@ -409,9 +411,9 @@ async def test_bodies_that_have_not_ended_have_a_total(
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """The story: a long stream ended after 10 s, if part of the next request had come.
+    """The story: a long stream was cut after 10 s if a part of the client's next request had arrived.
 
-    The time for a request ran while the answer to the one before was still being written. Now it runs after that
+    The time limit of that next request ran while the answer before it was still being sent. Now it starts after the
     answer.
     """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
@@ -433,9 +435,9 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 
 
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a body so long that reading it paused kept its request's context.
+    """The story: after a body so long that reading it paused, all later requests on its connection had its trace.
 
-    All later requests on the connection were in the trace of that request.
+    The connection kept the context variables of that request.
     """
     found: list[str] = []
     answer = Probes.__call__
@@ -483,9 +485,9 @@ async def test_probes_separate_a_restart_from_a_pause() -> None:
 
 
 async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
-    """The story: clients with a pool kept their connections to a gateway that drained, until it closed them.
+    """The story: clients kept their pooled connections to a gateway that drained, until it closed them.
 
-    They lost the requests that were under way to it just then.
+    Requests that were just being sent were lost.
     """
     body = {"prompt": "a"}
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:

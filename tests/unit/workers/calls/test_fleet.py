@@ -113,9 +113,10 @@ async def test_joining_servers_are_used_leaving_ones_drain(
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """The story: one of two servers had vanished without a word, and the other was well.
+    """The story: a gateway with one lost and one healthy server answered its health probes too late.
 
-    A gateway asks both for its own health, and waited for both: probes that have a second each took it out of service.
+    It asked both servers for their health and waited for both answers; probes wait a second, and took it out of
+    service.
     """
     good = Place(Counting())
     await good.server.open()
@@ -130,9 +131,9 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """The story: a gateway was taken out of service for being busy.
+    """The story: a gateway was taken out of service while it was busy.
 
-    The question whether the target serves waited for a stream, after all requests.
+    Its question whether the target serves had to wait for a free HTTP/2 stream, after all requests.
     """
     busy = Place(Counting())
     await busy.server.open()
@@ -154,10 +155,11 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: an hour after a client's certificate was replaced, it no longer noticed the drain of a server.
+    """The story: an hour after a client's certificate was replaced, the client no longer noticed that a server drained.
 
-    The old channel was closed under the watch of health, which ended as if it had been cancelled. A request that was
-    still on that channel ended without an error.
+    Replacing the certificate closed the old channel, which ended the health watch on it for good. A request that still
+    ran
+    on the old channel ended without an error.
     """
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
@@ -185,10 +187,10 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a new server's channel read the files again.
+    """The story: a server joined while a certificate file was being written, and no later server was ever found.
 
-    One that was cut off at that moment ended the task that follows the list, and no server that came later was ever
-    found; a pool worker left all of its targets.
+    The new server's channel read the unfinished file, and the error ended the task that follows the list. A pool worker
+    left all of its targets.
     """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"

@@ -80,10 +80,11 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """The story: the gateway counted each token's bytes by themselves.
+    """The story: the gateway computed text offsets from the bytes of single tokens, so they drifted away from the text.
 
-    A half of a character counted nothing, even with its other half, and a special token as much as its name, although
-    it has no text: text_offset drifted away from the text.
+    A token with half of a character counted nothing, even when the other half followed. A special token counted the
+    length
+    of its name, although it adds no text.
     """
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]

@@ -219,10 +219,11 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: each request that one full server passed on to the next took from the budget of resumes.
+    """The story: a request that one full server refused and another one then got took a token from the retry budget.
 
-    Where more than 4 a second came, a refusal was UNAVAILABLE after 30 s; and streams that had lost their server had
-    nothing left to go on with.
+    At more than 4 such requests a second the budget was empty: a refusal came only after 30 s, as UNAVAILABLE, and
+    streams
+    that had lost their server could not resume.
     """
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
@@ -262,9 +263,9 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 
 
 async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the token of a gateway was revoked at one of two targets.
+    """The story: a gateway's token was revoked at one of two targets, and 38 of 40 requests failed.
 
-    That target refused at once, so it was always the least loaded and never at fault: 38 of 40 requests were refused.
+    That target refused at once, so it was always the least loaded, and refusals did not count as its failures.
     """
     monkeypatch.setattr(
         "specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0
@@ -279,9 +280,9 @@ async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_server_of_another_kind_is_left_out() -> None:
-    """The story: a list named a port that serves something else.
+    """The story: a client's list of servers named a port with another service.
 
-    It answered UNIMPLEMENTED at once, so it was always the least loaded, and its clients read 404.
+    That service answered UNIMPLEMENTED at once, so it was always the least loaded, and clients got 404.
     """
     async with places(Counting(serves=False), Counting()) as (completer, _):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
@@ -300,10 +301,10 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """The story: two servers were killed one after the other.
+    """The story: two servers were killed one after the other, and a gateway refused all new requests for a while.
 
-    The first was back, and its channel had not dialled yet, or the second was ready, and ejected for the streams that
-    had broken: a gateway refused whatever came meanwhile.
+    The first server ran again, but its channel had not reconnected yet. The second one ran again too, but was ejected
+    because its streams had broken.
     """
     async with places(Counting()) as (completer, (only,)):
         await only.die()

@@ -279,9 +279,9 @@ async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> Non
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """The story: 30 bytes of a target became a list of 80 million numbers.
+    """The story: a message of 30 bytes from a target became a list of 80 million numbers.
 
-    That took 7 s of a gateway's loop, and 160 MB of its client.
+    That blocked a gateway's event loop for 7 s, and took 160 MB of its client's memory.
     """
     async with asked_by(Target(boasting)) as completer:
         deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]

@@ -220,9 +220,9 @@ async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tu
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before a check found them too long.
+    """The story: half a megabyte of committed tokens became text, in 2 s, before a check refused them as too long.
 
-    A thousand such at once kept the event loop for 1 s at a time.
+    A thousand such requests at once blocked the event loop for 1 s at a time.
     """
     async with server(model) as completer:
         started = (await events_of(completer, REQUESTS["token ids"]))[0]
@@ -236,9 +236,9 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the best tokens of 2000 positions, 20 each, were named in one go, which froze the loop for 0.13 s.
+    """The story: adding the texts to 2000 prompt positions, with 20 tokens each, froze the event loop for 0.13 s.
 
-    Each server that an answer passes took 0.1 s more to convert them; a context of 32,000 takes 16 times as much.
+    Each server that passes such an answer on took 0.1 s more to convert it; a context of 32,000 takes 16 times as long.
     """
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()

@@ -35,9 +35,9 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 
 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: hundreds of answers of 16 MB could be kept until they were given up.
+    """The story: hundreds of unread answers of 16 MB each could be in memory, until their calls timed out.
 
-    A call that had all its tokens and did not read kept no slot.
+    A call that has all its tokens holds no slot, so slots did not limit such calls.
     """
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 30)
     writer, deaf, good = ScoreWriter(), Peer(reads=False), Peer(reads=True)

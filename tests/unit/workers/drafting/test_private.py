@@ -115,9 +115,9 @@ async def test_a_request_is_drafted_for_and_its_cost_is_known(schedule: Schedule
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """The story: the target waited a minute for the proposals of each, since it did not know that none would come.
+    """The story: for requests beyond the draft's slots, a target waited a minute for proposals that never came.
 
-    The draft engine has two slots, and no queue.
+    The draft engine here has two slots and no queue, so it must decline further requests.
     """
     async with edge(schedule, max_waiting=0) as each:
         answers = await asyncio.gather(*(each.deltas() for _ in range(4)))

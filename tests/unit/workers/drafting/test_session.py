@@ -57,9 +57,9 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """The story: whole answers went without a draft, since the first measurement held the opening of the connection.
+    """The story: whole answers got no draft tokens, because the first round trip contained the opening of a connection.
 
-    So no message was expected to be worth its time: none was sent, and none corrected the measurement.
+    With so long a round trip no message seemed worth sending, and so no later message corrected the measurement.
     """
     link = Link()
     link.record_round_trip(FAR_S)

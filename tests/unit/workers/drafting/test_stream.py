@@ -63,9 +63,10 @@ async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: one of two targets had an expired certificate for a minute, or another model for an hour.
+    """The story: a pool worker never came back to a target that had refused it once.
 
-    The worker helped the other one alone from then on, and was ready.
+    One of two targets had had an expired certificate for a minute, or another model for an hour. The worker then helped
+    only the other target, and reported itself ready.
     """
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
@@ -186,9 +187,11 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 
 
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
-    """The story: an id of 10^6 failed the draft step of all targets, and an empty prompt made the worker leave.
+    """The story: a token id of 10^6 from one target failed the draft step for all targets.
 
-    A commit that leaves out others is no better: the draft would go on after tokens that are not there.
+    An empty prompt made the worker leave its target. A commit that skips tokens is as bad, since the draft would
+    continue
+    after tokens that it does not have. Each must now end only the session that it belongs to.
     """
     target = Target()
     async with attached(target) as worker:
