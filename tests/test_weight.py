@@ -37,7 +37,7 @@ WEIGHTS: dict[str, int] = {
     "inference/workers": 2360,
     "scripts": 660,
     "specdec": 340,
-    "tests": 30500,
+    "tests": 30520,
     "words of pages": 63200,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
