@@ -159,8 +159,11 @@ SERVED_FIELDS: dict[str, Any] = {
     "include_rejected": True,
 }
 REFUSED_FIELDS: dict[str, Any] = {
-    **{"logprobs": 0, "min_new_tokens": 2, "prompt_logprobs": 0},
-    **{"grammar": ANY_JSON_OBJECT, "adapter": "poet"},
+    "logprobs": 0,
+    "min_new_tokens": 2,
+    "prompt_logprobs": 0,
+    "grammar": ANY_JSON_OBJECT,
+    "adapter": "poet",
 }
 
 
