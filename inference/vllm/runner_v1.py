@@ -115,10 +115,12 @@ def spare_others() -> None:
     from vllm.lora.punica_wrapper import punica_cpu
 
     def sparing(apply: Any) -> Any:
-        def spared(inputs: Any, weights: Any, output: torch.Tensor, indices: torch.Tensor, *others: Any) -> None:
+        def spared(
+            inputs: Any, weights: Any, output: torch.Tensor, indices: torch.Tensor, *others: Any, **options: Any
+        ) -> None:
             without = indices < 0
             kept = output[without]
-            apply(inputs, weights, output, indices, *others)
+            apply(inputs, weights, output, indices, *others, **options)
             output[without] = kept
 
         return spared

@@ -162,7 +162,13 @@ SERVED_FIELDS: dict[str, Any] = {
     "draft_session": "name",
     "include_rejected": True,
 }
-REFUSED_FIELDS: dict[str, Any] = {"logprobs": 0, "min_new_tokens": 2, "prompt_logprobs": 0, "grammar": ANY_JSON_OBJECT}
+REFUSED_FIELDS: dict[str, Any] = {
+    "logprobs": 0,
+    "min_new_tokens": 2,
+    "prompt_logprobs": 0,
+    "grammar": ANY_JSON_OBJECT,
+    "adapter": "poet",
+}
 
 
 def test_each_request_field_is_served_or_refused() -> None:

@@ -69,6 +69,7 @@ TIED: dict[str, tuple[float, ...]] = {
     "Open.max_new_tokens": (MAX_NEW_TOKENS.low,),
     "Open.stop_token_ids": (request.MAX_STOP_TOKEN_IDS,),
     "Open.gamma": ends(GAMMA),
+    "GetModelResponse.adapters": (convert.MAX_ADAPTERS,),
     "Propose.branches": (convert.MAX_BRANCHES_OF_MESSAGE, convert.MAX_TOKENS_OF_MESSAGE),
     "Branch.token_ids": (ONE, MAX_TREE_TOKENS),
 }
