@@ -180,6 +180,7 @@ suites-short: install
 # vLLM as the engine of a target, on a CPU, in an environment of its own (some 3.5 GB); ARGS=release runs the rest.
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore -p no:cacheprovider -m "$(or $(ARGS),not release)" --timeout 400 tests/vllm
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(VLLM)/bin/python -m pytest -W ignore -p no:cacheprovider --timeout 400 tests/kernel
 
 $(VLLM)/.installed: requirements/vllm.txt
 	@$(NEW_VENV) $(VLLM)

@@ -28,7 +28,7 @@ from specdec.inference.model.proposer import Proposer
 from specdec.inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
 from specdec.inference.model.token_map import SAME_IDS, TokenMap
 from specdec.inference.observe.metrics import SlotLoad
-from specdec.inference.request import RequestDefaults, SamplingParams
+from specdec.inference.request import Noise, RequestDefaults, SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.scheduling.draft_length import DraftLength
 from specdec.inference.serving.host import Work
@@ -109,6 +109,7 @@ class RunningTarget:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
         collectors: makers of further metrics, from the registry that they are shown beside.
+        noise: law of the noise in all requests.
     """
 
     engine: ServedEngine[Any]
@@ -117,6 +118,7 @@ class RunningTarget:
     vocabulary_share: float | None = None
     models: tuple[object, ...] = ()
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
+    noise: Noise = Noise.SPECDEC
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""

@@ -22,7 +22,7 @@ from specdec.inference.config import HttpConfig, ObserveConfig, ServerConfig, mo
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits
 from specdec.inference.errors import ConfigError, SpecDecError
-from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.request import GenerationRequest, Noise, SamplingParams, Schedule
 from specdec.inference.serving.assembly import RunningTarget
 from specdec.inference.serving.fronts import Ports
 from specdec.inference.serving.observers import observed, timeline
@@ -73,7 +73,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
     eos, words = tokenizer.eos_token_ids, config.model_config
-    ends = f"{sorted(eos)} {words.max_model_len}"
+    ends = f"{sorted(eos)} {words.max_model_len}" + ("" if model.noise is Noise.SPECDEC else f" {model.noise}")
     model_id = await asyncio.to_thread(
         model_id_of, model.path, f"vllm {installed()} {words.dtype} {words.quantization}", ends
     )
@@ -87,9 +87,9 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
         async with _llm(config, load) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
-            engine = VllmEngine(llm, mailbox, load, limits, grammars)
+            engine = VllmEngine(llm, mailbox, load, limits, grammars, model.noise)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
-            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,)), model_id
+            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), noise=model.noise), model_id
     finally:
         await mailbox.close()
         if leads_group():

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
+from specdec.inference.request import Noise
 
 RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
 """Versions of vLLM on which this was run, and whose sources were read for it."""
@@ -51,11 +52,13 @@ class VllmModel:
         path: directory of the model.
         flags: vLLM's own flags.
         gamma: most draft tokens of a request in a pass, which vLLM makes room for.
+        noise: law of the noise in all requests.
     """
 
     path: Path
     flags: Sequence[str] = ()
     gamma: int = DEFAULT_GAMMA
+    noise: Noise = Noise.SPECDEC
 
 
 def check_flags(flags: Sequence[str]) -> None:
