@@ -102,8 +102,8 @@ def test_a_wrong_key_is_noticed(noise: Noise, wrong: str) -> None:
     logits = torch.zeros((NUM_ROWS, VOCAB_SIZE))
     other = next(each for each in Noise if each is not noise)
     right = [SamplingParams(1.0, seed=seed, noise=noise) for seed in range(NUM_ROWS)]
-    changed: dict[str, Any] = {"seed": {"seed": 77}, "law": {"noise": other}}.get(wrong, {})
+    changes: dict[str, dict[str, Any]] = {"seed": {"seed": 77}, "law": {"noise": other}, "position": {}}
     at = [8 + (wrong == "position")] * NUM_ROWS
-    by_kernel = choose_tokens(logits, [replace(params, **changed) for params in right], at)
+    by_kernel = choose_tokens(logits, [replace(params, **changes[wrong]) for params in right], at)
     by_numpy = choose_tokens(logits.numpy(), right, [8] * NUM_ROWS)
     assert not set(zip(range(NUM_ROWS), by_kernel, strict=True)) & set(zip(range(NUM_ROWS), by_numpy, strict=True))
