@@ -82,12 +82,12 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     config.additional_config = {
         KEY: asdict(Place(str(mailbox.path), model_id, group=os.getpgrp() if leads_group() else 0))
     }
-    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
+    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
         async with _llm(config, load) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
-            engine = VllmEngine(llm, mailbox, load, limits, grammars, model.noise)
+            engine = VllmEngine(llm, mailbox, load, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
             yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), noise=model.noise), model_id
     finally:

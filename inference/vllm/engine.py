@@ -24,7 +24,7 @@ from specdec.inference.engine.target import EngineLimits, check_prompt, check_to
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.timeline import Timeline
-from specdec.inference.request import GenerationRequest, Noise, Schedule
+from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.vllm.frames import FromCore, Has, Passed, ToCore
@@ -44,16 +44,12 @@ class VllmEngine:
         llm: vLLM's `AsyncLLM`, running.
         mailbox: mailbox that vLLM's engine cores have dialled.
         load: load of vLLM's engine cores.
-        limits: only max_waiting, gamma, eos_token_ids and pass_timeout_s are read; vLLM has the others.
-        noise: law of the noise in all requests.
+        limits: only max_waiting, gamma, eos_token_ids, pass_timeout_s and noise are read; vLLM has the others.
     """
 
     seed_invariant = True
 
-    def __init__(
-        self, llm: Any, mailbox: Mailbox, load: CoreLoad, limits: EngineLimits, grammars: Grammars, noise: Noise
-    ) -> None:
-        self._noise = noise
+    def __init__(self, llm: Any, mailbox: Mailbox, load: CoreLoad, limits: EngineLimits, grammars: Grammars) -> None:
         self._llm, self._mailbox, self._load = llm, mailbox, load
         self._mailbox.receive = self.receive
         self._limits = limits
@@ -128,7 +124,7 @@ class VllmEngine:
             self._last_at = time.monotonic()
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
-        request = replace(request, sampling=replace(request.effective_sampling(), noise=self._noise))
+        request = replace(request, sampling=replace(request.effective_sampling(), noise=self._limits.noise))
         session = VllmSession(request, grammar)
         self._sessions[session.id] = session
         return session
