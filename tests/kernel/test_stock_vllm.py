@@ -8,12 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-backends = pytest.importorskip("triton.backends", reason="make test-vllm has an environment with it").backends
+pytest.importorskip("triton", reason="make test-vllm has an environment with it")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("make test-vllm runs these with TRITON_INTERPRET=1", allow_module_level=True)
-# vLLM on a CPU uses Triton only if it finds a backend of this name; the interpreter needs none.
-backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))
-pytest.importorskip("vllm", reason="make test-vllm has an environment with it")
 import torch
 
 from specdec.inference.request import MAX_SEED, Noise, SamplingParams
@@ -24,6 +21,10 @@ NUM_ROWS, VOCAB_SIZE = 8, 1500
 
 def stock(logits: torch.Tensor, sampling: list[SamplingParams], at: list[int]) -> list[int]:
     """Return vLLM's tokens; its functions change the logits in place, as its sampler lets them."""
+    from triton.backends import backends
+
+    # vLLM on a CPU uses Triton only if it finds a backend of this name; the interpreter needs none.
+    backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
     from vllm.v1.worker.gpu.sample.gumbel import apply_temperature, gumbel_sample
     from vllm.v1.worker.gpu.sample.min_p import apply_min_p
