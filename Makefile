@@ -183,6 +183,7 @@ suites-short: install
 # than the pinned one, in another environment: VLLM_VERSION=0.29.0.
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore -p no:cacheprovider -m "$(or $(ARGS),not release)" --timeout 400 tests/vllm
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(VLLM)/bin/python -m pytest -W ignore -p no:cacheprovider --timeout 400 tests/kernel
 
 $(VLLM)/.installed: requirements/vllm.txt
 	@$(NEW_VENV) $(VLLM)

@@ -37,6 +37,13 @@ def _require(condition: bool, message: str, field: str | None = None) -> None:
         raise InvalidRequestError(message, field=field)
 
 
+class Noise(enum.StrEnum):
+    """Law of the noise, and of the arithmetic around it (docs/noise.md); a target has one for all requests."""
+
+    SPECDEC = "specdec"
+    VLLM = "vllm"  # stock vLLM's, since 0.31
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of the choice of one token from one row of logits.
@@ -54,6 +61,7 @@ class SamplingParams:
         presence_penalty: subtract this from tokens in the output.
         frequency_penalty: subtract this from tokens in the output, as often as they occur there.
         logit_bias: (token id, bias) pairs, added to the logits; every token once.
+        noise: law of the noise. The target sets it, whatever the request.
 
     Raises:
         InvalidRequestError: a value is outside its range.
@@ -68,6 +76,7 @@ class SamplingParams:
     presence_penalty: float = setting(0.0, "--presence_penalty P", within=Range(-2.0, 2.0))
     frequency_penalty: float = setting(0.0, "--frequency_penalty P", within=Range(-2.0, 2.0))
     logit_bias: tuple[tuple[int, float], ...] = ()
+    noise: Noise = Noise.SPECDEC
 
     def __post_init__(self) -> None:
         for name, limits in RANGES.items():

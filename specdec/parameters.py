@@ -25,7 +25,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or the messages of a chat with "role" and "content"."""
 PROMPT_KINDS = "a text, a list of token ids, or a list of messages with role and content"
 _OURS = {"prompt", "sampling", "unsaid", "resume", "deadline", "grammar"}
-_SAMPLING = {each.name: each for each in fields(SamplingParams) if each.name != "seed"}
+_SAMPLING = {each.name: each for each in fields(SamplingParams) if each.name not in ("seed", "noise")}
 _OPTIONS = {each.name for each in fields(Options)}
 _FIELDS = sorted(fields(CompletionRequest), key=lambda each: each.name in _OPTIONS)  # seed and max_new_tokens first
 _REQUEST = {each.name: each for each in _FIELDS if each.name not in _OURS}

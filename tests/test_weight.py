@@ -28,7 +28,7 @@ WEIGHTS: dict[str, int] = {
     "inference/gateway": 2080,
     "inference/model": 180,
     "inference/observe": 600,
-    "inference/sampling": 280,
+    "inference/sampling": 460,
     "inference/scheduling": 520,
     "inference/serving": 940,
     "inference/speculation": 600,

@@ -26,7 +26,7 @@ from specdec.inference.config import (
     ProposerConfig,
 )
 from specdec.inference.errors import ConfigError, InvalidRequestError
-from specdec.inference.request import RequestDefaults
+from specdec.inference.request import Noise, RequestDefaults
 from specdec.inference.serving.hub import OF_TOKENIZERS, WANTED, is_hub_id, model_directory
 from specdec.inference.settings import described, group, same, setting
 
@@ -199,10 +199,13 @@ class TargetModel(OneModel):
         engine: specdec: our own; vllm: vLLM, in its own environment, with its flags after -- at the end
             (docs/vllm.md).
         engine_flags: flag of vLLM, or its value; what stands after -- is read as these.
+        noise: law by which seeds make noise. vllm, with --engine vllm: the text is that of stock vLLM with the seed
+            (docs/noise.md).
     """
 
     engine: str = setting("specdec", "--engine", choices=("specdec", VLLM))
     engine_flags: tuple[str, ...] = setting((), "--engine_flag FLAG")
+    noise: str = setting(Noise.SPECDEC.value, "--noise", choices=tuple(each.value for each in Noise))
 
     def require_readable(self) -> None:
         """Raise ConfigError if the model's files show that its engine does not read it; loads nothing."""
@@ -217,6 +220,8 @@ class TargetModel(OneModel):
         """Raise ConfigError for settings that belong to the other engine."""
         if self.engine != VLLM and self.engine_flags:
             raise ConfigError(f"{self.engine_flags[0]} after --: --engine {VLLM} takes flags of vLLM there")
+        if self.engine != VLLM and self.noise != Noise.SPECDEC:
+            raise ConfigError(f"--noise {self.noise} draws as stock vLLM does: it needs --engine {VLLM}")
         for each in fields(LoadingSettings):
             if self.engine == VLLM and each.name in THEIRS and getattr(self.loading, each.name) != each.default:
                 flag = described(LoadingSettings, each.name, each).key

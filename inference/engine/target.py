@@ -18,7 +18,7 @@ from specdec.inference.engine.loop import PASS_TIMEOUT_S, Engine
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import CapacityError, ContextLengthError, InvalidRequestError
 from specdec.inference.model.decoder import Decoder, Matcher, Turn, Verdict, check_request, is_seed_invariant
-from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.request import GenerationRequest, Noise, Schedule
 from specdec.inference.speculation.tree import Branch
 
 MAX_PASS_DRAFT_TOKENS = 16
@@ -46,6 +46,7 @@ class EngineLimits:
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
+        noise: law of the noise in all requests.
     """
 
     max_waiting: int = 64
@@ -56,6 +57,7 @@ class EngineLimits:
     lookup: bool = True
     prompt_share: float = DEFAULT_PROMPT_SHARE
     num_spare: int = 0
+    noise: Noise = Noise.SPECDEC
 
 
 class TargetEngine(Engine[TargetSession, Turn, _Timed]):
@@ -123,7 +125,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             raise ValueError("the session of a request with a grammar needs the compiled one")
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
-        request = replace(request, sampling=request.effective_sampling())
+        request = replace(request, sampling=replace(request.effective_sampling(), noise=self._limits.noise))
         gamma = self._limits.gamma if request.gamma is None else request.gamma
         session = TargetSession(
             request,

@@ -15,72 +15,28 @@ Everything here works alike on numpy arrays and torch tensors and gives the same
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 
 import array_api_compat
 
 from specdec.inference.model.slots import Array
-from specdec.inference.request import SamplingParams
-from specdec.inference.sampling.noise import gumbel_noise, noise_keys, uniform_noise
+from specdec.inference.request import Noise, SamplingParams
+from specdec.inference.sampling.noise import LAWS, uniform_noise
 from specdec.inference.sampling.penalties import (
-    MIN_DIVISOR,
     NONE_BEFORE,
     TokensBefore,
     adjust_logits,
     adjusts,
     hold_back,
+    rows_within,
 )
+from specdec.inference.sampling.truncation import process_logits
 
 # Noise by the libraries' logarithms differs from ours by less than 1e-9, and sums of scores and noise by rounding.
 _ROUGH_MARGIN = 1e-8
-
-
-def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Scale and truncate rows of logits; no row may be greedy.
-
-    Args:
-        logits: float [num_rows, vocab_size].
-        sampling: one per row.
-
-    Returns:
-        float64 [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with the last one kept are kept.
-    """
-    xp = array_api_compat.array_namespace(logits)
-    scores = xp.astype(logits, xp.float64) / _column(logits, [max(p.temperature, MIN_DIVISOR) for p in sampling])
-    if any(p.top_k or p.top_p < 1.0 for p in sampling):
-        scores = _keep_above(scores, _top_k_top_p_floor(scores, sampling))
-    if any(p.min_p for p in sampling):
-        log_min_p = [math.log(p.min_p) if p.min_p else -math.inf for p in sampling]
-        scores = _keep_above(scores, xp.max(scores, axis=-1, keepdims=True) + _column(logits, log_min_p))
-    return scores
-
-
-def _keep_above(scores: Array, floor: Array) -> Array:
-    xp = array_api_compat.array_namespace(scores)
-    return xp.where(scores < floor, -math.inf, scores)
-
-
-def _top_k_top_p_floor(scores: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Return the smallest score that survives top_k and then top_p: float64 [num_rows, 1]."""
-    xp = array_api_compat.array_namespace(scores)
-    num_rows, vocab_size = scores.shape
-    ascending = xp.sort(scores, axis=-1, stable=False)  # half the time of a stable one
-    kth = [vocab_size - min(p.top_k or vocab_size, vocab_size) for p in sampling]
-    top_k_floor = ascending[list(range(num_rows)), kth][:, None]
-    ascending = _keep_above(ascending, top_k_floor)
-    weights = xp.exp(ascending - ascending[:, -1:])
-    cumulative = xp.cumulative_sum(weights, axis=-1)
-    cut = [1.0 - p.top_p if p.top_p < 1.0 else -1.0 for p in sampling]  # not 0: a share may be rounded to it
-    tail = cumulative / cumulative[:, -1:] <= _column(scores, cut)
-    top_p_floor = xp.min(xp.where(tail, math.inf, ascending), axis=-1, keepdims=True)
-    top_p_floor = xp.minimum(top_p_floor, ascending[:, -1:])  # the best token always stays
-    return xp.maximum(top_k_floor, top_p_floor)
-
-
-def _column(like: Array, values: Sequence[float]) -> Array:
-    """Return float64 [len(values), 1], on the device of `like`."""
-    xp = array_api_compat.array_namespace(like)
-    return xp.asarray(values, dtype=xp.float64, device=array_api_compat.device(like))[:, None]
 
 
 def choose_tokens(
@@ -100,21 +56,39 @@ def choose_tokens(
     Returns:
         num_rows token ids. Ties go to the lowest id.
     """
+    if _has_kernel(logits):
+        return _choose_by_kernel(logits, sampling, positions, before)
     if adjusts(sampling, before):
         logits = _adjusted(logits, sampling, positions, before)
-    sampled = [row for row, params in enumerate(sampling) if not params.greedy]
-    if not sampled:
-        return _argmax(logits)
-    if len(sampled) == len(sampling):
-        return _sample(logits, sampling, positions)
-    chosen = _argmax(logits)
-    for row, token_id in zip(
-        sampled,
-        _sample(logits[sampled], [sampling[row] for row in sampled], [positions[row] for row in sampled]),
-        strict=True,
-    ):
-        chosen[row] = token_id
-    return chosen
+    return _argmax(_scored(logits, sampling, positions, count=1))
+
+
+def _has_kernel(logits: Array) -> bool:
+    """Return whether one kernel can choose: the rows are on a GPU, or Triton is interpreted, as tests do."""
+    if not array_api_compat.is_torch_array(logits):
+        return False
+    return (logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _finds_triton()
+
+
+@cache
+def _finds_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _choose_by_kernel(
+    logits: Array,
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    before: Sequence[TokensBefore] | None,
+) -> list[int]:
+    """Choose as `choose_tokens`, in one pass over the logits on a device; grammars go there as bits."""
+    from specdec.inference.sampling.kernel import winners
+
+    masks = [row.allowed for row in before or [NONE_BEFORE] * len(sampling)]
+    before = before and rows_within(before, [None] * len(before))
+    if adjusts(sampling, before):
+        logits = _adjusted(logits, sampling, positions, before)
+    return winners(logits, sampling, positions, masks)
 
 
 def _adjusted(
@@ -154,16 +128,23 @@ def rank_tokens(
     """
     if adjusts(sampling, before):
         logits = _adjusted(logits, sampling, positions, before)
-    sampled = [row for row, params in enumerate(sampling) if not params.greedy]
-    if not sampled:
-        return _best(logits + 0.0, count)  # the cheapest copy that both libraries make
-    if len(sampled) == len(sampling):
-        return _best(_noisy(logits, sampling, positions, count=count), count)
+    scores = _scored(logits, sampling, positions, count=count)
+    return _best(logits + 0.0 if scores is logits else scores, count)  # the cheapest copy that both libraries make
+
+
+def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
+    """Return the scores with noise of rows that are sampled, and the logits of others; at least the best `count`."""
+    groups = [[row for row, each in enumerate(sampling) if each.noise is law and not each.greedy] for law in Noise]
+    if not any(groups):
+        return logits
+    if len(sampling) in map(len, groups):  # all rows have one law
+        return _noisy(logits, sampling, positions, count=count)
     xp = array_api_compat.array_namespace(logits)
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
-    rows = [sampling[row] for row in sampled], [positions[row] for row in sampled]
-    scores[sampled] = _noisy(logits[sampled], *rows, count=count)
-    return _best(scores, count)
+    for rows in filter(None, groups):
+        each = logits[rows], [sampling[row] for row in rows], [positions[row] for row in rows]
+        scores[rows] = xp.astype(_noisy(*each, count=count), xp.float64)
+    return scores
 
 
 def _best(scores: Array, count: int) -> list[list[tuple[int, float]]]:
@@ -186,19 +167,19 @@ def _take_best(scores: Array) -> tuple[int, float]:
     return token_id, score
 
 
-def _sample(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-    return _argmax(_noisy(logits, sampling, positions, count=1))
-
-
 def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return the scores with noise of the tokens that may be among the best `count`; -inf for others."""
+    """Return the scores with noise of the tokens that may be among the best `count`; -inf for others.
+
+    No row may be greedy, and all must have one law of the noise.
+    """
     xp = array_api_compat.array_namespace(logits)
-    device = array_api_compat.device(logits)
-    keys = xp.asarray(noise_keys([p.seed for p in sampling], positions), dtype=xp.int64, device=device)
+    keys_of, noise_of = LAWS[sampling[0].noise]
+    keys = keys_of([p.seed for p in sampling], positions)
+    keys = xp.asarray(keys, dtype=xp.int64, device=array_api_compat.device(logits))
     scores = process_logits(logits, sampling)
     rows, token_ids = xp.nonzero(_contenders(scores, sampling, keys, count))
     noisy = xp.full_like(scores, -math.inf)
-    noisy[rows, token_ids] = scores[rows, token_ids] + gumbel_noise(keys[rows], token_ids)
+    noisy[rows, token_ids] = scores[rows, token_ids] + noise_of(keys[rows], token_ids)
     return noisy
 
 
@@ -208,7 +189,7 @@ def _contenders(scores: Array, sampling: Sequence[SamplingParams], keys: Array, 
     Truncation leaves few; otherwise the library's own logarithm finds them, which is fast and off by far less than
     the margin.
     """
-    if all(params.truncates for params in sampling):
+    if sampling[0].noise is Noise.VLLM or all(params.truncates for params in sampling):
         return scores > -math.inf
     xp = array_api_compat.array_namespace(scores)
     token_ids = xp.arange(scores.shape[-1], dtype=xp.int64, device=array_api_compat.device(scores))

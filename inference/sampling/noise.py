@@ -1,27 +1,30 @@
 """Shared noise G(seed, t, v): standard Gumbel from an integer hash, the same bits on numpy and torch.
 
 The hash is 64-bit integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only,
-because the libraries' own logarithms differ in the last bit. docs/noise.md has the definition and test vectors for
-other languages.
+because the libraries' own logarithms differ in the last bit. The second law is that of stock vLLM (runner V2, since
+0.31): float32, from a hash of 32 bits. docs/noise.md has the definition and test vectors of both for other languages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import array_api_compat
 
 from specdec.inference.model.slots import Array
+from specdec.inference.request import Noise
 
 _MASK_64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_SQRT_HALF = 0.7071067811865476
-_LN_2 = 0.6931471805599453
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+SQRT_HALF = 0.7071067811865476
+LN_2 = 0.6931471805599453
 # 2 * atanh(s) = 2s * (1 + z/3 + z^2/5 + ...) with z = s*s < 0.0295: seven terms leave a relative error below 1e-11.
 _ATANH_COEFFICIENTS = tuple(1.0 / (2 * i + 1) for i in range(7))
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """Return the two's complement int64 with the low 64 bits of `value` (torch has no uint64 arithmetic)."""
     value &= _MASK_64
     return value - (1 << 64) if value >> 63 else value
@@ -34,8 +37,8 @@ def _shift_right(x: Array, bits: int) -> Array:
 
 def _mix(x: Array) -> Array:
     """Apply the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) to int64; products wrap modulo 2^64."""
-    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    x = (x ^ _shift_right(x, 30)) * signed(MIX_1)
+    x = (x ^ _shift_right(x, 27)) * signed(MIX_2)
     return x ^ _shift_right(x, 31)
 
 
@@ -43,27 +46,27 @@ def _log(x: Array) -> Array:
     """Return the natural logarithm of positive finite float64: the same bits everywhere, relative error below 1e-11."""
     xp = array_api_compat.array_namespace(x)
     mantissa, exponent = xp.frexp(x)
-    is_small = xp.astype(mantissa < _SQRT_HALF, xp.float64)
+    is_small = xp.astype(mantissa < SQRT_HALF, xp.float64)
     mantissa = mantissa * (is_small + 1.0)  # in [sqrt(1/2), sqrt(2)), and exponent 0 just below 1: no cancellation
     s = (mantissa - 1.0) / (mantissa + 1.0)
     z = s * s
     series = z * _ATANH_COEFFICIENTS[-1]
     for coefficient in _ATANH_COEFFICIENTS[-2:0:-1]:
         series = (series + coefficient) * z
-    return (series + 1.0) * s * 2.0 + (exponent - is_small) * _LN_2
+    return (series + 1.0) * s * 2.0 + (exponent - is_small) * LN_2
 
 
 def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
     """Return an int64 key per (seed, position): SplitMix64 applied to the seed, then to the sum with the position."""
     pairs = zip(seeds, positions, strict=True)
-    return [_signed(_mix_int(_mix_int(seed + _GOLDEN) + (position + 1) * _GOLDEN)) for seed, position in pairs]
+    return [signed(_mix_int(_mix_int(seed + GOLDEN) + (position + 1) * GOLDEN)) for seed, position in pairs]
 
 
 def _mix_int(x: int) -> int:
     """Apply `_mix` to a Python int, as an unsigned 64-bit value."""
     x &= _MASK_64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    x = ((x ^ (x >> 30)) * MIX_1) & _MASK_64
+    x = ((x ^ (x >> 27)) * MIX_2) & _MASK_64
     return x ^ (x >> 31)
 
 
@@ -83,5 +86,65 @@ def gumbel_noise(keys: Array, token_ids: Array) -> Array:
 def uniform_noise(keys: Array, token_ids: Array) -> Array:
     """Return the uniform numbers that make the noise: float64 in (0, 1)."""
     xp = array_api_compat.array_namespace(keys, token_ids)
-    high_bits = _shift_right(_mix(keys + (token_ids + 1) * _signed(_GOLDEN)), 12)
+    high_bits = _shift_right(_mix(keys + (token_ids + 1) * signed(GOLDEN)), 12)
     return (xp.astype(high_bits, xp.float64) + 0.5) * 2.0**-52
+
+
+_MASK_32 = (1 << 32) - 1
+STOCK_SERIES_BELOW = 0.25
+"""Uniform below which stock noise, large there, takes log(1 - u) from the first eight terms of its series."""
+STOCK_LEAST = 2.0**-24
+"""Least number of which stock noise takes a logarithm: 1 - u rounds to 0."""
+
+
+def stock_keys(seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """Return a key per (seed, position): the state of Murmur3's hash after the seed and the position *before*."""
+    pairs = zip(seeds, positions, strict=True)
+    return [_stir(_stir(_stir(0, seed & _MASK_32), seed >> 32), (position - 1) & _MASK_32) for seed, position in pairs]
+
+
+def _stir(state: Any, word: Any) -> Any:
+    """Apply Murmur3's step for a word of 32 bits, to ints or to int64 arrays; products wrap, their low bits count."""
+    word = _rotate(word * 0xCC9E2D51 & _MASK_32, 15) * 0x1B873593 & _MASK_32
+    return _rotate(state ^ word, 13) * 5 + 0xE6546B64 & _MASK_32
+
+
+def _rotate(word: Any, bits: int) -> Any:
+    """Rotate 32 bits to the left."""
+    return (word << bits | word >> 32 - bits) & _MASK_32
+
+
+def stock_noise(keys: Array, token_ids: Array) -> Array:
+    """Return the noise that stock vLLM adds.
+
+    Args:
+        keys: int64 [...], from `stock_keys`.
+        token_ids: int64 [...], broadcastable against keys.
+
+    Returns:
+        float32 [...]: -log(-log(1 - u)) of the uniform u = (h + 1/2) / 2^32, h the hash.
+    """
+    xp = array_api_compat.array_namespace(keys, token_ids)
+    h = _stir(keys, token_ids & _MASK_32) ^ 16  # the hash is over 16 bytes
+    h = (h ^ h >> 16) * 0x85EBCA6B & _MASK_32
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _MASK_32
+    h = h ^ h >> 16
+    u = xp.astype(h >> 16, xp.float32) * 2.0**-16 + (xp.astype(h & 0xFFFF, xp.float32) + 0.5) * 2.0**-32
+    series = u * 0.125
+    for divisor in (7, 6, 5, 4, 3, 2):
+        series = u * (series + 1.0 / divisor)
+    log = xp.where(u < STOCK_SERIES_BELOW, -u * (series + 1.0), _log_32(xp.clip(1.0 - u, min=STOCK_LEAST)))
+    return -_log_32(-log)
+
+
+def _log_32(x: Array) -> Array:
+    """Return the logarithm of float32, rounded to float32; vLLM's own differs in the last bit from device to device."""
+    xp = array_api_compat.array_namespace(x)
+    return xp.astype(_log(xp.astype(x, xp.float64)), xp.float32)
+
+
+LAWS: Mapping[Noise, tuple[Callable[[Sequence[int], Sequence[int]], list[int]], Callable[[Array, Array], Array]]] = {
+    Noise.SPECDEC: (noise_keys, gumbel_noise),
+    Noise.VLLM: (stock_keys, stock_noise),
+}
+"""Functions of each law: the keys of rows, and the noise of tokens under these keys."""

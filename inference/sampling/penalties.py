@@ -132,15 +132,15 @@ def adjust_logits(logits: Array, sampling: Sequence[SamplingParams], before: Seq
     scores = xp.asarray(logits, dtype=xp.float64, copy=True)
     if any(params.penalizes or params.logit_bias for params in sampling):  # else a grammar alone
         _adjust(scores, [_entries(*row) for row in zip(sampling, before, strict=True)])
-    _mask_scores(scores, [row.allowed for row in before])
+    mask_scores(scores, [row.allowed for row in before])
     return scores
 
 
-def _mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
+def mask_scores(scores: Array, masks: Sequence[bytes | None]) -> None:
     """Set the scores of tokens that are not allowed to minus infinity, in place.
 
     Args:
-        scores: float64 [num_rows, vocab_size].
+        scores: float [num_rows, vocab_size].
         masks: per row, one bit per token id, lowest first; None allows all. Ids beyond a mask are not allowed.
     """
     rows = [row for row, mask in enumerate(masks) if mask is not None]

@@ -28,7 +28,7 @@ from specdec.inference.model.proposer import Proposer
 from specdec.inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
 from specdec.inference.model.token_map import SAME_IDS, TokenMap
 from specdec.inference.observe.metrics import SlotLoad
-from specdec.inference.request import RequestDefaults, SamplingParams
+from specdec.inference.request import Noise, RequestDefaults, SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.scheduling.draft_length import DraftLength
 from specdec.inference.serving.host import Work
@@ -110,6 +110,7 @@ class RunningTarget:
         models: the slot models, target and draft.
         collectors: makers of further metrics, from the registry that they are shown beside.
         adapters: digests of the model's adapters, by name.
+        noise: law of the noise in all requests.
     """
 
     engine: ServedEngine[Any]
@@ -119,6 +120,7 @@ class RunningTarget:
     models: tuple[object, ...] = ()
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)
+    noise: Noise = Noise.SPECDEC
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that the servers of this target share, with or without a draft; other models have other ids."""

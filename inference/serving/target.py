@@ -66,7 +66,7 @@ def host_of(
         slots, idle_timeout_s = server.max_worker_slots, server.idle_timeout_s
         generator = pool = DraftPool(engine, max_worker_slots=slots, idle_timeout_s=idle_timeout_s)
         words = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
-        servicers.append(VerificationServicer(pool, words, running.tokenizer))
+        servicers.append(VerificationServicer(pool, words, running.tokenizer, running.noise))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id, adapters=running.adapters)
     completer = observers.around(local, metrics, model=name)
     operation = Operation(engine, may_drain=server.ends_by_call)

@@ -23,7 +23,7 @@ from specdec.inference.config import HttpConfig, ObserveConfig, ServerConfig, mo
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits
 from specdec.inference.errors import ConfigError, SpecDecError
-from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
+from specdec.inference.request import GenerationRequest, Noise, SamplingParams, Schedule
 from specdec.inference.serving.assembly import RunningTarget
 from specdec.inference.serving.fronts import Ports
 from specdec.inference.serving.observers import observed, timeline
@@ -70,7 +70,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     tokenizer = Tokenizer.load(model.path)
     config = await asyncio.to_thread(engine_config, model)
     eos, words = tokenizer.eos_token_ids, config.model_config
-    ends = f"{sorted(eos)} {words.max_model_len}"
+    ends = f"{sorted(eos)} {words.max_model_len}" + ("" if model.noise is Noise.SPECDEC else f" {model.noise}")
     model_id = await asyncio.to_thread(
         model_id_of, model.path, f"vllm {installed()} {words.dtype} {words.quantization}", ends
     )
@@ -78,7 +78,7 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     await mailbox.open()
     group = os.getpgrp() if leads_group() else 0
     config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
-    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s)
+    limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
         async with _llm(config, load) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
@@ -86,7 +86,8 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
             engine = VllmEngine(llm, mailbox, load, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
             engine.adapters, digests = await _adapters(llm, model)
-            yield RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), adapters=digests), model_id
+            running = RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), adapters=digests, noise=model.noise)
+            yield running, model_id
     finally:
         await mailbox.close()
         if leads_group():

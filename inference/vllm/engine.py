@@ -51,7 +51,7 @@ class VllmEngine:
         llm: vLLM's `AsyncLLM`, running.
         mailbox: mailbox that vLLM's engine cores have dialled.
         load: load of vLLM's engine cores.
-        limits: only max_waiting, gamma, eos_token_ids and pass_timeout_s are read; vLLM has the others.
+        limits: only max_waiting, gamma, eos_token_ids, pass_timeout_s and noise are read; vLLM has the others.
 
     Attributes:
         adapters: adapters that requests may name; vLLM keeps the cached prefixes of each apart.
@@ -135,7 +135,7 @@ class VllmEngine:
             self._last_at = time.monotonic()
         if request.stop_at_eos:
             request = replace(request, stop_token_ids=request.stop_token_ids | self._limits.eos_token_ids)
-        request = replace(request, sampling=request.effective_sampling())
+        request = replace(request, sampling=replace(request.effective_sampling(), noise=self._limits.noise))
         session = VllmSession(request, grammar)
         self._sessions[session.id] = session
         return session

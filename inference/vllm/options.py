@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
+from specdec.inference.request import Noise
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 
 logger = logging.getLogger(__name__)
@@ -68,11 +69,13 @@ class VllmModel:
         path: directory of the model.
         flags: vLLM's own flags.
         gamma: most draft tokens of a request in a pass, which vLLM makes room for.
+        noise: law of the noise in all requests.
     """
 
     path: Path
     flags: Sequence[str] = ()
     gamma: int = DEFAULT_GAMMA
+    noise: Noise = Noise.SPECDEC
 
 
 def check_flags(flags: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from specdec.inference.request import (
     Grammar,
     GrammarKind,
     MinLengthSampling,
+    Noise,
     Preamble,
     SamplingParams,
 )
@@ -40,7 +41,8 @@ class Asked:
         ours = (extra_args or {}).get(KEY)
         if ours is None or (values := ours["sampling"]) is None:
             return None
-        values = {**values, "logit_bias": tuple((token_id, bias) for token_id, bias in values["logit_bias"])}
+        biases = tuple((token_id, bias) for token_id, bias in values["logit_bias"])
+        values = {**values, "logit_bias": biases, "noise": Noise(values["noise"])}
         kind: type[SamplingParams] = SamplingParams
         if "held_back" in values:
             kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])

@@ -28,7 +28,7 @@ from specdec.inference.request import (
 )
 from specdec.inference.workers.calls.convert import sampling_from_message, sampling_to_message
 
-NAMES = {field.name for field in fields(SamplingParams)}
+NAMES = {field.name for field in fields(SamplingParams)} - {"noise"}  # a request has no part in it
 ASKING_ROLES = ("draft", "fused_client", "verify_target", "verify_fused", "verify_draft")
 NO_FLAG = {"logit_bias"}
 """A table of hundreds of tokens is no flag."""

@@ -25,6 +25,11 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class Noise(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOISE_UNSPECIFIED: _ClassVar[Noise]
+    NOISE_VLLM: _ClassVar[Noise]
 SCHEDULE_UNSPECIFIED: Schedule
 SCHEDULE_SYNC: Schedule
 SCHEDULE_ASYNC: Schedule
@@ -36,6 +41,8 @@ GRAMMAR_KIND_GRAMMAR: GrammarKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+NOISE_UNSPECIFIED: Noise
+NOISE_VLLM: Noise
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
@@ -420,20 +427,22 @@ class Attach(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_slots: _Optional[int] = ..., is_private: bool = ..., takes_tokenizer: bool = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("worker_id", "pass_us", "takes_declines", "takes_slots", "tokenizer", "eos_token_ids")
+    __slots__ = ("worker_id", "pass_us", "takes_declines", "takes_slots", "tokenizer", "eos_token_ids", "noise")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     TAKES_DECLINES_FIELD_NUMBER: _ClassVar[int]
     TAKES_SLOTS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pass_us: int
     takes_declines: bool
     takes_slots: bool
     tokenizer: bytes
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ..., takes_slots: bool = ..., tokenizer: _Optional[bytes] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    noise: Noise
+    def __init__(self, worker_id: _Optional[str] = ..., pass_us: _Optional[int] = ..., takes_declines: bool = ..., takes_slots: bool = ..., tokenizer: _Optional[bytes] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., noise: _Optional[_Union[Noise, str]] = ...) -> None: ...
 
 class AssistOpen(_message.Message):
     __slots__ = ("session_id", "open", "request_id")

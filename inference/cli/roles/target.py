@@ -8,6 +8,7 @@ from specdec.inference.cli.models import VLLM, DefaultSettings, TargetModel
 from specdec.inference.cli.roles.compile import CompileSettings, compile_ahead
 from specdec.inference.config import OPTIONAL_HTTP_PORT, HttpConfig, ObserveConfig, ServerConfig, usable_cores
 from specdec.inference.errors import SpecDecError
+from specdec.inference.request import Noise
 from specdec.inference.settings import group, same
 
 
@@ -57,7 +58,8 @@ async def _run_vllm(settings: TargetSettings) -> int:
 
     error = None
     try:
-        await serve_vllm(VllmModel(model, flags, settings.gamma), server, settings.http, settings.observe)
+        served = VllmModel(model, flags, settings.gamma, Noise(settings.model.noise))
+        await serve_vllm(served, server, settings.http, settings.observe)
     except SpecDecError as exc:
         error = exc
     return leave(error)

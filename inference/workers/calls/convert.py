@@ -32,6 +32,7 @@ from specdec.inference.request import (
     GenerationRequest,
     Grammar,
     GrammarKind,
+    Noise,
     Preamble,
     Provenance,
     RequestDefaults,
@@ -72,6 +73,7 @@ _REASON_TO_MESSAGE: dict[FinishReason, Any] = _numbers(FinishReason, "FINISH_REA
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
 _SCHEDULE_TO_MESSAGE: dict[Schedule | None, Any] = {None: pb.SCHEDULE_UNSPECIFIED, **_numbers(Schedule, "SCHEDULE")}
 _SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
+_NOISE_TO_MESSAGE: dict[Noise, Any] = {Noise.SPECDEC: pb.NOISE_UNSPECIFIED, Noise.VLLM: pb.NOISE_VLLM}
 _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}
 # Fields that have one name and meaning in a dataclass and its message.
@@ -87,7 +89,7 @@ MAX_ADAPTERS = 1024
 _NAMES = ("name", "topology", "tokenizer_fingerprint", "model_id")  # of a card, and short
 _STARTED = ("num_prompt_tokens", "seed", "prompt_text", "has_grammar", "num_cached_tokens", "adapter")
 _PROVENANCE = ("model_id", "grammar_version", "prompt_digest")
-_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")]
+_SAMPLING_NAMES = [field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias", "noise")]
 _MESSAGE_NAMES = [field.name for field in fields(ChatMessage)]
 _timings_of = attrgetter(*(field.name for field in fields(Timings)))  # both are fields of pb.Timings, under these names
 _counts_of = attrgetter(*(field.name for field in fields(Counts)))
@@ -132,6 +134,16 @@ def _known(values: dict[Any, _Out], number: int, what: str, field: str | None = 
 
 def reason_from_message(number: pb.FinishReason) -> FinishReason:
     return _known(_REASON_FROM_MESSAGE, number, "finish reason")
+
+
+def noise_to_message(noise: Noise) -> pb.Noise:
+    number: pb.Noise = _NOISE_TO_MESSAGE[noise]
+    return number
+
+
+def noise_from_message(number: pb.Noise) -> Noise:
+    """Return the law of a target's noise; ours in place of one that is not known here, as from a newer target."""
+    return next((noise for noise, each in _NOISE_TO_MESSAGE.items() if each == number), Noise.SPECDEC)
 
 
 def sampling_to_message(

@@ -20,7 +20,7 @@ from specdec.inference.commit import Commit
 from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.pool import MAX_WORKERS, DraftPool
 from specdec.inference.errors import CapacityError, IncompatibleDraftError, InvalidRequestError, UnavailableError
-from specdec.inference.request import Schedule
+from specdec.inference.request import Noise, Schedule
 from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
 from specdec.inference.workers.calls.access import require_any
@@ -29,6 +29,7 @@ from specdec.inference.workers.calls.convert import (
     PROTOCOL_VERSION,
     branches_from_message,
     commit_to_message,
+    noise_to_message,
     open_to_message,
 )
 
@@ -163,12 +164,19 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         pool: pool of the draft workers that attach.
         vocabulary: vocabulary of the target; draft workers draft in its ids.
         tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
+        noise: law of the noise in all sessions.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
 
-    def __init__(self, pool: DraftPool, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        pool: DraftPool,
+        vocabulary: Vocabulary,
+        tokenizer: Tokenizer | None = None,
+        noise: Noise = Noise.SPECDEC,
+    ) -> None:
+        self._pool, self._noise = pool, noise
         self._places: Counter[str] = Counter()  # of private workers, by the name of their caller
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
@@ -225,7 +233,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         if not 1 <= attach.protocol_version <= PROTOCOL_VERSION:
             fault = f"the draft worker speaks protocol version {attach.protocol_version}"
             raise IncompatibleDraftError(f"{fault}, the target 1 to {PROTOCOL_VERSION}")
-        attached = pb.Attached(pass_us=self._pool.pass_us)
+        attached = pb.Attached(pass_us=self._pool.pass_us, noise=noise_to_message(self._noise))
         words = Vocabulary(attach.tokenizer_fingerprint, attach.vocab_size)
         if words.fingerprint != self._vocabulary.fingerprint and attach.takes_tokenizer and self._tokenizer is not None:
             packed = await asyncio.to_thread(self._tokenizer.packed)

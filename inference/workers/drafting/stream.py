@@ -29,11 +29,16 @@ from specdec.inference.errors import (
     UnavailableError,
 )
 from specdec.inference.observe.metrics import Metrics
-from specdec.inference.request import GenerationRequest
+from specdec.inference.request import GenerationRequest, Noise
 from specdec.inference.scheduling.link import Link
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary, require_one_vocabulary
-from specdec.inference.workers.calls.convert import PROTOCOL_VERSION, commit_from_message, open_from_message
+from specdec.inference.workers.calls.convert import (
+    PROTOCOL_VERSION,
+    commit_from_message,
+    noise_from_message,
+    open_from_message,
+)
 from specdec.inference.workers.calls.dialling import check_link
 from specdec.inference.workers.calls.status import calls_to
 from specdec.inference.workers.drafting.session import DraftingSession, ProposalSender
@@ -96,6 +101,7 @@ class AssistStream:
         self._num_unheard = 0  # requests in a row that no draft token reached
         self.vocab_size = offer.vocabulary.size
         self._words: TargetWords | None = None  # of a target with another tokenizer
+        self._noise = Noise.SPECDEC
         self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
         self._sessions: dict[str, DraftingSession] = {}
         self._link = Link()
@@ -201,11 +207,12 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft in the ids of the target's tokenizer, if it sent one; the next streams to it need not send it again.
+        """Draft by the target's noise, and in the ids of its tokenizer, if it sent one: the next streams need it not.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
         """
+        self._noise = noise_from_message(attached.noise)
         if attached.tokenizer and self._offer.learn is not None:
             eos = frozenset(attached.eos_token_ids)
             tokenizer = await asyncio.to_thread(Tokenizer.unpacked, attached.tokenizer, eos)
@@ -317,8 +324,8 @@ class AssistStream:
         # Sizes are bounded, since the counts of a session with penalties have an entry per id.
         self.vocab_size = replace(self.vocabulary, size=vocab_size or self.vocab_size).size
         check_token_ids(request.prompt_token_ids, vocab_size=self.vocab_size)
-        if request.gamma is None:
-            request = replace(request, gamma=self._offer.gamma)
+        gamma = self._offer.gamma if request.gamma is None else request.gamma
+        request = replace(request, gamma=gamma, sampling=replace(request.sampling, noise=self._noise))
 
         async def send(propose: pb.Propose) -> None:
             proposal = pb.AssistPropose(session_id=session_id, propose=propose)

@@ -22,6 +22,7 @@ def test_words_after_the_dashes_are_kept_as_they_are() -> None:
     ("arguments", "part"),
     [
         (["--", "--quantization", "fp8"], "--engine vllm"),
+        (["--noise", "vllm"], "it needs --engine vllm"),
         (["--engine", "vllm", "--batch", "3"], "--max-num-seqs"),
         (["--engine", "vllm", "--sequence_length", "99"], "--max-model-len"),
         (["--engine", "vllm", "--backend", "torch"], "vLLM is the backend"),

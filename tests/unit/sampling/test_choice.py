@@ -26,9 +26,10 @@ from transformers.generation.logits_process import (
 )
 
 from specdec.inference.request import BIAS, MAX_SEED, RANGES, SamplingParams
-from specdec.inference.sampling.choice import choose_tokens, process_logits, rank_tokens
+from specdec.inference.sampling.choice import choose_tokens, rank_tokens
 from specdec.inference.sampling.noise import gumbel_noise, noise_keys
 from specdec.inference.sampling.penalties import TokensBefore
+from specdec.inference.sampling.truncation import process_logits
 from specdec.inference.settings import Range
 
 NOISE_DOC = (Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding="utf-8")

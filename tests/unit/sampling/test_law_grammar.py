@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from specdec.inference.request import SamplingParams
-from specdec.inference.sampling.choice import choose_tokens, process_logits
+from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.sampling.noise import gumbel_noise, noise_keys
 from specdec.inference.sampling.penalties import NONE_BEFORE
+from specdec.inference.sampling.truncation import process_logits
 from specdec.inference.speculation.verify import verify
 from tests.support import law
 

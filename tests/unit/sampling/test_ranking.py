@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from specdec.inference.request import SamplingParams
-from specdec.inference.sampling.choice import choose_tokens, process_logits, rank_tokens
+from specdec.inference.sampling.choice import choose_tokens, rank_tokens
 from specdec.inference.sampling.noise import gumbel_noise, noise_keys
+from specdec.inference.sampling.truncation import process_logits
 
 VOCAB_SIZE = 300
 SETTINGS = [

@@ -17,7 +17,7 @@ from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.model.decoder import Turn, Verdict
-from specdec.inference.request import Schedule
+from specdec.inference.request import Noise, Schedule
 from specdec.inference.serving.assembly import running
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
@@ -71,13 +71,17 @@ class Edge:
 
 @asynccontextmanager
 async def edge(
-    schedule: Schedule = Schedule.ASYNC, *, words: Vocabulary = WORDS, max_waiting: int = 4
+    schedule: Schedule = Schedule.ASYNC,
+    *,
+    words: Vocabulary = WORDS,
+    max_waiting: int = 4,
+    noise: Noise = Noise.SPECDEC,
 ) -> AsyncGenerator[Edge, None]:
     async with AsyncExitStack() as stack:
         pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
         services: list[Servicer] = [
             GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD),
-            VerificationServicer(pool, words),
+            VerificationServicer(pool, words, noise=noise),
         ]
         server = Server("127.0.0.1:0", services, status_of=to_status)
         await server.open()
@@ -111,6 +115,13 @@ async def test_a_request_is_drafted_for_and_its_cost_is_known(schedule: Schedule
         assert num_accepted(await each.deltas(replace(REQUEST, seed=None, gamma=2))) > 0
         assert num_accepted(await each.deltas(replace(REQUEST, gamma=0))) == 0
         assert each.worker.num_undrafted == 0
+
+
+@pytest.mark.parametrize("noise", Noise)
+async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
+    async with edge(noise=noise) as each:
+        await each.deltas()
+        assert {draft.sampling.noise for step in each.proposer.steps for draft in step} == {noise}
 
 
 @pytest.mark.parametrize("schedule", Schedule)
