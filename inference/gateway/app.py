@@ -237,7 +237,7 @@ def _named(name: str | None, card: ModelCard) -> ModelCard:
 
 
 def _deadline_s(request: Request, gateway: Gateway) -> float:
-    """Return the seconds that the request may take: the gateway's limit, or less if a header of the request says so."""
+    """Return the seconds that the request may take: the gateway's limit, or less by a header of the request."""
     value = request.headers.get(DEADLINE_HEADER)
     if value is None:
         return gateway.config.deadline_s

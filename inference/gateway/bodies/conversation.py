@@ -24,7 +24,7 @@ FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?
 
 
 def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
-    """Return a validator that refuses objects with a "type" outside `kinds`; `hint` tells what to do instead."""
+    """Return a validator that refuses objects with a "type" outside `kinds`; `hint` is the way out in the message."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None

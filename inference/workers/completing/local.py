@@ -163,7 +163,7 @@ class LocalCompleter:
         return generation.resumed(resume.token_ids)
 
     async def _opened(self, job: _Job, opened: Opened) -> Started:
-        """Return the Started event, completed with what the generator's Opened event says about the first pass."""
+        """Return the Started event, completed with the Opened event's facts about the first pass."""
         scores = () if job.generation.prompt_logprobs is None else await self._of_prompt(job.generation, opened)
         return replace(job.started, prompt_logprobs=scores, num_cached_tokens=opened.num_cached_tokens)
 
