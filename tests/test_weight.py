@@ -29,16 +29,16 @@ WEIGHTS: dict[str, int] = {
     "inference/model": 180,
     "inference/observe": 600,
     "inference/sampling": 460,
-    "inference/scheduling": 520,
+    "inference/scheduling": 540,
     "inference/serving": 940,
     "inference/speculation": 600,
     "inference/text": 1160,
-    "inference/vllm": 1240,
-    "inference/workers": 2360,
+    "inference/vllm": 1280,
+    "inference/workers": 2400,
     "scripts": 720,
     "specdec": 340,
-    "tests": 30640,
-    "words of pages": 63500,
+    "tests": 30200,
+    "words of pages": 64760,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
