@@ -21,13 +21,14 @@ from specdec.inference.engine.contract import SessionT, VerificationEngine
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.loop import PASS_TIMEOUT_S
+from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from specdec.inference.errors import IncompatibleDraftError
 from specdec.inference.model.decoder import CompiledDecoder, Decoder
 from specdec.inference.model.proposer import Proposer
 from specdec.inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
 from specdec.inference.model.token_map import SAME_IDS, TokenMap
-from specdec.inference.observe.metrics import SlotLoad
+from specdec.inference.observe.metrics import Metrics, SlotLoad
 from specdec.inference.request import RequestDefaults, SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.scheduling.draft_length import DraftLength
@@ -109,6 +110,7 @@ class RunningTarget:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
         collectors: makers of further metrics, from the registry that they are shown beside.
+        lend: takes the pool of draft workers, for an engine with requests of its own.
     """
 
     engine: ServedEngine[Any]
@@ -117,6 +119,7 @@ class RunningTarget:
     vocabulary_share: float | None = None
     models: tuple[object, ...] = ()
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
+    lend: Callable[[DraftPool, Metrics], None] | None = None
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that all servers of this target share, with or without a draft, and no other model has."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.scheduling.acceptance import Acceptance
@@ -18,7 +20,7 @@ from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.waiting import Arrivals, wait_s
 from specdec.inference.scheduling.widths import Widths
 from specdec.inference.speculation.tree import Branch, DraftTree
-from specdec.inference.vllm.frames import End, Grow, Help, Row, ToCore
+from specdec.inference.vllm.frames import End, Grow, Has, Help, Row, ToCore, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class Drafted:
         tree: draft tokens of the worker that helps now; None if none does.
         help: number of that help.
         since: time from which the request could have been in a pass.
+        wanted: the request for a pool; None where the front has it.
     """
 
     token_ids: list[int]
@@ -44,6 +47,14 @@ class Drafted:
     since: float = field(default_factory=time.monotonic)
     arrivals: Arrivals = field(default_factory=Arrivals)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    wanted: Wanted | None = None
+
+    def has(self, name: str) -> Has:
+        """Return the frame that names this request, as it is now."""
+        if self.wanted is None:
+            return Has(name)
+        left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
+        return Has(name, replace(self.wanted, token_ids=list(self.token_ids), max_new_tokens=max(1, left)))
 
     def follow(self, help_: int | None) -> None:
         """Begin the help of a worker under this number, with a new tree; None ends the help."""
@@ -84,7 +95,8 @@ class Drafted:
                 num_received = self.num_acknowledged = self.tree.num_numbers
                 hold_us = round((now - self.last_at) * 1e6)
         counts = len(token_ids), num_drafts, num_accepted, self.help, num_received, hold_us
-        return Row(name, position, *counts, rejected=list(rejected))
+        told = [] if self.wanted is None else list(token_ids)
+        return Row(name, position, *counts, rejected=list(rejected), token_ids=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +116,17 @@ class Drafts:
         self._times = PassTimes()
         self._widths = Widths()
 
-    def names(self) -> list[str]:
+    def requests(self) -> Iterator[Has]:
+        """Yield the frames that name all requests; none of them commits meanwhile."""
         with self._news:
-            return list(self._requests)
+            for name, each in self._requests.items():
+                yield each.has(name)
 
-    def enter(self, name: str, token_ids: Sequence[int], gamma: int) -> None:
-        """Take a new request."""
+    def enter(self, name: str, token_ids: Sequence[int], gamma: int, wanted: Wanted | None = None) -> Has:
+        """Take a new request; return the frame that names it."""
         with self._news:
-            self._requests[name] = Drafted(list(token_ids), gamma)
+            self._requests[name] = Drafted(list(token_ids), gamma, wanted=wanted)
+            return self._requests[name].has(name)
 
     def leave(self, name: str) -> None:
         """Forget a request."""

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
+from specdec.inference.vllm.link import SOCKET
+from specdec.inference.vllm.translation import KEY
 
 RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
 """Versions of vLLM on which this was run, and whose sources were read for it."""
@@ -115,8 +117,7 @@ def engine_config(model: VllmModel) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from specdec.inference.vllm.runner_v1 import Extension, NoProposer
-    from specdec.inference.vllm.scheduler import DraftScheduler
+    from specdec.inference.vllm.runner_v1 import Extension
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -124,18 +125,46 @@ def engine_config(model: VllmModel) -> Any:
 
     parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *model.flags])
     args = AsyncEngineArgs.from_cli_args(parsed)
-    args.skip_tokenizer_init, args.async_scheduling = True, False
-    args.scheduler_cls, args.worker_extension_cls = _dotted(DraftScheduler), _dotted(Extension)
-    args.generation_config = "vllm"
-    args.speculative_config = {
-        "method": "custom_class",
-        "model": _dotted(NoProposer),
-        "num_speculative_tokens": max(1, model.gamma),  # without any, the runner has no verifier
-    }
+    args.worker_extension_cls = _dotted(Extension)
+    args.skip_tokenizer_init, args.generation_config = True, "vllm"
+    for name, value in parts(model.gamma).items():
+        setattr(args, name, value)
     with Refusals():
         config = args.create_engine_config()
-    _require_kept(config)
+    require_kept(config)
     return config
+
+
+def parts(gamma: int) -> dict[str, Any]:
+    """Return the fields of vLLM's configuration that put our classes into its engine; imports vLLM.
+
+    Args:
+        gamma: most draft tokens of a request in a pass.
+    """
+    from specdec.inference.vllm.runner_v1 import NoProposer
+    from specdec.inference.vllm.scheduler import DraftScheduler
+
+    return {
+        "async_scheduling": False,
+        "scheduler_cls": _dotted(DraftScheduler),
+        "speculative_config": {
+            "method": "custom_class",
+            "model": _dotted(NoProposer),
+            "num_speculative_tokens": max(1, gamma),  # without any, the runner has no verifier
+        },
+    }
+
+
+def serve_parts(gamma: int, mailbox: Path | None) -> dict[str, Any]:
+    """Return what a server of vLLM's own takes to be helped by a pool: `parts`, and what our front does by itself.
+
+    Args:
+        mailbox: folder in which the pool is found; None: that of the server's user.
+    """
+    from specdec.inference.vllm.worker import Worker
+
+    place = {"owned": False} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
+    return {**parts(gamma), "worker_cls": _dotted(Worker), "additional_config": {KEY: place}}
 
 
 def _dotted(kind: type) -> str:
@@ -160,7 +189,7 @@ def _last_line(error: BaseException) -> str:
     return text.replace("See root cause above", "Lines above say why")
 
 
-def _require_kept(config: Any) -> None:
+def require_kept(config: Any) -> None:
     """Raise ConfigError, which names it, for what vLLM would run and we cannot keep exact."""
     model = config.model_config
     faults = {

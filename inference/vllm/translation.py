@@ -40,11 +40,16 @@ class Asked:
         ours = (extra_args or {}).get(KEY)
         if ours is None or (values := ours["sampling"]) is None:
             return None
-        values = {**values, "logit_bias": tuple((token_id, bias) for token_id, bias in values["logit_bias"])}
-        kind: type[SamplingParams] = SamplingParams
-        if "held_back" in values:
-            kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])
-        return cls(kind(**values), ours["output_start"], _grammar(ours["grammar"]))
+        return cls(sampling_of(values), ours["output_start"], _grammar(ours["grammar"]))
+
+
+def sampling_of(values: Mapping[str, Any]) -> SamplingParams:
+    """Return sampling parameters of their fields, as `extra_args` writes them; without any, the greedy choice's."""
+    values = {**values, "logit_bias": tuple((token_id, bias) for token_id, bias in values.get("logit_bias", ()))}
+    kind: type[SamplingParams] = SamplingParams
+    if "held_back" in values:
+        kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])
+    return kind(**values)
 
 
 def _grammar(parts: Sequence[str] | None) -> Grammar | None:
