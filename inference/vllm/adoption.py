@@ -67,7 +67,7 @@ def adopted(request: Any, name: str, gamma: int, vocab_size: int) -> None:
     extra = params.extra_args or {}
     try:
         asked = _asked(request, Xargs.read(extra, vocab_size))
-    except InvalidRequestError as exc:  # the door of vLLM's server has refused it; other front ends have no such door
+    except InvalidRequestError as exc:  # `Door` refuses it before, in vLLM's own server; an error here would end vLLM
         logger.warning("request %s gets the greedy choice: %s", request.request_id, exc)
         asked = GenerationRequest(tuple(request.all_token_ids))
     params.temperature, params.top_k, params.top_p, params.seed = 0.0, 0, 1.0, None

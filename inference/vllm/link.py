@@ -34,14 +34,13 @@ from specdec.inference.vllm.frames import (
     to_core,
 )
 from specdec.inference.vllm.group import end_members
+from specdec.inference.vllm.translation import SOCKET
 
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 5
 """Longest that a pass waits for a front that reads nothing; the link is closed then."""
 REDIAL_S = 1.0
-SOCKET = "core"
-"""Name of the socket in a mailbox's folder."""
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Most bytes that a core of its own keeps for a pool that reads nothing; the link is closed then."""
 

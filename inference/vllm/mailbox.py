@@ -27,7 +27,7 @@ from specdec.inference.vllm.frames import (
     packed,
     require_own_user,
 )
-from specdec.inference.vllm.link import SOCKET
+from specdec.inference.vllm.translation import SOCKET
 
 logger = logging.getLogger(__name__)
 

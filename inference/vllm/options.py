@@ -1,7 +1,7 @@
 """vLLM's own flags, those after `--`: what can be refused before vLLM is imported, and its configuration made of them.
 
 An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
-sources, as text. The dotted names of our classes that vLLM's processes import are made here, of the classes themselves.
+sources, as text. The dotted names of our classes that vLLM's processes import stand here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
-from specdec.inference.vllm.link import SOCKET
-from specdec.inference.vllm.translation import KEY
+from specdec.inference.vllm.translation import KEY, SOCKET
 
 RUN, READ = "0.32", "0.26 and 0.29 to 0.33"
 """Versions of vLLM on which this was run, and whose sources were read for it."""
@@ -42,6 +41,7 @@ OURS: Mapping[str, str] = {
     "--generation-config": "--generation_config before the `--` does",
 }
 """Flags of vLLM that its user cannot set here, and the reason or the way out."""
+PACKAGE = __name__.rpartition(".")[0]
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
@@ -136,20 +136,17 @@ def engine_config(model: VllmModel) -> Any:
 
 
 def parts(gamma: int) -> dict[str, Any]:
-    """Return the fields of vLLM's configuration that put our classes into its engine; imports vLLM.
+    """Return the fields of vLLM's configuration that put our classes into its engine, by their dotted names.
 
     Args:
         gamma: most draft tokens of a request in a pass.
     """
-    from specdec.inference.vllm.runner_v1 import NoProposer
-    from specdec.inference.vllm.scheduler import DraftScheduler
-
     return {
         "async_scheduling": False,
-        "scheduler_cls": _dotted(DraftScheduler),
+        "scheduler_cls": f"{PACKAGE}.scheduler.DraftScheduler",
         "speculative_config": {
             "method": "custom_class",
-            "model": _dotted(NoProposer),
+            "model": f"{PACKAGE}.runner_v1.NoProposer",
             "num_speculative_tokens": max(1, gamma),  # without any, the runner has no verifier
         },
     }
@@ -161,10 +158,12 @@ def serve_parts(gamma: int, mailbox: Path | None) -> dict[str, Any]:
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.
     """
-    from specdec.inference.vllm.worker import Worker
-
     place = {"owned": False} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
-    return {**parts(gamma), "worker_cls": _dotted(Worker), "additional_config": {KEY: place}}
+    return {
+        **parts(gamma),
+        "worker_cls": f"{PACKAGE}.worker.Worker",
+        "additional_config": {KEY: place},
+    }
 
 
 def _dotted(kind: type) -> str:

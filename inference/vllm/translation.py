@@ -23,6 +23,8 @@ from specdec.inference.request import (
 
 KEY = "specdec"
 """Key of what is ours in vLLM's `extra_args` of a request, and in its `additional_config`."""
+SOCKET = "core"
+"""Name of the socket in a mailbox's folder."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 

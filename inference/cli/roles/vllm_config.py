@@ -16,6 +16,7 @@ from specdec.inference.request import GAMMA
 from specdec.inference.settings import group, same, setting
 
 SECTION = "vLLM"
+DOOR = "specdec.inference.vllm.door.Door"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,9 @@ async def run(settings: VllmConfigSettings) -> int:
     parts = serve_parts(settings.gamma, settings.mailbox)
     if settings.ray:
         print(json.dumps(parts, indent=2))
-    elif settings.flags:
+        return 0
+    parts["middleware"] = DOOR  # of vLLM's server, which Ray Serve does not take
+    if settings.flags:
         print(shlex.join(word for name, value in _named(parts) for word in (f"--{name}", *_words(value))))
     else:
         print(*(f"{name}: {json.dumps(value)}" for name, value in _named(parts)), sep="\n")
