@@ -21,13 +21,14 @@ from specdec.inference.engine.contract import SessionT, VerificationEngine
 from specdec.inference.engine.draft import DraftEngine, TargetWords
 from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.loop import PASS_TIMEOUT_S
+from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import MAX_PASS_DRAFT_TOKENS, EngineLimits, TargetEngine
 from specdec.inference.errors import IncompatibleDraftError
 from specdec.inference.model.decoder import CompiledDecoder, Decoder
 from specdec.inference.model.proposer import Proposer
 from specdec.inference.model.slots import Backend, PrefixKeeper, Span, max_pass_draft_tokens
 from specdec.inference.model.token_map import SAME_IDS, TokenMap
-from specdec.inference.observe.metrics import SlotLoad
+from specdec.inference.observe.metrics import Metrics, SlotLoad
 from specdec.inference.request import Noise, RequestDefaults, SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.scheduling.draft_length import DraftLength
@@ -111,6 +112,7 @@ class RunningTarget:
         collectors: makers of further metrics, from the registry that they are shown beside.
         adapters: digests of the model's adapters, by name.
         noise: law of the noise in all requests.
+        lend: takes the pool of draft workers, for an engine with requests of its own.
     """
 
     engine: ServedEngine[Any]
@@ -121,6 +123,7 @@ class RunningTarget:
     collectors: tuple[Callable[[CollectorRegistry], Collector], ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)
     noise: Noise = Noise.SPECDEC
+    lend: Callable[[DraftPool, Metrics], None] | None = None
 
     def model_id(self, model: ModelConfig) -> str:
         """Return the id that the servers of this target share, with or without a draft; other models have other ids."""

@@ -65,6 +65,8 @@ def host_of(
     if topology == TARGET:
         slots, idle_timeout_s = server.max_worker_slots, server.idle_timeout_s
         generator = pool = DraftPool(engine, max_worker_slots=slots, idle_timeout_s=idle_timeout_s)
+        if running.lend is not None:
+            running.lend(pool, metrics)
         words = Vocabulary(card.tokenizer_fingerprint, card.vocab_size)
         servicers.append(VerificationServicer(pool, words, running.tokenizer, running.noise))
     local = LocalCompleter(generator, running.tokenizer, server.defaults, model_id=model_id, adapters=running.adapters)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from specdec.inference.commit import NO_OWN_DRAFTS, OwnDrafts
 from specdec.inference.errors import InvalidRequestError
@@ -19,7 +21,7 @@ from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.widths import Widths
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import Branch
-from specdec.inference.vllm.frames import End, Grow, Help, Row, ToCore
+from specdec.inference.vllm.frames import End, Grow, Has, Help, Row, ToCore, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +33,11 @@ class Drafted:
         help: number of the help of the draft worker that drafts now; None if none does.
         filled: the last proposal was looked up by vLLM.
         since: time from which the request could have been in a pass.
+        wanted: the request for a pool; None where the front has it.
     """
 
-    def __init__(self, token_ids: list[int], gamma: int) -> None:
-        self.token_ids, self.gamma = token_ids, gamma
+    def __init__(self, token_ids: list[int], gamma: int, wanted: Wanted | None = None) -> None:
+        self.token_ids, self.gamma, self.wanted = token_ids, gamma, wanted
         self.sources = Sources(token_ids)
         self.help: int | None = None
         self.filled = False
@@ -44,6 +47,13 @@ class Drafted:
     def rate(self) -> float:
         """Return the probability that the target accepts a token of the last proposal."""
         return self.sources.lookup.rate if self.filled else self.sources.draft_rate
+
+    def has(self, name: str) -> Has:
+        """Return the frame that names this request, as it is now."""
+        if self.wanted is None:
+            return Has(name)
+        left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
+        return Has(name, replace(self.wanted, token_ids=list(self.token_ids), max_new_tokens=max(1, left)))
 
     def follow(self, help_: int | None) -> None:
         """Begin the help of a worker under this number, with a new tree; None ends the help."""
@@ -79,7 +89,9 @@ class Drafted:
         self.sources.record(Verdict(tuple(token_ids), num_drafts, num_accepted, own=own), self.since)
         counts = len(token_ids), num_drafts, num_accepted, self.help or 0
         known = [each for each in rejected if each >= 0]
-        return Row(name, position, *counts, *self.sources.acknowledged(self.since), known, is_lookup=self.filled)
+        told = [] if self.wanted is None else list(token_ids)
+        acknowledged = self.sources.acknowledged(self.since)
+        return Row(name, position, *counts, *acknowledged, known, is_lookup=self.filled, token_ids=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +117,17 @@ class Drafts:
         self._times = PassTimes()
         self._widths = Widths()
 
-    def names(self) -> list[str]:
+    def requests(self) -> Iterator[Has]:
+        """Yield the frames that name all requests; none of them commits meanwhile."""
         with self._news:
-            return list(self._requests)
+            for name, each in self._requests.items():
+                yield each.has(name)
 
-    def enter(self, name: str, token_ids: Sequence[int], gamma: int) -> None:
-        """Take a new request."""
+    def enter(self, name: str, token_ids: Sequence[int], gamma: int, wanted: Wanted | None = None) -> Has:
+        """Take a new request; return the frame that names it."""
         with self._news:
-            self._requests[name] = Drafted(list(token_ids), gamma)
+            self._requests[name] = Drafted(list(token_ids), gamma, wanted=wanted)
+            return self._requests[name].has(name)
 
     def leave(self, name: str) -> None:
         """Forget a request."""

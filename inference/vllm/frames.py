@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -18,7 +18,8 @@ from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
 
 VERSION = 2
 """Version of these frames; the two ends of a link must have the same."""
-MAX_FRAME_BYTES = 1 << 20
+MAX_FRAME_BYTES = 1 << 25
+"""Longest frame: a tokenizer has up to 16 MiB, and a prompt 5 bytes a token."""
 LENGTH = struct.Struct("<I")
 MAX_ROWS = 65536
 _CREDENTIALS = struct.Struct("3i")  # of the kernel: process, user and group of a socket's other end
@@ -27,10 +28,31 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 """Name of a request: the id of the front's session."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 TokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=MAX_TREE_TOKENS)]
+AllTokenIds: TypeAlias = Annotated[list[Count], msgspec.Meta(max_length=1 << 22)]
+"""Tokens of a whole request."""
 
 
 class FrameError(SpecDecError):
     """Frame that breaks the rules; its link is closed."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Model of a core that no front of ours has started, as a pool needs it.
+
+    Attributes:
+        name: name of the model.
+        tokenizer: tokenizer, as `Tokenizer.packed` returns it.
+        ends: ids of end-of-sequence tokens.
+        max_length: most tokens of a request.
+        num_slots: most requests in a pass.
+    """
+
+    name: str
+    tokenizer: bytes
+    ends: TokenIds
+    vocab_size: Count
+    max_length: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
+    num_slots: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -39,10 +61,35 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: Count
     model_id: Name
     rank: Annotated[int, msgspec.Meta(ge=0, lt=4096)]
+    served: Served | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Request as a draft worker needs it, of a core that has its requests from vLLM.
+
+    Attributes:
+        token_ids: prompt, and output up to now.
+        output_start: position of the first output token.
+        max_new_tokens: most output tokens from now on.
+        sampling: fields of our sampling parameters; empty for the greedy choice.
+    """
+
+    token_ids: AllTokenIds
+    output_start: Count
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
+    gamma: Count
+    sampling: dict[str, Any]
 
 
 class Has(msgspec.Struct, frozen=True, tag="has"):
     """A request has arrived at the core; its draft tokens may be sent from now on."""
+
+    name: Name
+    wanted: Wanted | None = None
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """A request of vLLM's own has left the core, after the reports of its passes."""
 
     name: Name
 
@@ -58,6 +105,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         rejected: draft tokens that the pass rejected, as far as the core knows them.
         is_lookup: the draft tokens are vLLM's own.
         is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
+        token_ids: the tokens themselves, where the other end does not have them from vLLM.
     """
 
     name: Name
@@ -71,6 +119,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     rejected: TokenIds = []
     is_lookup: bool = False
     is_finite: bool = True
+    token_ids: TokenIds = []
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):
@@ -109,7 +158,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     name: Name
 
 
-FromCore: TypeAlias = Hello | Has | Passed
+FromCore: TypeAlias = Hello | Has | Passed | Gone
 ToCore: TypeAlias = Help | Grow | End
 
 _encoder = msgspec.msgpack.Encoder()

@@ -7,6 +7,7 @@ for ever, and decodes plainly meanwhile.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -15,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specdec.inference.vllm.frames import (
     LENGTH,
@@ -24,6 +26,7 @@ from specdec.inference.vllm.frames import (
     FromCore,
     Has,
     Hello,
+    Served,
     ToCore,
     length_of,
     packed,
@@ -31,12 +34,15 @@ from specdec.inference.vllm.frames import (
     to_core,
 )
 from specdec.inference.vllm.group import end_members
+from specdec.inference.vllm.translation import SOCKET
 
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 5
 """Longest that a pass waits for a front that reads nothing; the link is closed then."""
 REDIAL_S = 1.0
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Most bytes that a core of its own keeps for a pool that reads nothing; the link is closed then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,24 @@ class Place:
     """
 
     path: str
-    model_id: str
+    model_id: str = ""
     owned: bool = True
     group: int = 0
     lookup: bool = False
+
+    def of_pool(self, served: Served) -> Place:
+        """Return the place for a core with this model that no front of ours has started.
+
+        A pool takes cores with the same tokens; weights and length of their models may differ.
+        """
+        digest = hashlib.sha256(served.tokenizer).hexdigest()[:32]
+        path = self.path or str(default_folder() / SOCKET)
+        return replace(self, path=path, model_id=f"{digest} {served.vocab_size}")
+
+
+def default_folder() -> Path:
+    """Return the folder in which a pool and the cores of this user find each other, whatever their environments are."""
+    return Path(f"/tmp/specdec-{os.geteuid()}")
 
 
 class Link:
@@ -64,16 +84,23 @@ class Link:
     Args:
         rank: data-parallel rank.
         receive: takes each frame of the front, in the link's thread.
-        names: returns the requests that the core has, for a front that is new.
+        requests: yields the requests that the core has, for a front that is new.
+        served: model of the core, for a pool.
     """
 
     def __init__(
-        self, place: Place, rank: int, receive: Callable[[ToCore | None], None], names: Callable[[], Iterable[str]]
+        self,
+        place: Place,
+        rank: int,
+        receive: Callable[[ToCore | None], None],
+        requests: Callable[[], Iterable[Has]],
+        served: Served | None = None,
     ) -> None:
         self._place = place
-        self._rank = rank
+        self._hello = Hello(VERSION, place.model_id, rank, served)
         self._receive = receive
-        self._names = names
+        self._requests = requests
+        self._unsent = bytearray()
         self._socket: socket.socket | None = None
         self._is_closed = False
         self._sending = threading.Lock()
@@ -85,10 +112,22 @@ class Link:
         """Send a frame; it is lost if the link is."""
         with self._sending, suppress(OSError):
             if self._socket is not None:
-                self._socket.sendall(packed(frame))
+                self._write(self._socket, packed(frame))
                 return
         # A frame that was sent in part has spoilt the link.
         self._hang_up()
+
+    def _write(self, link: socket.socket, data: bytes) -> None:
+        """Send; a core of its own never waits, but keeps what is not read yet, and sends it before its next frame."""
+        if self._place.owned:
+            link.sendall(data)
+            return
+        self._unsent += data
+        with suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: link.send(self._unsent, socket.MSG_DONTWAIT)]
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            raise OSError(f"{len(self._unsent)} bytes are unread")
 
     def close(self) -> None:
         """Hang up, for a core that ends in order."""
@@ -106,14 +145,14 @@ class Link:
             link.connect(self._place.path)
             require_own_user(link)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
-            with self._sending:
-                link.sendall(packed(Hello(VERSION, self._place.model_id, self._rank)))
-                for name in self._names():
-                    link.sendall(packed(Has(name)))
-                self._socket = link
+            link.sendall(packed(self._hello))
         except BaseException:
             link.close()
             raise
+        with self._sending:
+            self._socket = link
+        for has in self._requests():  # one that arrives meanwhile may be named twice
+            self.send(has)
 
     def _run(self) -> None:
         while not self._is_closed:
@@ -134,6 +173,7 @@ class Link:
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
+            self._unsent.clear()
         if self._is_closed:
             return
         if self._place.owned:

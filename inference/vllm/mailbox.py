@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 import shutil
+import socket
+import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +27,7 @@ from specdec.inference.vllm.frames import (
     packed,
     require_own_user,
 )
+from specdec.inference.vllm.translation import SOCKET
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +39,14 @@ class Mailbox:
     """Links to the schedulers in the engine cores of one model. All calls come from one event loop.
 
     Args:
-        model_id: id that the first frame of a core must have.
-        folder: folder of the socket, of mode 0700; None makes one, and removes it in the end.
+        model_id: id that the first frame of a core must have; empty takes that of the first core.
+        folder: folder of the socket, of mode 0700, for cores of any number of servers; None makes one for the cores of
+            this process, and removes it in the end.
 
     Attributes:
-        receive: takes each frame of a core, with its rank; None where its link has ended.
+        receive: takes each frame of a core, with its rank; None where its link has ended. Cores of several servers
+            have numbers in place of ranks.
+        hello: first frame of the cores that are linked now, or were last.
     """
 
     def __init__(self, model_id: str, folder: Path | None = None) -> None:
@@ -47,21 +55,35 @@ class Mailbox:
         self._lasts = folder is not None
         self._folder = folder or Path(tempfile.mkdtemp(prefix="specdec-"))  # for this user alone: 0700
         self._links: dict[int, asyncio.StreamWriter] = {}
+        self._numbers = itertools.count()
+        self.hello: Hello | None = None
         self._changed = asyncio.Event()
-        self.path = self._folder / "core"
+        self.path = self._folder / SOCKET
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
         """Listen.
 
         Raises:
-            ConfigError: the folder of temporary files has too long a name for a unix socket.
+            ConfigError: the folder's name is too long for a unix socket, it is not this user's alone, or another pool
+                has it.
         """
+        if self._lasts:
+            require_private(self._folder)
+            self._require_alone()
         try:
             self._server = await asyncio.start_unix_server(self._serve, self.path)
         except OSError as exc:
-            raise ConfigError(f"no socket at {self.path} ({exc}): TMPDIR names a folder with a shorter path") from exc
+            way = "--mailbox" if self._lasts else "TMPDIR"
+            raise ConfigError(f"no socket at {self.path} ({exc}): {way} names a folder with a shorter path") from exc
         self.path.chmod(0o600)
+
+    def _require_alone(self) -> None:
+        with socket.socket(socket.AF_UNIX) as link, suppress(OSError):
+            link.connect(str(self.path))
+            raise ConfigError(
+                f"another pool has the mailbox {self._folder}: end it, or give this one another --mailbox"
+            )
 
     async def close(self) -> None:
         """Close all links, and remove the socket."""
@@ -78,6 +100,10 @@ class Mailbox:
         while len(self._links) < num_ranks:
             self._changed.clear()
             await self._changed.wait()
+
+    @property
+    def num_links(self) -> int:
+        return len(self._links)
 
     def is_linked(self, rank: int) -> bool:
         return rank in self._links
@@ -113,14 +139,36 @@ class Mailbox:
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
         """Return the rank of a new core, whose link replaces an older one's."""
-        if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._model_id:
-            raise FrameError(f"it began with {hello}, not with version {VERSION} and model {self._model_id}")
-        if (old := self._links.get(hello.rank)) is not None:
+        if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
+            raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
+        rank, self.hello = next(self._numbers) if self._lasts else hello.rank, hello
+        if (old := self._links.get(rank)) is not None:
             old.close()
-        self._links[hello.rank] = writer
+        self._links[rank] = writer
         self._changed.set()
-        return hello.rank
+        return rank
+
+    def _expected(self, hello: Hello) -> str:
+        """Return the id that the model of a new core must have: any, where no other core is linked."""
+        if self._model_id or self.hello is None or not self._links:
+            return self._model_id or hello.model_id
+        return self.hello.model_id
 
 
 async def _frame(reader: asyncio.StreamReader) -> FromCore:
     return from_core(await reader.readexactly(length_of(await reader.readexactly(LENGTH.size))))
+
+
+def require_private(folder: Path) -> None:
+    """Make the folder of a mailbox that lasts, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made, or others may enter it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.lstat()
+    except OSError as exc:
+        raise ConfigError(f"no mailbox in {folder} ({exc}): give another --mailbox") from exc
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        raise ConfigError(f"the mailbox {folder} must be a folder of this user alone, of mode 0700: give another")

@@ -1,7 +1,7 @@
 """vLLM's own flags, those after `--`: what can be refused before vLLM is imported, and its configuration made of them.
 
 An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
-sources, as text. The dotted names of our classes that vLLM's processes import are made here, of the classes themselves.
+sources, as text. The dotted names of our classes that vLLM's processes import stand here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
+from specdec.inference.vllm.translation import KEY, SOCKET
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ OURS: Mapping[str, str] = {
 """Flags of vLLM that its user cannot set here, and the reason or the way out."""
 ADAPTERS = "--lora-modules"
 """Flag of vLLM's own server, not of its engine."""
+PACKAGE = __name__.rpartition(".")[0]
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
@@ -157,8 +159,6 @@ def engine_config(model: VllmModel) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from specdec.inference.vllm.scheduler import DraftScheduler
-
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
             raise ConfigError(f"vLLM {installed()}: {message}")
@@ -168,17 +168,12 @@ def engine_config(model: VllmModel) -> Any:
     args = AsyncEngineArgs.from_cli_args(parsed)
     if adapters and not args.enable_lora:
         raise ConfigError(f"{ADAPTERS}: adapters need --enable-lora too")
-    args.skip_tokenizer_init, args.async_scheduling = True, False
-    args.scheduler_cls, args.generation_config = _dotted(DraftScheduler), "vllm"
-    args.speculative_config = {
-        "method": "ngram",
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 3,
-        "num_speculative_tokens": max(1, model.gamma),  # without any, a runner has no verifier
-    }
+    args.skip_tokenizer_init, args.generation_config = True, "vllm"
+    for name, value in parts(model.gamma).items():
+        setattr(args, name, value)
     with Refusals():
         config = args.create_engine_config()
-    _require_kept(config)
+    require_kept(config)
     config.parallel_config.worker_extension_cls = _dotted(take_runner(config))
     return config
 
@@ -199,6 +194,38 @@ def take_runner(config: Any) -> type:
     processor = runner_v2.WinningProcessor
     config.model_config.logits_processors = [f"{processor.__module__}:{processor.__qualname__}"]
     return runner_v2.Extension
+
+
+def parts(gamma: int) -> dict[str, Any]:
+    """Return the fields of vLLM's configuration that put our classes into its engine, by their dotted names.
+
+    Args:
+        gamma: most draft tokens of a request in a pass.
+    """
+    return {
+        "async_scheduling": False,
+        "scheduler_cls": f"{PACKAGE}.scheduler.DraftScheduler",
+        "speculative_config": {
+            "method": "ngram",
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 3,
+            "num_speculative_tokens": max(1, gamma),  # without any, a runner has no verifier
+        },
+    }
+
+
+def serve_parts(gamma: int, mailbox: Path | None) -> dict[str, Any]:
+    """Return what a server of vLLM's own takes to be helped by a pool: `parts`, and what our front does by itself.
+
+    Args:
+        mailbox: folder in which the pool is found; None: that of the server's user.
+    """
+    place = {"owned": False} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
+    return {
+        **parts(gamma),
+        "worker_cls": f"{PACKAGE}.worker.Worker",
+        "additional_config": {KEY: place},
+    }
 
 
 def _dotted(kind: type) -> str:
@@ -223,7 +250,7 @@ def _last_line(error: BaseException) -> str:
     return text.replace("See root cause above", "Lines above say why")
 
 
-def _require_kept(config: Any) -> None:
+def require_kept(config: Any) -> None:
     """Raise ConfigError, which names it, for what vLLM would run and we cannot keep exact."""
     model = config.model_config
     faults = {

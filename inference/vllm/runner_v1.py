@@ -84,7 +84,8 @@ class WinningVerifier(RejectionSampler):
         drafts = metadata.draft_token_ids.tolist()
         proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
         rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
-        rows_of = lambda places: logits[[row for place in places for row in rows[place]]]  # noqa: E731
+        seen = self._processed(metadata, logits, sampling_metadata)
+        rows_of = lambda places: seen[[row for place in places for row in rows[place]]]  # noqa: E731
         won = self._winning.winners(proposals, logits, rows_of)
         self._winning.last = [(each.place, each.token_ids[-1]) for each in won]
         self._last = [
@@ -94,6 +95,18 @@ class WinningVerifier(RejectionSampler):
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         finally:
             self._winning.last = self._last = None
+
+    def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
+        """Return the logits as vLLM's own fields leave them, such as allowed tokens; our winners keep to these too."""
+        budgets = getattr(sampling_metadata, "thinking_budget_state_holder", None)
+        has_budgets = budgets is not None and budgets.has_tracked_requests()
+        masks = sampling_metadata.allowed_token_ids_mask
+        if masks is None and not sampling_metadata.bad_words_token_ids and not has_budgets:
+            return logits
+        seen, last, others = logits.float().clone(), metadata.bonus_logits_indices, metadata.target_logits_indices
+        seen[last] = Sampler.apply_logits_processors(self._winning, seen[last], sampling_metadata, True)
+        seen[others] = super().apply_logits_processors(seen[others], sampling_metadata, metadata)
+        return seen
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
         """Let our winners win every row of a request but its last, which `WinningSampler` decides."""

@@ -5,15 +5,23 @@ Overrides methods of vLLM's `SchedulerInterface` alone. Of a request it reads to
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import time
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from specdec.inference.errors import ConfigError
+from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
+from specdec.inference.vllm.adoption import adopted, wanted
 from specdec.inference.vllm.drafts import Drafts, Ready
-from specdec.inference.vllm.frames import Has, Passed
+from specdec.inference.vllm.frames import Gone, Passed, Served
 from specdec.inference.vllm.link import Link, Place
+from specdec.inference.vllm.options import require_kept
 from specdec.inference.vllm.translation import KEY
 
 HOOKS = {
@@ -38,21 +46,34 @@ class DraftScheduler(Scheduler):
         self._drafts = Drafts()
         self._names: dict[str, str] = {}  # of our requests, by vLLM's id
         self._began = 0.0
+        self._vocab_size = self.vllm_config.model_config.get_vocab_size()
         parallel = self.vllm_config.parallel_config
         self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
-        self._place = Place(**self.vllm_config.additional_config[KEY])
-        self._link = Link(self._place, parallel.data_parallel_index, self._drafts.receive, self._drafts.names)
+        self._place, served = Place(**self.vllm_config.additional_config[KEY]), None
+        self._is_owned = self._place.owned
+        if not self._is_owned:
+            require_kept(self.vllm_config)
+            if self.vllm_config.use_v2_model_runner:
+                raise ConfigError("a pool beside vLLM was run on runner V1 alone: set VLLM_USE_V2_MODEL_RUNNER=0")
+            served = _served(self.vllm_config)
+            self._place = self._place.of_pool(served)
+        self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
+        rank = parallel.data_parallel_index
+        self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
     def add_request(self, request: Any) -> None:
         """Take a request, and report that its draft tokens are welcome."""
+        if not self._is_owned and request.sampling_params is not None:
+            adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size)
         super().add_request(request)
         ours = _ours(request)
-        if ours is None or request.request_id not in self.requests:
+        asked = None if ours is None or self._is_owned else wanted(request, ours)
+        if ours is None or request.request_id not in self.requests or not (self._is_owned or asked):
             return
         name = ours["name"]
         self._names[request.request_id] = name
-        self._drafts.enter(name, request.all_token_ids, min(ours["gamma"], self.num_spec_tokens))
-        self._link.send(Has(name))
+        gamma = min(ours["gamma"], self.num_spec_tokens)
+        self._link.send(self._drafts.enter(name, request.all_token_ids, gamma, asked))
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
         """Give each request that decodes its draft tokens, and let vLLM schedule the pass."""
@@ -60,9 +81,16 @@ class DraftScheduler(Scheduler):
         alone = len(ready) == len(self.running) and not self.waiting
         turns = [Ready(self._names[each.request_id], self._room(each), each.spec_token_ids) for each in ready]
         for request, proposal in zip(ready, self._drafts.proposals(turns, may_wait=self._waits and alone), strict=True):
-            request.spec_token_ids = proposal
+            request.spec_token_ids = self._allowed(request, proposal)
         self._began = time.monotonic()
         return super().schedule(*arguments, **options)
+
+    def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
+        """Return the first draft tokens that a grammar of vLLM's own allows; it cannot take others back."""
+        if not request.use_structured_output:
+            return proposal
+        allowed: list[int] = self.structured_output_manager.validate_tokens(request, proposal)
+        return allowed
 
     def _room(self, request: Any) -> int:
         """Return how many draft tokens fit before a request's end; each pass adds a token of the target too."""
@@ -78,7 +106,7 @@ class DraftScheduler(Scheduler):
         """Let vLLM commit a pass; report its counts to the front before vLLM sends the tokens."""
         seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        rows, broken = [], model_runner_output.num_nans_in_logits or {}
+        rows, finished, broken = [], [], model_runner_output.num_nans_in_logits or {}
         for output in [output for client in outputs.values() for output in client.outputs]:
             name, proposal = self._names.get(output.request_id), drafts.get(output.request_id, ())
             if name is not None and output.new_token_ids:
@@ -86,7 +114,7 @@ class DraftScheduler(Scheduler):
                 row = self._drafts.passed(name, output.new_token_ids, proposal, len(chosen) - 1)
                 rows.append(row and replace(row, is_finite=output.request_id not in broken))
             if output.finish_reason is not None:
-                self._leave(output.request_id)
+                finished.append(output.request_id)
         if scheduler_output.num_scheduled_tokens:
             num_drafts = sum(map(len, drafts.values()))
             num_sessions = len(scheduler_output.num_scheduled_tokens)
@@ -94,6 +122,8 @@ class DraftScheduler(Scheduler):
             if not reads:
                 self._drafts.timed(num_sessions, num_drafts, seconds)
             self._link.send(Passed(round(seconds * 1e6), reads, [row for row in rows if row is not None]))
+        for request_id in finished:
+            self._leave(request_id)
         return outputs
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
@@ -106,6 +136,8 @@ class DraftScheduler(Scheduler):
     def _leave(self, request_id: str) -> None:
         if (name := self._names.pop(request_id, None)) is not None:
             self._drafts.leave(name)
+            if not self._is_owned:
+                self._link.send(Gone(name))
 
     def shutdown(self) -> None:
         """Close the link, so that its loss is no fault, and shut vLLM's scheduler down."""
@@ -117,6 +149,25 @@ def _ours(request: Any) -> dict[str, Any] | None:
     """Return what the front has added to a request; None if the request is not the front's."""
     params = request.sampling_params
     return ((params.extra_args or {}) if params is not None else {}).get(KEY)
+
+
+def _served(config: Any) -> Served:
+    """Return the model of vLLM's configuration, for a pool.
+
+    Raises:
+        ConfigError: it has no tokenizer that draft workers can read.
+    """
+    model = config.model_config
+    try:
+        tokenizer = cached_tokenizer_from_config(model)
+        packed = Tokenizer(tokenizer, frozenset()).packed()
+    except (AttributeError, ValueError, OSError) as exc:
+        raise ConfigError(f"model {model.model}: draft workers need its fast tokenizer ({exc})") from exc
+    if len(packed) > MAX_PACKED_BYTES:
+        raise ConfigError(f"model {model.model}: its tokenizer has {len(packed)} bytes, above {MAX_PACKED_BYTES}")
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    sizes = model.get_vocab_size(), model.max_model_len, config.scheduler_config.max_num_seqs
+    return Served(Path(model.model).name, packed, ends, *sizes)
 
 
 def _decodes(request: Any) -> bool:

@@ -81,6 +81,11 @@ class VllmSession:
         frames, self._early = self._early, []
         return frames
 
+    @property
+    def num_reported(self) -> int:
+        """Return the number of tokens, those of passes that have been reported included."""
+        return len(self.token_ids) + sum(row.num_tokens for row, _ in self.rows)
+
     def report(self, row: Row, us: int) -> None:
         """Take the report of a pass."""
         self.rows.append((row, us))

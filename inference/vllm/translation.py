@@ -24,6 +24,8 @@ from specdec.inference.request import (
 
 KEY = "specdec"
 """Key of what is ours in vLLM's `extra_args` of a request, and in its `additional_config`."""
+SOCKET = "core"
+"""Name of the socket in a mailbox's folder."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -41,12 +43,17 @@ class Asked:
         ours = (extra_args or {}).get(KEY)
         if ours is None or (values := ours["sampling"]) is None:
             return None
-        biases = tuple((token_id, bias) for token_id, bias in values["logit_bias"])
-        values = {**values, "logit_bias": biases, "noise": Noise(values["noise"])}
-        kind: type[SamplingParams] = SamplingParams
-        if "held_back" in values:
-            kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])
-        return cls(kind(**values), ours["output_start"], _grammar(ours["grammar"]))
+        return cls(sampling_of(values), ours["output_start"], _grammar(ours["grammar"]))
+
+
+def sampling_of(values: Mapping[str, Any]) -> SamplingParams:
+    """Return sampling parameters of their fields, as `extra_args` writes them; without any, the greedy choice's."""
+    biases = tuple((token_id, bias) for token_id, bias in values.get("logit_bias", ()))
+    values = {**values, "logit_bias": biases, "noise": Noise(values.get("noise", Noise.SPECDEC))}
+    kind: type[SamplingParams] = SamplingParams
+    if "held_back" in values:
+        kind, values["held_back"] = MinLengthSampling, tuple(values["held_back"])
+    return kind(**values)
 
 
 def _grammar(parts: Sequence[str] | None) -> Grammar | None:

@@ -103,7 +103,7 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
     first = Mailbox("model", tmp_path)
     await first.open()
     received: list[ToCore | None] = []
-    core = Link(Place(str(first.path), "model", owned=False), 0, received.append, lambda: ["a", "b"])
+    core = Link(Place(str(first.path), "model", owned=False), 0, received.append, lambda: [Has("a"), Has("b")])
     try:
         await first.until_linked(1)
         first.send(0, Help("a", 1))

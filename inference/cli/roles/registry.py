@@ -18,10 +18,12 @@ from specdec.inference.cli.roles import (
     fused_client,
     fused_target,
     gateway,
+    pool,
     rescale_fp8,
     target,
     token,
     vllm_check,
+    vllm_config,
 )
 
 T = TypeVar("T")
@@ -54,6 +56,10 @@ ROLES = {
     "fused_target": Role("Serve both models from one process.", fused_target.FusedSettings, fused_target.run),
     "fused_client": Role("Complete prompts at any of our servers.", fused_client.ClientSettings, fused_client.run),
     "gateway": Role("Serve OpenAI's HTTP API in front of any of our servers.", gateway.GatewaySettings, gateway.run),
+    "pool": Role("Lend draft workers to `vllm serve`, which stands beside it.", pool.PoolSettings, pool.run),
+    "vllm-config": Role(
+        "Print what `vllm serve` takes to be helped by a pool.", vllm_config.VllmConfigSettings, vllm_config.run
+    ),
     "compile": Role("Compile models ahead of time for backend neuron.", compile.CompileSettings, compile.run),
     "artifacts": Role(
         "List, verify, clean or await a folder of compiled models.", artifacts.ArtifactSettings, artifacts.run

@@ -1,0 +1,66 @@
+"""Role vllm-config: prints what `vllm serve` takes to be helped by a pool of draft workers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.inference.cli.roles.pool import PoolSettings
+from specdec.inference.config import DEFAULT_GAMMA, SERVICE_FLAGS, ObserveConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.request import GAMMA
+from specdec.inference.settings import group, same, setting
+
+SECTION = "vLLM"
+DOOR = "specdec.inference.vllm.door.Door"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmConfigSettings:
+    """Settings of --role vllm-config.
+
+    Attributes:
+        gamma: most draft tokens of a request in a pass.
+        mailbox: see `PoolSettings`.
+        flags: print flags for a command, not the YAML of `--config`.
+        ray: print the JSON object of `engine_kwargs` in Ray Serve LLM.
+    """
+
+    gamma: int = setting(DEFAULT_GAMMA, "--gamma N", within=GAMMA, section=SECTION)
+    mailbox: Path | None = same(PoolSettings, "mailbox")
+    flags: bool = setting(False, "--flags", section=SECTION)
+    ray: bool = setting(False, "--ray", section=SECTION)
+    observe: ObserveConfig = group(ObserveConfig, role="vllm-config", without=(*SERVICE_FLAGS, "trace"))
+
+
+async def run(settings: VllmConfigSettings) -> int:
+    """Print the configuration to stdout, which is for a file alone."""
+    from specdec.inference.vllm.options import serve_parts
+
+    if settings.flags and settings.ray:
+        raise ConfigError("--flags and --ray: take one of them")
+    parts = serve_parts(settings.gamma, settings.mailbox)
+    if settings.ray:
+        print(json.dumps(parts, indent=2))
+        return 0
+    parts["middleware"] = DOOR  # of vLLM's server, which Ray Serve does not take
+    if settings.flags:
+        print(shlex.join(word for name, value in _named(parts) for word in (f"--{name}", *_words(value))))
+    else:
+        print(*(f"{name}: {json.dumps(value)}" for name, value in _named(parts)), sep="\n")
+    return 0
+
+
+def _named(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of vLLM's flags; one that is off has a name of its own."""
+    for name, value in parts.items():
+        flag = name.replace("_", "-")
+        yield (f"no-{flag}", True) if value is False else (flag, value)
+
+
+def _words(value: Any) -> list[str]:
+    return [] if value is True else [value if isinstance(value, str) else json.dumps(value)]

@@ -1,0 +1,44 @@
+"""Life cycle of a pool of draft workers beside `vllm serve`: it finds vLLM's engine cores by the mailbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from specdec.inference.config import ObserveConfig, ServerConfig
+from specdec.inference.serving.assembly import RunningTarget
+from specdec.inference.serving.fronts import Ports
+from specdec.inference.serving.observers import observed, timeline
+from specdec.inference.serving.target import host_of
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.vllm.lending import LendingEngine
+from specdec.inference.vllm.mailbox import Mailbox
+from specdec.inference.workers.completing.remote import TARGET
+
+logger = logging.getLogger(__name__)
+
+
+async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig) -> None:
+    """Lend draft workers to the cores that find the mailbox in a folder, until a signal; ports open at the first core.
+
+    Raises:
+        ConfigError: a port is taken, or the folder cannot be used.
+        IncompatibleDraftError: the tokenizer of a core cannot be read.
+        InternalError: vLLM serves another model by now.
+    """
+    ports = Ports(server, observe)
+    mailbox = Mailbox("", folder)
+    engine = LendingEngine(mailbox)
+    with observed(observe) as observers:
+        try:
+            await mailbox.open()
+            logger.info("waiting for vLLM's engine cores at %s", mailbox.path)
+            served = await engine.served()
+            tokenizer = await asyncio.to_thread(Tokenizer.unpacked, served.tokenizer, frozenset(served.ends))
+            running = RunningTarget(engine, tokenizer, lend=engine.lend)
+            host = host_of(running, served.name, "", TARGET, ports, observers)
+            with timeline(observe, engine):
+                await host.run()
+        finally:
+            await mailbox.close()

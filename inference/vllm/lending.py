@@ -1,0 +1,234 @@
+"""Engine of a pool beside `vllm serve`: vLLM's cores have the requests, and the pool's workers draft for them.
+
+Does not know vLLM: all that it needs of a request and its passes comes by the mailbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from specdec.inference.commit import Opened, TokenEvent
+from specdec.inference.engine.pool import DraftPool
+from specdec.inference.engine.target import check_token_ids
+from specdec.inference.errors import InvalidRequestError, NotFoundError
+from specdec.inference.model.decoder import Matcher
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.observe.timeline import Timeline
+from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.scheduling.pass_times import PassTimes
+from specdec.inference.speculation.tree import Branch
+from specdec.inference.vllm.frames import FrameError, FromCore, Gone, Has, Passed, Served, ToCore, Wanted
+from specdec.inference.vllm.mailbox import Mailbox
+from specdec.inference.vllm.session import VllmSession
+from specdec.inference.vllm.translation import sampling_of
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_ELSEWHERE = "this is a pool of draft workers; vLLM's own server answers requests, over HTTP at its port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreRequest(GenerationRequest):
+    """Request that a core has, under a name that no other core gives."""
+
+    name: str
+
+    @classmethod
+    def of(cls, name: str, wanted: Wanted) -> CoreRequest:
+        """Return a request of a core, with the tokens that it has now.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        return cls(
+            tuple(wanted.token_ids),
+            sampling_of(wanted.sampling),
+            wanted.max_new_tokens,
+            num_committed_tokens=len(wanted.token_ids) - wanted.output_start,
+            gamma=wanted.gamma,
+            name=name,
+        )
+
+
+class LendingEngine:
+    """The `VerificationEngine` of a pool, and the `Work` that its host watches.
+
+    Args:
+        mailbox: mailbox that cores dial; what they send is kept until `lend`.
+    """
+
+    seed_invariant = True
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        mailbox.receive = self.receive
+        self._pool: tuple[DraftPool, Metrics] | None = None
+        self._early: list[tuple[int, FromCore | None]] = []
+        self._model_id = ""
+        self._sessions: dict[str, VllmSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._times = PassTimes()
+        self.timeline: Timeline | None = None
+        self.max_length = self.vocab_size = self.num_slots = self.num_waiting = 0
+
+    async def served(self) -> Served:
+        """Return the model of the first core, once there is one."""
+        while (hello := self._mailbox.hello) is None or hello.served is None:
+            await self._mailbox.until_linked(self._mailbox.num_links + 1)
+        self._model_id, served = hello.model_id, hello.served
+        self.max_length, self.vocab_size, self.num_slots = served.max_length, served.vocab_size, served.num_slots
+        return served
+
+    def lend(self, pool: DraftPool, metrics: Metrics) -> None:
+        """Let the workers of a pool help the requests of cores, from now on."""
+        self._pool = pool, metrics
+        for core, frame in self._early:
+            self.receive(core, frame)
+        self._early.clear()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def pass_us(self) -> int:
+        """See `VerificationEngine`."""
+        return round(self._times.of(1).seconds(0) * 1e6)
+
+    @property
+    def hangs(self) -> bool:
+        return False
+
+    @property
+    def broken(self) -> str | None:
+        """Return a fault where vLLM serves another model by now: its tokens would be others."""
+        hello = self._mailbox.hello
+        changed = hello is not None and hello.model_id != self._model_id
+        return "vLLM's tokens are of another model by now: start the pool again" if changed else None
+
+    @property
+    def fault(self) -> str | None:
+        """See `Work`."""
+        return self.broken or (None if self._mailbox.num_links else "no engine core of vLLM is linked")
+
+    async def stop(self, *, grace_s: float) -> None:
+        """See `Work`; requests need no grace: vLLM goes on with them."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def compiled(self, request: GenerationRequest) -> Matcher | None:
+        """Return None: vLLM keeps to grammars by itself.
+
+        Raises:
+            NotFoundError: the request is a client's.
+        """
+        if not isinstance(request, CoreRequest):
+            raise NotFoundError(ANSWERS_ELSEWHERE)
+        return None
+
+    def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
+        """See `VerificationEngine`."""
+        session = self._sessions.get(getattr(request, "name", ""))
+        if session is None:
+            raise NotFoundError(ANSWERS_ELSEWHERE)
+        return session
+
+    def close(self, session: VllmSession) -> None:
+        """See `VerificationEngine`."""
+        self._sessions.pop(session.id, None)
+
+    def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
+        """See `VerificationEngine`."""
+        for branch in branches:
+            check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
+        if branches:
+            self._send(session, session.propose(branches))
+
+    def begin_help(self, session: VllmSession, schedule: Schedule) -> None:
+        """See `VerificationEngine`."""
+        self._send(session, session.follow(is_helped=True))
+
+    def end_help(self, session: VllmSession) -> None:
+        """See `VerificationEngine`."""
+        self._send(session, session.follow(is_helped=False))
+
+    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
+        for frame in frames:
+            self._mailbox.send(session.rank or 0, frame)
+
+    def receive(self, core: int, frame: FromCore | None) -> None:
+        """Take a frame of a core; None ends its requests here.
+
+        Raises:
+            FrameError: the frame is about a request that cannot be.
+        """
+        if self._pool is None:
+            self._early.append((core, frame))
+        elif frame is None:
+            for each in list(self._sessions.values()):
+                if each.rank == core:
+                    self._end(each.id)
+        elif isinstance(frame, Has) and frame.wanted is not None and frame.name not in self._sessions:
+            self._begin(core, frame.name, frame.wanted)
+        elif isinstance(frame, Passed):
+            self._take(frame)
+        elif isinstance(frame, Gone):
+            self._end(frame.name)
+
+    def _begin(self, core: int, name: str, wanted: Wanted) -> None:
+        try:
+            session = VllmSession(CoreRequest.of(name, wanted))
+        except (InvalidRequestError, TypeError, ValueError) as exc:
+            raise FrameError(f"request {name} cannot be: {exc}") from exc
+        session.id = name
+        session.arrived(core)
+        self._sessions[name] = session
+        task = asyncio.create_task(self._help(session.request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self, name: str) -> None:
+        if (session := self._sessions.pop(name, None)) is not None:
+            session.reported.set()
+
+    def _take(self, passed: Passed) -> None:
+        if not passed.reads:
+            self._times.record(len(passed.rows), sum(row.num_drafts for row in passed.rows), passed.us / 1e6)
+        for row in passed.rows:
+            session = self._sessions.get(row.name)
+            if session is None or row.position < session.num_reported:
+                continue  # a new link names a request with tokens whose report follows
+            if row.position > session.num_reported or len(row.token_ids) != row.num_tokens:
+                raise FrameError(f"request {row.name} lacks tokens before {row.position}")
+            session.report(row, passed.us)
+
+    async def _help(self, request: GenerationRequest) -> None:
+        """Let the pool help a request until it leaves its core, and count its passes."""
+        assert self._pool is not None
+        pool, metrics = self._pool
+        counted = metrics.request()
+        async with aclosing(pool.generate(request)) as events:
+            async for event in events:
+                counted.take(event)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `TokenSource`; only the pool's requests are answered."""
+        async with aclosing(self.answer(self.open(request))) as events:
+            async for event in events:
+                yield event
+
+    async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
+        """Yield the request's passes until it leaves its core."""
+        yield Opened(0)
+        while True:
+            while session.rows:
+                row, _ = session.rows[0]
+                yield session.commit(row.token_ids, (), None)
+            if session.id not in self._sessions:
+                return
+            session.reported.clear()
+            await session.reported.wait()

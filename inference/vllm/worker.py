@@ -1,0 +1,29 @@
+"""vLLM's worker on this platform, which puts our choice into its runner by itself: no front of ours asks it to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
+from specdec.inference.vllm.runner_v1 import Extension
+
+
+def _of_platform() -> Any:
+    """Return the class that vLLM takes where `--worker-cls` names none."""
+    kind = "gpu_worker.Worker"
+    if current_platform.is_cpu():
+        kind = "cpu_worker.CPUWorker"
+    elif current_platform.is_xpu():
+        kind = "xpu_worker.XPUWorker"
+    return resolve_obj_by_qualname(f"vllm.v1.worker.{kind}")
+
+
+class Worker(_of_platform()):  # type: ignore[misc]
+    """Worker with our choice."""
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        """Load the model, and put our choice into its runner."""
+        super().load_model(*arguments, **options)
+        Extension.install_choice(self)
