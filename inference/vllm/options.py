@@ -102,8 +102,10 @@ def _known_flags(package: Path) -> set[str]:
 
 
 def prepare_environment(log_level: str) -> None:
-    """Set what vLLM reads when it is imported: runner V1 unless V2 is asked for, and a log of warnings on stderr."""
-    os.environ.setdefault(VARIABLE, "0")
+    """Set what vLLM reads when it is imported: runner V1 if we cannot use V2, and a log of warnings on stderr."""
+    hooks = read_hooks()
+    if hooks is not None and hooks.usable == ["V1"]:
+        os.environ[VARIABLE] = "0"
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -29,10 +29,7 @@ def test_this_vllm_has_every_name_that_both_runners_need() -> None:
 @pytest.mark.parametrize(
     "tests",
     [
-        pytest.param(
-            ("test_engine.py", "-k", "are_those_of_our_own_engine and short and (noise or output)"),
-            marks=pytest.mark.release,
-        ),
+        ("test_engine.py", "-k", "are_those_of_our_own_engine and short and (noise or output)"),
         pytest.param(("test_engine.py",), marks=pytest.mark.release),
         pytest.param(("test_servers.py", "-k", "draft_worker or lost_core"), marks=pytest.mark.release),
     ],
