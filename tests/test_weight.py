@@ -37,8 +37,8 @@ WEIGHTS: dict[str, int] = {
     "inference/workers": 2400,
     "scripts": 720,
     "specdec": 340,
-    "tests": 30420,
-    "words of pages": 65940,
+    "tests": 30460,
+    "words of pages": 65920,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""

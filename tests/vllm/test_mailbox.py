@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("msgspec", reason="it comes with vLLM: make test-vllm")
+from msgspec import structs
+
+from specdec.inference.errors import ConfigError
 from specdec.inference.vllm.drafts import Drafts, Ready
 from specdec.inference.vllm.frames import (
     LENGTH,
@@ -20,21 +23,25 @@ from specdec.inference.vllm.frames import (
     Chain,
     FrameError,
     FromCore,
+    Gone,
     Grow,
     Has,
     Hello,
     Help,
+    Served,
     ToCore,
+    Wanted,
     from_core,
     packed,
     to_core,
 )
 from specdec.inference.vllm.group import members
 from specdec.inference.vllm.link import Link, Place
-from specdec.inference.vllm.mailbox import Mailbox
+from specdec.inference.vllm.mailbox import Mailbox, require_private
 from tests.support.scripted import until
 
 HELLO = Hello(VERSION, "model", 0)
+SERVED = Served("model", b"a tokenizer", [1], 300, 128, 4)
 
 
 @pytest.fixture
@@ -118,6 +125,56 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
         await second.close()
     finally:
         core.close()
+
+
+async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
+    """The story: a pool that read nothing held each pass up for seconds, and then lost the link."""
+    pool, received = Mailbox("", tmp_path), []
+    pool.receive = lambda core, frame: received.append(frame)
+    await pool.open()
+    long = Has("a", Wanted(list(range(10_000)), 1, 1, 1, {}))
+    core = Link(Place(str(pool.path), owned=False).of_pool(SERVED), 0, lambda frame: None, list)
+    try:
+        await pool.until_linked(1)
+        for _ in range(100):  # the loop that would read stands still meanwhile
+            core.send(long)
+
+        def sent_and_read() -> bool:
+            core.send(Gone("a"))
+            return received.count(long) == 100
+
+        await until(sent_and_read)
+        assert None not in received
+    finally:
+        core.close()
+        await pool.close()
+
+
+async def test_cores_of_several_servers_share_a_pool_if_their_tokens_are_the_same(tmp_path: Path) -> None:
+    pool = Mailbox("", tmp_path)
+    await pool.open()
+    place = Place(str(pool.path), owned=False)
+    others = place.of_pool(structs.replace(SERVED, vocab_size=301))
+    cores = [Link(place.of_pool(SERVED), 0, lambda frame: None, list) for _ in range(2)]
+    try:
+        await pool.until_linked(2)
+        reader, writer = await asyncio.open_unix_connection(pool.path)
+        writer.write(packed(Hello(VERSION, others.model_id, 0)))
+        assert await reader.read() == b""
+        writer.close()
+        assert pool.num_links == 2
+        with pytest.raises(ConfigError, match="another pool"):
+            await Mailbox("", tmp_path).open()
+    finally:
+        for core in cores:
+            core.close()
+        await pool.close()
+
+
+def test_a_mailbox_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="0700"):
+        require_private(tmp_path)
 
 
 OWNED = """

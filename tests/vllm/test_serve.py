@@ -301,7 +301,6 @@ async def test_two_workers_change_nothing(site: Site, right: dict[str, list[Any]
 
 @pytest.mark.release
 async def test_a_stopped_pool_holds_no_request_up(site: Site, right: dict[str, list[Any]]) -> None:
-    """The story: a core that waits for its pool to read would stand still with it."""
     assert site.pool is not None
     site.pool.send_signal(signal.SIGSTOP)
     try:
