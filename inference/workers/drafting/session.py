@@ -182,8 +182,6 @@ class DraftingSession:
             raise InvalidRequestError(f"a commit is for position {commit.position}, {num_tokens} is next")
         if end > self._end:
             raise InvalidRequestError(f"a commit ends at position {end}, the session's limit is {self._end}")
-        if self._metrics is not None:
-            self._metrics.take(commit)
         self._proposals.answered(commit)
         num_hits, num_wasted = draft.num_branch_hits, draft.num_wasted_tokens
         self._engine.commit(draft, commit.token_ids[num_tokens - commit.position :])
@@ -193,7 +191,10 @@ class DraftingSession:
         if not self._in_rounds:
             self._pace()
         self._committed.set()
-        return self._with_figures(commit, draft.num_branch_hits - num_hits, draft.num_wasted_tokens - num_wasted)
+        commit = self._with_figures(commit, draft.num_branch_hits - num_hits, draft.num_wasted_tokens - num_wasted)
+        if self._metrics is not None:
+            self._metrics.take(commit)
+        return commit
 
     def _with_figures(self, commit: CommitT, num_hits: int, num_wasted: int) -> CommitT:
         proposals, pacing, now = self._proposals, self._draft.pacing, time.monotonic()

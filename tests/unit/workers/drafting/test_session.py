@@ -13,6 +13,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.inference.commit import Commit, Timings
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.errors import InvalidRequestError, UnavailableError
+from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
 from specdec.inference.scheduling.link import Link
 from specdec.inference.serving.assembly import running
@@ -33,11 +34,11 @@ class Scene:
     async def send(self, message: pb.Propose) -> None:
         self.sent.append(message)
 
-    def begin(self, schedule: Schedule, *, max_new_tokens: int = 30) -> DraftingSession:
+    def begin(self, schedule: Schedule, *, max_new_tokens: int = 30, metrics: Metrics | None = None) -> DraftingSession:
         sampling = SamplingParams(seed=1)
         request = GenerationRequest((1, 2), sampling, max_new_tokens=max_new_tokens, gamma=4, schedule=schedule)
         proposals = ProposalSender(self.send, self.link)
-        return DraftingSession(self.engine, request, proposals, vocab_size=VOCAB_SIZE)
+        return DraftingSession(self.engine, request, proposals, vocab_size=VOCAB_SIZE, metrics=metrics)
 
     @property
     def rounds(self) -> list[list[int]]:
@@ -117,14 +118,23 @@ async def test_each_round_waits_for_its_verdict() -> None:
 
 
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
+    """The story: a pool worker's counters stayed at 0, since a commit was counted before its figures were known."""
+    metrics = Metrics("tiny", role="draft")
     async with scene() as scene_:
-        session = scene_.begin(Schedule.ASYNC)
+        session = scene_.begin(Schedule.ASYNC, metrics=metrics)
         await until(lambda: sum(map(len, scene_.rounds)) >= 4)
         right = session.commit(commit(2, *tokens_at(2, 2), echo=2))
         assert right.counts.num_wasted_tokens == 0
         assert right.counts.window > 0
         wrong = session.commit(commit(4, 999, echo=2))
         assert wrong.counts.num_wasted_tokens >= 2
+        (counted,) = (
+            sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "specdec_wasted_draft_tokens_total"
+        )
+        assert counted == wrong.counts.num_wasted_tokens
         session.close()
 
 
