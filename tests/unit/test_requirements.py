@@ -26,7 +26,7 @@ TESTED = CONTENT["dependency-groups"]["tested"]
 ELSEWHERE = (
     *("torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference", "transformers_neuronx"),
     *("locust", "gevent"),
-    *("vllm", "msgspec"),
+    *("vllm", "msgspec", "triton"),
 )
 """Packages that are imported only where an extra was installed that the tests' environment lacks."""
 
