@@ -142,7 +142,7 @@ def prepare_environment(log_level: str) -> None:
     hooks = read_hooks()
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
-    os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
+    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -239,11 +239,10 @@ async def test_a_draft_worker_helps_and_changes_nothing(site: Site) -> None:
 async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, branches: list[pb.Branch]) -> None:
     server = site.servers[0]
     async with site.attached(server) as worker:
-        asking = asyncio.create_task(site.asked(server))
-        with suppress(grpc.aio.AioRpcError):
-            await _propose_until_refused(worker.call, branches)
+        refusal = asyncio.create_task(_propose_until_refused(worker.call, branches))
+        while not refusal.done():
+            assert (await site.asked(server))[0] == site.answers
         assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
-        assert (await asking)[0] == site.answers
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
@@ -253,14 +252,15 @@ async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
     """
     sessions: list[str] = []
     proposed = ""
-    while (message := await call.read()) != grpc.aio.EOF:
-        if message.WhichOneof("message") == "open":
-            sessions.append(message.open.session_id)
-        elif message.WhichOneof("message") == "close":
-            sessions.remove(message.close.session_id)
-        if sessions and proposed not in sessions:
-            proposed = sessions[0]
-            await call.write(proposing(proposed, *branches))
+    with suppress(grpc.aio.AioRpcError):
+        while (message := await call.read()) != grpc.aio.EOF:
+            if message.WhichOneof("message") == "open":
+                sessions.append(message.open.session_id)
+            elif message.WhichOneof("message") == "close":
+                sessions.remove(message.close.session_id)
+            if sessions and proposed not in sessions:
+                proposed = sessions[0]
+                await call.write(proposing(proposed, *branches))
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
