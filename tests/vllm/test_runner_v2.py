@@ -26,14 +26,13 @@ def test_this_vllm_has_every_name_that_both_runners_need() -> None:
     assert hooks.missing == {"V1": [], "V2": []}
 
 
-@pytest.mark.release
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "tests",
     [
         ("test_engine.py", "-k", "are_those_of_our_own_engine and short and (noise or output)"),
-        ("test_engine.py",),
-        ("test_servers.py", "-k", "draft_worker or lost_core"),
+        pytest.param(("test_engine.py",), marks=pytest.mark.release),
+        pytest.param(("test_servers.py", "-k", "draft_worker or lost_core"), marks=pytest.mark.release),
     ],
     ids=["smoke", "engine", "servers"],
 )
