@@ -179,12 +179,8 @@ class Drafts:
         requests = [self._requests[each.name] for each in ready if self._requests[each.name].limit(each.room)]
         if not ready or any(paths) or len(requests) < len(ready):
             return 0.0
-        now, number = time.monotonic(), len(ready)
-        costs = self._times.of(number)
-        waits = (
-            each.sources.wait_s(costs, num_sessions=number, now=now, ready_s=now - each.since) for each in requests
-        )
-        return min(waits)
+        now, costs = time.monotonic(), self._times.of(1)
+        return min(each.sources.wait_s(costs, now=now, ready_s=now - each.since) for each in requests)
 
     def passed(self, name: str, token_ids: Sequence[int], proposal: Sequence[int], num_accepted: int) -> Row | None:
         """Commit the tokens of one request; return its row of the report, or None for an unknown request."""
