@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.model.decoder import Turn, Verdict
-from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
+from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
 from specdec.inference.scheduling.widths import Widths
 
@@ -62,21 +62,12 @@ class Batching:
             return sys.maxsize
         return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
-    def joining(self, turns: Turns, now: float) -> tuple[Turns, float]:
-        """Return the turns without those that had better wait for draft tokens; if none is left, the seconds to wait.
-
-        A session that waits takes no time of a pass that others fill: many streams thus go in rounds.
-        """
-        costs = self._passes.of(len(turns))
-        waits = [self._wait_s(session, turn, costs, len(turns), now) for session, turn in turns]
-        joining = [piece for piece, seconds in zip(turns, waits, strict=True) if seconds <= 0]
-        return joining, 0.0 if joining else min(waits, default=0.0)
-
-    @staticmethod
-    def _wait_s(session: TargetSession, turn: Turn, costs: PassCosts, num_sessions: int, now: float) -> float:
-        if not session.runs_ahead or not turn.chooses or turn.proposal or not turn.gamma:
-            return 0.0
-        return session.sources.wait_s(costs, num_sessions=num_sessions, now=now, ready_s=session.ready_s)
+    def wait_s(self, turns: Turns, now: float) -> float:
+        """Return the seconds after which a pass with draft tokens beats one begun now without any; else 0 or less."""
+        if not turns or any(not _could_wait(session, turn) for session, turn in turns):
+            return 0.0  # the pass runs anyway, so the others join it
+        costs = self._passes.of(1)
+        return min(session.sources.wait_s(costs, now=now, ready_s=session.ready_s) for session, _ in turns)
 
     def narrowed(self, turns: Turns) -> list[tuple[TargetSession, Turn]]:
         """Return the turns; proposals outside synchronous rounds are cut to the number of tokens that pays most."""
@@ -99,6 +90,10 @@ class Batching:
         else:
             decoding_s = self._steps.of(num_decoding).seconds(0) if num_decoding else 0.0
             self._parts.record(sum(unread), seconds - decoding_s)
+
+
+def _could_wait(session: TargetSession, turn: Turn) -> bool:
+    return session.runs_ahead and turn.chooses and not turn.proposal and turn.gamma > 0
 
 
 def _cut(turn: Turn, width: int) -> Turn:

@@ -173,9 +173,10 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self.close(session)
 
     def _schedule(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
-        turns, seconds = self._batching.joining(self._batching.turns(sessions), time.monotonic())
-        if seconds > 0:
+        turns = self._batching.turns(sessions)
+        if (seconds := self._batching.wait_s(turns, time.monotonic())) > 0:
             asyncio.get_running_loop().call_later(seconds, self.wake)
+            return []
         return self._batching.narrowed(turns)
 
     def _compute(self, work: list[Turn]) -> list[_Timed]:

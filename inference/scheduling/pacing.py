@@ -82,13 +82,11 @@ class Measured:
         step_s: one step of the draft.
         pass_s: one pass of the target.
         round_trip_s: one round trip between draft worker and target.
-        num_sessions: number of sessions that share these steps and passes.
     """
 
     step_s: float
     pass_s: float
     round_trip_s: float
-    num_sessions: int = 1
 
 
 def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
@@ -98,15 +96,14 @@ def choose_pacing(gamma: int, num_branches: int, measured: Measured) -> Pacing:
         return Pacing(window=gamma, chunk=max(1, gamma))
     round_s = pass_s + measured.round_trip_s
     num_ahead = int(min(MAX_GAMMA, measured.round_trip_s / pass_s))
-    messages_s = MESSAGE_S * measured.num_sessions  # one of each session
-    chunk_s = min(CHUNK_OF_PASS * pass_s, messages_s / MESSAGE_OF_CHUNK)
+    chunk_s = min(CHUNK_OF_PASS * pass_s, MESSAGE_S / MESSAGE_OF_CHUNK)
     return Pacing(
         window=math.ceil(min(MAX_WINDOW, max(gamma + num_ahead, (round_s + pass_s) / step_s))),
         chunk=max(1, math.ceil(min(gamma, chunk_s / step_s))),
         step_s=step_s,
         round_s=round_s,
         num_ahead=num_ahead,
-        min_gain=messages_s / pass_s,
+        min_gain=MESSAGE_S / pass_s,
         min_survival=MIN_SURVIVAL,
         branching=choose_branching(num_branches, measured),
     )

@@ -89,22 +89,14 @@ class Arrivals:
 
 
 def wait_s(
-    arrivals: Arrivals,
-    acceptance_rate: float,
-    costs: PassCosts,
-    *,
-    num_sessions: int = 1,
-    now: float,
-    ready_s: float,
-    num_own: float = 1.0,
+    arrivals: Arrivals, acceptance_rate: float, costs: PassCosts, *, now: float, ready_s: float, num_own: float = 1.0
 ) -> float:
     """Return the seconds for which waiting for a session's draft tokens still pays; 0 or less means not to wait.
 
     Args:
         arrivals: arrivals of the session's draft tokens.
         acceptance_rate: the session's acceptance per token.
-        costs: costs of passes over `num_sessions` sessions, of which each is taken to have as many draft tokens.
-        num_sessions: number of sessions that could be in the next pass.
+        costs: costs of passes that this session shares with no other.
         now: the present time, on the clock of `arrivals`.
         ready_s: seconds for which the session could have been in a pass.
         num_own: number of tokens that a pass without a draft gives.
@@ -115,7 +107,7 @@ def wait_s(
     if delay_s is None or late_in_s is None or delay_s > longest_s:
         return 0.0
     num_tokens = arrivals.num_tokens
-    verify_s = costs.seconds(num_tokens * num_sessions)
+    verify_s = costs.seconds(num_tokens)
     pays = waiting_pays(delay_s, num_tokens, acceptance_rate, pass_s=pass_s, verify_s=verify_s, num_own=num_own)
     return min(late_in_s, longest_s - ready_s) if pays else 0.0
 

@@ -74,10 +74,10 @@ class Sources:
         """Return the probability that the target accepts a token that the turn proposes."""
         return self.lookup.rate if turn.lookup else self.draft_rate
 
-    def wait_s(self, costs: PassCosts, *, num_sessions: int, now: float, ready_s: float) -> float:
+    def wait_s(self, costs: PassCosts, *, now: float, ready_s: float) -> float:
         """Return the seconds for which waiting for the draft model's tokens pays; see `waiting.wait_s`."""
-        rate, own = self._acceptance.rate, self._num_own
-        return wait_s(self.arrivals, rate, costs, num_sessions=num_sessions, now=now, ready_s=ready_s, num_own=own)
+        rate = self._acceptance.rate
+        return wait_s(self.arrivals, rate, costs, now=now, ready_s=ready_s, num_own=self._num_own)
 
     def record(self, verdict: Verdict, ended: float) -> None:
         """Record the verdict of a pass that ended at monotonic second `ended`, for each source apart."""

@@ -149,7 +149,7 @@ class DraftingSession:
     def _pace(self) -> None:
         """Choose how far and how broadly the draft runs ahead, from measured times."""
         link = self._proposals.link
-        measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s, max(1, self._engine.num_running))
+        measured = Measured(self._engine.step_s, link.pass_s, link.round_trip_s)
         pacing = choose_pacing(self._gamma, self._engine.num_branches, measured)
         if self._num_unanswered >= PROBE_AFTER:
             pacing = replace(pacing, num_ahead=0, min_gain=0.0)

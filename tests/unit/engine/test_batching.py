@@ -8,7 +8,6 @@ from specdec.inference.engine.batching import Batching
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, SamplingParams, Schedule
-from specdec.inference.speculation.tree import Branch
 
 PASS_S = 10.0
 """Seconds of a pass; many times those that this test takes, which count as waiting too."""
@@ -34,24 +33,19 @@ def helped(num_left: int, *, slot: int = 0) -> TargetSession:
     return session
 
 
-def joining(choice: Batching, *sessions: TargetSession) -> tuple[list[TargetSession], bool]:
-    """Return the sessions of the next pass, and whether there is none because all had better wait."""
-    turns, seconds = choice.joining(choice.turns(sessions), 1.95)
-    return [session for session, _ in turns], seconds > 0
+def waits(choice: Batching, *sessions: TargetSession) -> bool:
+    return choice.wait_s(choice.turns(sessions), 1.95) > 0
 
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, False), (2, True)])
 def test_no_wait_for_tokens_that_find_no_room(num_left: int, expected: bool) -> None:
     """The story: before the last token of an answer, the target waited for draft tokens that it could not use."""
-    assert joining(batching(), helped(num_left))[1] == expected
+    assert waits(batching(), helped(num_left)) == expected
 
 
-def test_sessions_that_had_better_wait_leave_a_pass_to_the_others() -> None:
-    """Under load, passes with draft tokens alone give more tokens than decoding without them meanwhile."""
+def test_a_session_that_needs_no_draft_takes_the_others_along() -> None:
     alone = TargetSession(GenerationRequest((5, 6, 7), max_new_tokens=9), max_length=60, gamma=4)
     alone.enter(1, 2)
-    drafted = helped(9, slot=3)
-    drafted.propose([Branch(None, 3, (8, 9))])
-    assert joining(batching(), helped(9), helped(9, slot=2)) == ([], True)
-    assert joining(batching(), helped(9), alone, helped(9, slot=2), drafted) == ([alone, drafted], False)
-    assert joining(batching()) == ([], False)
+    assert waits(batching(), helped(9), helped(9, slot=2))
+    assert not waits(batching(), helped(9), alone)
+    assert not waits(batching())

@@ -66,13 +66,6 @@ def test_a_message_must_save_more_than_it_costs() -> None:
     assert expected_gain([0.5, 0.25, 0.001], 2, pacing) < pacing.min_gain
 
 
-def test_sessions_that_share_a_pass_send_fewer_and_longer_messages() -> None:
-    """A token saved for one of them saves its share of the pass, and a message of each costs as much as ever."""
-    alone, many = (choose_pacing(8, 0, Measured(0.001, 0.050, 0.0, num_sessions)) for num_sessions in (1, 64))
-    assert many.min_gain == 64 * alone.min_gain
-    assert many.chunk > alone.chunk
-
-
 def test_tokens_that_come_too_late_save_nothing() -> None:
     """Three passes end before the message arrives: only the tokens after theirs count."""
     pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
