@@ -131,7 +131,7 @@ def spare_others() -> None:
         def spared(
             inputs: Any, weights: Any, output: torch.Tensor, indices: torch.Tensor, *others: Any, **options: Any
         ) -> None:
-            without = indices < 0
+            without = (indices < 0).expand(len(output))  # scores of a prompt have one index for all rows
             kept = output[without]
             apply(inputs, weights, output, indices, *others, **options)
             output[without] = kept
