@@ -1,7 +1,7 @@
 """Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
 
 Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's
-network proxy. After a change of the round trip an answer does not count, since workers measure it anew.
+network proxy. After a change of the round trip an answer does not count, since workers measure it again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Way(NamedTuple):
-    """How a variant is served; variants that differ in nothing but their round trip share servers."""
+    """How a variant is served; variants that differ only in their round trip share servers."""
 
     flags: tuple[str, ...]
     num_workers: int = 0

@@ -150,7 +150,7 @@ class TargetSession:
         self._clock = Clock()
 
     def follow(self, schedule: Schedule | None) -> None:
-        """Change the schedule; clear the draft tree, because the next draft worker numbers its tokens anew."""
+        """Change the schedule; clear the draft tree, because the next draft worker numbers its tokens from 0."""
         self._num_helps += 1
         self.schedule = schedule
         self.sources.follow()

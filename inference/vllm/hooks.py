@@ -23,7 +23,7 @@ _OURS = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What is known of the installed vLLM.
+    """Findings about the installed vLLM.
 
     Attributes:
         place: directory of the package.
