@@ -21,17 +21,16 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from specdec.inference.commit import Commit, FinishReason, Opened, TokenEvent
 from specdec.inference.engine.grammars import Grammars
-from specdec.inference.engine.target import EngineLimits, check_prompt, check_token_ids
+from specdec.inference.engine.target import EngineLimits, check_prompt
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.timeline import Timeline
-from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.request import GenerationRequest
 from specdec.inference.scheduling.pass_times import PassTimes
-from specdec.inference.speculation.tree import Branch
-from specdec.inference.vllm.frames import FromCore, Has, Passed, ToCore
+from specdec.inference.vllm.frames import FromCore, Has, Passed
 from specdec.inference.vllm.load import CoreLoad
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.session import VllmSession
+from specdec.inference.vllm.session import Proposals, VllmSession
 from specdec.inference.vllm.translation import REASONS, extra_args, scores
 
 HOOKS = {
@@ -44,7 +43,7 @@ CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
 
 
-class VllmEngine:
+class VllmEngine(Proposals):
     """The `VerificationEngine` over vLLM, and the `Work` that a host watches.
 
     Args:
@@ -60,7 +59,8 @@ class VllmEngine:
     seed_invariant = True
 
     def __init__(self, llm: Any, mailbox: Mailbox, load: CoreLoad, limits: EngineLimits, grammars: Grammars) -> None:
-        self._llm, self._mailbox, self._load = llm, mailbox, load
+        super().__init__(mailbox)
+        self._llm, self._load = llm, load
         self._mailbox.receive = self.receive
         self._limits = limits
         self._grammars = grammars
@@ -145,25 +145,6 @@ class VllmEngine:
         self._sessions.pop(session.id, None)
         if not self._sessions:
             self._idle.set()
-
-    def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
-        """See `VerificationEngine`."""
-        for branch in branches:
-            check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
-        if branches:
-            self._send(session, session.propose(branches))
-
-    def begin_help(self, session: VllmSession, schedule: Schedule) -> None:
-        """See `VerificationEngine`."""
-        self._send(session, session.follow(is_helped=True))
-
-    def end_help(self, session: VllmSession) -> None:
-        """See `VerificationEngine`."""
-        self._send(session, session.follow(is_helped=False))
-
-    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
-        for frame in frames:
-            self._mailbox.send(session.rank or 0, frame)
 
     def receive(self, rank: int, frame: FromCore | None) -> None:
         """Take a frame of a core: a request that has arrived there, or the report of a pass; None ends its reports."""

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from specdec.inference.commit import Opened, TokenEvent
 from specdec.inference.engine.pool import DraftPool
-from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError, NotFoundError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.observe.timeline import Timeline
-from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.request import GenerationRequest
 from specdec.inference.scheduling.pass_times import PassTimes
-from specdec.inference.speculation.tree import Branch
-from specdec.inference.vllm.frames import FrameError, FromCore, Gone, Has, Passed, Served, ToCore, Wanted
+from specdec.inference.vllm.frames import FrameError, FromCore, Gone, Has, Passed, Served, Wanted
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.session import VllmSession
+from specdec.inference.vllm.session import Proposals, VllmSession
 from specdec.inference.vllm.translation import sampling_of
 
 logger = logging.getLogger(__name__)
@@ -54,7 +52,7 @@ class CoreRequest(GenerationRequest):
         )
 
 
-class LendingEngine:
+class LendingEngine(Proposals):
     """The `VerificationEngine` of a pool, and the `Work` that its host watches.
 
     Args:
@@ -64,7 +62,7 @@ class LendingEngine:
     seed_invariant = True
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+        super().__init__(mailbox)
         mailbox.receive = self.receive
         self._pool: tuple[DraftPool, Metrics] | None = None
         self._early: list[tuple[int, FromCore | None]] = []
@@ -140,25 +138,6 @@ class LendingEngine:
     def close(self, session: VllmSession) -> None:
         """See `VerificationEngine`."""
         self._sessions.pop(session.id, None)
-
-    def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
-        """See `VerificationEngine`."""
-        for branch in branches:
-            check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
-        if branches:
-            self._send(session, session.propose(branches))
-
-    def begin_help(self, session: VllmSession, schedule: Schedule) -> None:
-        """See `VerificationEngine`."""
-        self._send(session, session.follow(is_helped=True))
-
-    def end_help(self, session: VllmSession) -> None:
-        """See `VerificationEngine`."""
-        self._send(session, session.follow(is_helped=False))
-
-    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
-        for frame in frames:
-            self._mailbox.send(session.rank or 0, frame)
 
     def receive(self, core: int, frame: FromCore | None) -> None:
         """Take a frame of a core; None ends its requests here.

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 from specdec.inference.caller import request_id
 from specdec.inference.commit import NO_OWN_DRAFTS, Commit, FinishReason, OwnDrafts, Timings, TokenLogprobs
+from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
-from specdec.inference.request import GenerationRequest
+from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
 from specdec.inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
+from specdec.inference.vllm.mailbox import Mailbox
 
 _numbers = itertools.count(1)
 
@@ -113,3 +115,31 @@ class VllmSession:
             own=OwnDrafts(row.num_drafts, row.num_accepted) if row.is_lookup else NO_OWN_DRAFTS,
             rejected_token_ids=tuple(row.rejected) if self.request.include_rejected else (),
         )
+
+
+class Proposals:
+    """Part of an engine that brings the draft tokens of workers to vLLM's cores, by their mailbox."""
+
+    vocab_size: int
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
+        """See `VerificationEngine`."""
+        for branch in branches:
+            check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
+        if branches:
+            self._send(session, session.propose(branches))
+
+    def begin_help(self, session: VllmSession, schedule: Schedule) -> None:
+        """See `VerificationEngine`."""
+        self._send(session, session.follow(is_helped=True))
+
+    def end_help(self, session: VllmSession) -> None:
+        """See `VerificationEngine`."""
+        self._send(session, session.follow(is_helped=False))
+
+    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
+        for frame in frames:
+            self._mailbox.send(session.rank or 0, frame)
