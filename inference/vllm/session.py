@@ -121,6 +121,7 @@ class Proposals:
     """Part of an engine that brings the draft tokens of workers to vLLM's cores, by their mailbox."""
 
     vocab_size: int
+    schedule = Schedule.ASYNC  # rounds are not known to the core
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
