@@ -15,6 +15,8 @@ from specdec.inference.scheduling.waiting import schedule_for
 _NUM_ROUND_TRIPS = 32
 _NUM_PASSES = 15
 """Number of latest passes, the median of which counts: a mean would contain the first, which reads the prompt."""
+NEAR = 2.0
+"""Longest round trip, in passes, for which other sessions keep a busy target at work while one waits for its draft."""
 
 
 class Link:
@@ -54,7 +56,7 @@ class Link:
     @property
     def schedule(self) -> Schedule:
         """Return the schedule that gives most tokens if the target stays as busy as in its latest passes."""
-        is_near = self.round_trip_s <= self.pass_s
+        is_near = self.round_trip_s <= NEAR * self.pass_s
         return schedule_for(self._least_pass_s, self.pass_s) if is_near else Schedule.ASYNC
 
 
