@@ -31,7 +31,7 @@ class Link:
         self._round_trips_s: deque[float] = deque(maxlen=_NUM_ROUND_TRIPS)
         passes_s = [earlier.pass_s] if earlier and earlier.pass_s else []
         self._passes_s = deque(passes_s, maxlen=_NUM_PASSES)
-        self._least_pass_s = earlier._least_pass_s if earlier else math.inf
+        self._least_pass_s: float = earlier._least_pass_s if earlier else math.inf
 
     @property
     def round_trip_s(self) -> float:
