@@ -20,8 +20,8 @@ family is Transformers' `model_type`; what follows the comma is a variant of it.
   Backend `onnx` refuses what it cannot run, and `auto` then takes `torch`.
 
 Sliding windows, soft-capped scores and attention sinks are applied as Transformers applies them. On
-`torch` a window saves time: 4,096 positions deep, passes of a 110M model take 0.5 to 0.7 of it with windows of 512 (busy
-machine); on `onnx` it saves none.
+`torch` a window saves time: 4,096 positions deep, passes of a 110M model take 0.5 to 0.7 of it with windows of 512
+(busy machine); on `onnx` it saves none.
 
 On a CPU a pass of `torch` takes 1.3 times (110M parameters) to 4 times (12M) as long as one of `onnx`.
 
