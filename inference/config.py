@@ -61,7 +61,6 @@ PORT = Range(0, 65535)
 SECONDS = Range(0.0, above=True)
 COUNT = Range(0)
 NEURON = "AWS Neuron devices (backend neuron)"
-REPLICAS = ", or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH"
 SERVICE_FLAGS = ("metrics_port", "otlp_endpoint")
 """Flags of `ObserveConfig` that only roles with a server have."""
 
@@ -302,6 +301,7 @@ class ConnectionConfig:
     """Servers that a client dials (replicas of one model), its timeouts and its security.
 
     Attributes:
+        host: host of the server, or several replicas: HOST[:PORT],..., dns:///NAME[:PORT] or a list in file:///PATH.
         port: port of hosts that name none.
         connect_timeout_s: longest wait for the server at start.
         deadline_s: longest time of a request.
@@ -310,7 +310,7 @@ class ConnectionConfig:
 
     SECTION: ClassVar = "connection"
 
-    host: str = setting("127.0.0.1", "--target_host HOST", help=f"host of the server{REPLICAS}")
+    host: str = setting("127.0.0.1", "--target_host HOST")
     port: int = setting(DEFAULT_PORT, "--port PORT", within=Range(1, 65535))
     connect_timeout_s: float = setting(10.0, "--connect_timeout_s S", within=SECONDS)
     deadline_s: float = setting(600.0, "--deadline_s S", within=SECONDS)

@@ -24,11 +24,11 @@ SETS = {
 """Names for sets of commands, tried in this order."""
 HEAD = """# Flags
 
-Made by `python -m scripts.flags_page` from the settings. `specdec COMMAND --help` lists the flags of one command.
+All flags of all commands, made by `python -m scripts.flags_page`; `specdec COMMAND --help` lists those of one command.
 Each command takes `--config FILE` too, once or several times: JSON or TOML with flags, over which those of the command
 line win. `study` takes the flags of `compare`, with defaults of its own that its `--help` shows. LIST has commas.
 
-The second column names the commands that take a flag. Where commands differ, a cell has a line for each variant; a line
+Where commands differ, a cell has a line for each variant, which may begin with `...` in place of the line above; a line
 without a command's name is for all other commands of the row. Sets of commands:
 
 """
@@ -91,7 +91,8 @@ def _merged(flags: list[Flag], column: str) -> str:
         variants[getattr(flag, column)].append(flag.command)
     first, *others = sorted(variants.items(), key=lambda variant: -len(variant[1]))
     empty = "none" if others and column == "default" else ""
-    return "<br>".join([first[0] or empty, *(f"{_named(names)}: {text or empty}" for text, names in others)])
+    shorter = {text: text.replace(f"{first[0]} ", "... ", 1) if column == "meaning" else text for text, _ in others}
+    return "<br>".join([first[0] or empty, *(f"{_named(names)}: {shorter[text] or empty}" for text, names in others)])
 
 
 def _named(commands: list[str]) -> str:

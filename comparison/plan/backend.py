@@ -30,22 +30,21 @@ class BackendConfig:
     """Backend of the models, with its options.
 
     Attributes:
-        name: inference engine of all models, as the roles take it.
+        name: inference engine of all models.
         draft: inference engine of draft workers, such as torch beside a target on neuron (default: --backend).
         tp_degree: NeuronCores of each target and fused pair; all servers run at once, each on its own cores.
         draft_tp_degree: NeuronCores of a draft (default: --tp_degree).
         first_core: number of the first NeuronCore to use (default: 0).
-        method: speculation method of a fused pair on neuron; only vanilla takes several --gamma (default: as
-            the roles have it).
+        method: speculation method of a fused pair on neuron; only vanilla takes several --gamma.
         device_sampling: target and fused pair both choose tokens on the device; only for topologies target and fused,
             with greedy sampling.
         neuron_config: parameters of NxDI's NeuronConfig for every model, as a JSON object.
-        compiled_model_path: folder of compiled models (default: as the roles have it).
+        compiled_model_path: folder of compiled models.
         compile_policy: models that are not compiled yet: auto compiles them, never refuses them, only compiles and ends
             without measuring.
-        dtype: arithmetic on neuron (default: as the roles have it).
-        draft_dtype: arithmetic of a draft worker on the CPU; int8 needs backend onnx (default: as the roles have it).
-        sequence_length: tokens per slot on neuron (default: as the roles have it).
+        dtype: arithmetic on neuron.
+        draft_dtype: arithmetic of a draft worker on the CPU; int8 needs backend onnx.
+        sequence_length: tokens per slot on neuron.
         engine: engine of the target: specdec, our own, or vllm, for topologies target, distributed and pool, where the
             comparison runs in vLLM's environment.
         engine_flags: flag of vLLM, or its value; what stands after -- is read as these.

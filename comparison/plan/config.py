@@ -135,13 +135,12 @@ class WorkloadConfig:
         max_new_tokens: output tokens per request.
         ignore_eos: let every answer have exactly --max_new_tokens tokens.
         temperature: sampling temperature; 0 is greedy.
-        near_tie: difference in log-probability up to which two tokens count as a near-tie of rounding, so that answers
-            that part there are no failure; 0.25 for bfloat16, 0 for none; needs --temperature 0.
+        near_tie: difference in log-probability up to which answers may part by rounding; 0.25 for bfloat16, 0 for none;
+            needs --temperature 0.
         seed: key of the sampling noise, 0 .. 2^64-1.
         concurrencies: requests in flight at once; above 1 needs Locust (requirements/loadtest.txt).
         deadline_s: longest time that a request may take.
-        request_rates: rates of an open loop, in requests per second at random times, measured in addition to
-            --concurrency; latency counts from the time at which a request was due.
+        request_rates: rates of an open loop, in requests per second at random times, measured beside --concurrency.
         num_arrivals: requests per run and rate of an open loop.
         warm_up: prompts of each kind that each topology answers before the measurement.
         slo: limits that a request must meet to count as goodput.

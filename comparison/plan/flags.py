@@ -62,25 +62,19 @@ class ComparisonSettings:
         schedules: schedules of topology distributed: sync (rounds), async (the draft runs ahead), load (by load).
         branches: maximum number of branches beside the chain of a draft that runs ahead; 0 is none.
         endpoints: server to measure: grpc://HOST:PORT of this project, or http(s)://HOST:PORT/v1 of any
-            OpenAI-compatible server; may be repeated; after the URL, ,tls_ca=FILE,token_file=FILE and the like replace
-            these flags for this endpoint.
+            OpenAI-compatible server; may be repeated; ,tls_ca=FILE,token_file=FILE after it are its own flags.
         equal_weights: all endpoints have the same weights, so that greedy answers must be the same.
-        datasets: prompts: a text file with one per line, .jsonl of chats, .json of ShareGPT, or random; the file's name
-            is the prompt kind; may be repeated (default: prompts/structured.txt and prompts/open_ended.txt).
-        input_tokens: normally distributed lengths of prompts: a long text is cut, a short one continued with the next
-            (default: texts as they are).
+        datasets: prompts: a text file with one per line, .jsonl of chats, .json of ShareGPT, or random; may be
+            repeated (default: prompts/structured.txt and prompts/open_ended.txt).
+        input_tokens: normally distributed lengths of prompts, to which texts are cut or joined.
         tokenizer: model directory with the tokenizer that counts --input_tokens (default: --target_model; with
             endpoints alone, 4 characters are a token).
-        cores_per_machine: cores, and threads of a model, on each machine; 0 puts all machines on one core, so that
-            drafts starve.
+        cores_per_machine: cores, and threads of a model, on each machine; 0 puts all machines on one core.
         workers: draft workers of topology pool; several numbers only with --capacity.
-        capacity: instead of comparing, search for the most streams, up to this number (64 without one), of which nine
-            in ten are within --slo, and 99 in 100 within its ttft.
-        one_at_a_time: start, measure and stop one topology, draft and compiled gamma after the other, for a host too
-            small for all at once; a study of this kind that was interrupted goes on with the same command.
+        capacity: instead of comparing, search for the most streams within --slo, up to this number (64 without one).
+        one_at_a_time: start, measure and stop one contender after the other, for a host too small for all at once.
         output: directory for results.csv, results.json, report.html and the plots.
-        page: Markdown page whose part between <!-- bench: NAME --> and <!-- /bench --> this command writes: the table
-            of load, or of --capacity.
+        page: Markdown page whose part between <!-- bench: NAME --> and <!-- /bench --> this command writes.
         llmperf: also write LLMPerf's two JSON files for each measurement, into DIR/llmperf.
     """
 

@@ -10,8 +10,8 @@ EXACT, CLOSE = "exact", "close"
 WORDS = {"float32": EXACT, "bfloat16": CLOSE, "int8": CLOSE}
 HEAD = """# Families
 
-Made by `python -m tests.support.families_page` from what the contract suite runs. A family is Transformers'
-`model_type`; what follows the comma is a variant of it.
+Which models our own engine serves, made by `python -m tests.support.families_page` from what the contract suite runs. A
+family is Transformers' `model_type`; what follows the comma is a variant of it.
 
 - **exact**: after any history of a slot (prompts, verification, rollbacks, several sequences in a pass) every logit is
   that of a fresh forward pass of Transformers to 1e-4, and greedy text is that of `generate()`.
@@ -19,19 +19,15 @@ Made by `python -m tests.support.families_page` from what the contract suite run
 - empty: not tested. In bfloat16 a tie between experts can send a token to other experts, which no tolerance describes.
   Backend `onnx` refuses what it cannot run, and `auto` then takes `torch`.
 
-Sliding windows, soft-capped scores and attention sinks are applied as Transformers applies them. Slots keep all
-positions. On `torch` a layer with a window reads only the keys in it: 4,096 positions deep, passes of a 110M model take
-0.5 to 0.7 of the time with windows of 512. On `onnx` a window saves nothing; passes took 0.92 to 1.03 of the time
-without one, and both figures are of a busy machine.
+Sliding windows, soft-capped scores and attention sinks are applied as Transformers applies them. On
+`torch` a window saves time: 4,096 positions deep, passes of a 110M model take 0.5 to 0.7 of it with windows of 512
+(busy machine); on `onnx` it saves none.
 
-On a CPU a pass of `torch` takes 1.3 times (110M parameters) to 4 times (12M) as long as one of `onnx`. The server says
-so when it loads a model that `onnx` refuses. At loading, `onnx` compares a few tokens with the logits that Transformers
-gave when the model was packed, and once more with windows so narrow that these few tokens leave them.
+On a CPU a pass of `torch` takes 1.3 times (110M parameters) to 4 times (12M) as long as one of `onnx`.
 
-Of a multimodal model (`gemma3`, the larger Gemma-3) the language model is served; `onnx` packs it alone, also in models
-that are not listed, and refuses the result if its logits are not those of the whole.
+Of a multimodal model (`gemma3`, the larger Gemma-3) the language model alone is served.
 
-The experts of gpt-oss, stored in MXFP4, are unpacked when they are loaded, and need memory accordingly.
+The experts of gpt-oss, stored in MXFP4, are unpacked when they are loaded.
 
 Refused by name, on every backend: recurrent state, ALiBi, encoder-decoders, chunked attention, rotary frequencies that
 change with the length seen (`dynamic`; `longrope` beyond its original positions: choose a shorter `--sequence_length`),

@@ -14,7 +14,6 @@ from specdec.inference.config import (
     DEFAULT_BRANCHES,
     DEFAULT_SERVE_PORT,
     OPTIONAL_HTTP_PORT,
-    REPLICAS,
     ConnectionConfig,
     DraftConfig,
     HttpConfig,
@@ -24,13 +23,11 @@ from specdec.inference.config import (
     targets,
 )
 from specdec.inference.errors import ConfigError, IncompatibleDraftError
-from specdec.inference.settings import group, same, setting
+from specdec.inference.settings import group, setting
 
 SERVICE = "service (instead of prompts)"
 OF_TARGETS = ("port", "lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
 """Flags of `ServerConfig` that a draft worker lacks."""
-
-TARGET_HOST = same(ConnectionConfig, "host", help=f"host of the target{REPLICAS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class DraftSettings:
     """
 
     model: DraftModel = group(DraftModel)
-    draft: DraftConfig = group(DraftConfig, connection=group(ConnectionConfig, host=TARGET_HOST))
+    draft: DraftConfig = group(DraftConfig)
     branches: int = setting(DEFAULT_BRANCHES, "--branches N", section="link to the target", within=BRANCHES)
     prompts: PromptSettings = group(PromptSettings)
     serve: int | None = setting(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specdec.inference.config import REPLICAS, ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
-from specdec.inference.settings import group, same
+from specdec.inference.config import ConnectionConfig, HttpConfig, ObserveConfig, ServerConfig
+from specdec.inference.settings import group
 
 OF_GRPC = ("port", "max_waiting", "drain", "tls_client_ca", "mtls_port")
 OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pass_timeout_s")
@@ -16,9 +16,7 @@ OF_MODELS = ("lookup", "prompt_share", "idle_timeout_s", "max_worker_slots", "pa
 class GatewaySettings:
     """Settings of --role gateway."""
 
-    connection: ConnectionConfig = group(
-        ConnectionConfig, host=same(ConnectionConfig, "host", help=f"host of the upstream server{REPLICAS}")
-    )
+    connection: ConnectionConfig = group(ConnectionConfig)
     http: HttpConfig = group(HttpConfig, port=8000)
     server: ServerConfig = group(ServerConfig, without=(*OF_GRPC, *OF_MODELS))
     observe: ObserveConfig = group(ObserveConfig, role="gateway", without=("metrics_port", "trace"))

@@ -162,11 +162,11 @@ GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/com
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Flags of the comparison count too, in either spelling, and prefixes such as --tls_*; --no-deps is pip's."""
+    """Flags of the comparison count too, in either spelling, and prefixes such as --tls_*; --index-url is pip's."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",
-        "--no-deps",
+        "--index-url",
         *(each for parser in parsers for it in parser._actions for each in it.option_strings),
     }
     spelled = {name.replace("-", "_") for name in known}
