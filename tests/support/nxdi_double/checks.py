@@ -18,8 +18,6 @@ def check_application(config: InferenceConfig) -> None:
         raise ValueError("fused speculation needs on-device sampling")
     if neuron.enable_fused_speculation and pair is None:
         raise ValueError("no fused_spec_config")
-    if neuron.is_medusa and neuron.on_device_sampling_config is None:
-        raise AssertionError("Medusa speculation must use on-device sampling")
     if pair is not None:
         _check_draft(neuron, pair.draft_config.neuron_config)
 

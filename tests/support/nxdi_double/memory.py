@@ -26,7 +26,6 @@ class Memory:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, num_rooms, config.num_key_value_heads, length, head_dim)
         self.rooms = torch.full(shape, NOISE)
-        self.hidden = torch.empty(0)  # [num_rows, width, hidden_size] of the last run, as the output layer sees it
 
     @torch.inference_mode()
     def run(
@@ -35,21 +34,19 @@ class Memory:
         position_ids: torch.Tensor,
         mask: torch.Tensor,
         rooms: list[int],
-        active: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [num_rows, width, vocab_size] and new keys and values of tokens after the columns of `mask`.
 
         Args:
             mask: [num_rows, at most L]: columns of a row's room that it sees.
             rooms: room of the keys and values that each row sees.
-            active: [width, width]: which of this run's tokens each of them sees; None is itself and those before it.
         """
         num_rows, width = input_ids.shape
         past = self.rooms[:, :, rooms]  # [layers, 2, num_rows, heads, L, head_dim]
         length = past.shape[4]
         seen = torch.zeros(num_rows, 1, width, length + width, dtype=torch.bool)
         seen[..., : mask.shape[1]] = mask[:, None, None, :].bool()
-        seen[..., length:] = torch.ones(width, width).tril().bool() if active is None else active.bool()
+        seen[..., length:] = torch.ones(width, width).tril().bool()
         cache = DynamicCache()
         for layer in range(past.shape[0]):
             cache.update(past[layer, 0], past[layer, 1], layer)
@@ -60,9 +57,7 @@ class Memory:
             attention_mask=bias,
             past_key_values=cache,
             use_cache=True,
-            output_hidden_states=True,
         )
-        self.hidden = output.hidden_states[-1].float()
         new = torch.stack([torch.stack([layer.keys, layer.values])[..., length:, :] for layer in cache.layers])
         return output.logits.float(), new
 

@@ -28,7 +28,7 @@ VANILLA, ON_DEVICE = ("--speculation_method", "vanilla"), ("--device_sampling",)
 ROLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], int]] = {
     # a name: the role, its flags, those of --role compile, flags of both, how many models
     "target": ("target", ALONE, ALONE, (), 1),
-    "target of another gamma": ("target", ALONE, ALONE, ("--gamma", "2"), 1),
+    "target of another gamma": ("target", ALONE, ("--target_model", "TARGET"), ("--gamma", "2"), 1),
     "target, device sampling": ("target", ALONE, ALONE, ON_DEVICE, 1),
     "verify_target": ("verify_target", (*ALONE, *PROMPT), (*ALONE, "--gamma", "0"), (), 1),
     "verify_target, device sampling": ("verify_target", (*ALONE, *PROMPT), ALONE, ON_DEVICE, 1),
