@@ -29,7 +29,6 @@ from specdec.inference.serving.assembly import draft_engine, load_proposer, priv
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import convert
 from specdec.inference.workers.calls.fleet import connected
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
@@ -39,6 +38,7 @@ from specdec.inference.workers.drafting.pool_worker import PoolWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
+from tests.support.ports import listening
 from tests.support.servers import Completion, complete_all, completed_by, until_attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -100,11 +100,9 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
         words = Vocabulary(loaded.tokenizer.fingerprint, engine.vocab_size)
         card = ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")
         generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer, model_id="m"), card)
-        server = Server("127.0.0.1:0", [VerificationServicer(pool, words), generation], status_of=to_status)
-        await server.open()
-        yield server
-        await loaded.engine.stop(grace_s=0.0)
-        await server.close()
+        async with listening(VerificationServicer(pool, words), generation) as server:
+            yield server
+            await loaded.engine.stop(grace_s=0.0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -29,7 +29,6 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.access import Access
 from specdec.inference.workers.calls.admitting import admission
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completion import ModelCard
@@ -37,6 +36,7 @@ from specdec.inference.workers.drafting import service
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.raw_worker import after, end_of, raw_worker
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
 
@@ -78,13 +78,11 @@ async def serving(
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
     gate = Gate(credentials, admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
-    server = Server("127.0.0.1:0", [VerificationServicer(pool, WORDS), generation], status_of=to_status, gate=gate)
-    await server.open()
-    try:
-        yield Target(server, engine, pool)
-    finally:
-        await engine.stop()
-        await server.close()
+    async with listening(VerificationServicer(pool, WORDS), generation, gate=gate) as server:
+        try:
+            yield Target(server, engine, pool)
+        finally:
+            await engine.stop()
 
 
 def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:

@@ -7,12 +7,13 @@ import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import httpx
 
 from specdec.grpc_comm.call import Call
-from specdec.grpc_comm.server import Servicer
+from specdec.grpc_comm.server import Server, Servicer
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.config import HttpConfig, ObserveConfig, PortSecurity, ServerConfig
@@ -23,10 +24,24 @@ from specdec.inference.serving.observers import Observers
 from specdec.inference.serving.processes import free_port
 from specdec.inference.workers.calls.observer import Observer
 from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completion import Completer
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
+
+
+@asynccontextmanager
+async def listening(
+    *servicers: Servicer, address: str = "127.0.0.1:0", **settings: Any
+) -> AsyncGenerator[Server, None]:
+    """Serve at a port; the settings are those of `Server`."""
+    server = Server(address, servicers, **{"status_of": to_status, **settings})
+    await server.open()
+    try:
+        yield server
+    finally:
+        await server.close()
 
 
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]

@@ -68,22 +68,23 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         assert capsys.readouterr().out == f"specdec {VERSION}\n"
 
 
-def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: the error stood below thirty lines of usage, without the flag that was meant."""
-    assert run("specdec", ["draft", "--promt", "x", "--seeed=3"], monkeypatch) == EXIT_USAGE
-    fault, hint = capsys.readouterr().err.splitlines()
-    assert fault == "error: unrecognized arguments: --promt x --seeed=3 (did you mean --prompt --seed?)"
-    assert hint == "`specdec draft --help` shows the flags"
-
-
-def test_a_target_takes_no_draft_and_names_the_ways(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("line", "begin", "words"),
+    [
+        ("draft --promt x --seeed=3", "--promt x --seeed=3 (", "did you mean --prompt --seed?)"),
+        # It was answered with --target_model, as if it were misspelt.
+        ("target --engine vllm --draft_model=x", "--draft_model=x (", "specdec draft --attach"),
+    ],
+)
+def test_an_unknown_flag_gets_two_lines(
+    line: str, begin: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: --draft_model of a target on vLLM was answered with --target_model, as if it were misspelt."""
-    assert run("specdec", ["target", "--engine", "vllm", "--draft_model=x"], monkeypatch) == EXIT_USAGE
-    fault, _ = capsys.readouterr().err.splitlines()
-    assert fault.startswith("error: unrecognized arguments: --draft_model=x (")
-    assert "specdec draft --attach" in fault
+    """The story: the error stood below thirty lines of usage, without the flag that was meant."""
+    assert run("specdec", line.split(), monkeypatch) == EXIT_USAGE
+    fault, hint = capsys.readouterr().err.splitlines()
+    assert fault.startswith(f"error: unrecognized arguments: {begin}")
+    assert words in fault
+    assert hint == f"`specdec {line.split()[0]} --help` shows the flags"
 
 
 @pytest.mark.parametrize(("role", "arguments"), [
@@ -250,45 +251,37 @@ def test_no_draft_is_taken_for_another_target(
     assert "vocabulary" not in report
 
 
-@pytest.mark.parametrize(("name", "value", "fault"), [
-    ("max_body_mib", "inf", "inf is not finite"), ("max_body_mib", "nan", "nan is not above 0"),
-    ("max_body_mib", "0", "0.0 is not above 0"), ("metrics_port", "70000", "70000 is outside 0..65535"),
-    ("metrics_port", "-1", "-1 is outside 0..65535"), ("http_port", "70000", "70000 is outside 0..65535"),
-])  # fmt: skip
-def test_servers_refuse_what_they_cannot_use_before_they_load(
-    name: str, value: str, fault: str, capsys: pytest.CaptureFixture[str]
+SERVER = ("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0")
+TARGET, DRAFT = (("--role", role, "--model", "/nowhere") for role in ("target", "draft"))
+CLIENT = ("--role", "fused_client")
+FAULTS: list[tuple[tuple[str, ...], str]] = [
+    # Such values were an OverflowError's traceback after both models were loaded.
+    ((*SERVER, "--max_body_mib", "inf"), "error: max_body_mib inf is not finite\n"),
+    ((*SERVER, "--max_body_mib", "nan"), "error: max_body_mib nan is not above 0\n"),
+    ((*SERVER, "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
+    ((*SERVER, "--metrics_port", "70000"), "error: metrics_port 70000 is outside 0..65535\n"),
+    ((*SERVER, "--metrics_port", "-1"), "error: metrics_port -1 is outside 0..65535\n"),
+    ((*SERVER, "--http_port", "70000"), "error: http_port 70000 is outside 0..65535\n"),
+    # Without --http_port or --serve such values passed; the fault showed once the part was turned on.
+    ((*TARGET, "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
+    ((*DRAFT, "--prompt", "x", "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
+    ((*DRAFT, "--prompt", "x", "--probe_port", "70000"), "error: probe_port 70000 is outside 0..65535\n"),
+    # A byte such as $'\xff' of the command line reached protobuf, and ended in an ExceptionGroup's traceback.
+    ((*CLIENT, "--prompt", "a\udcff"), "error: prompt: character 1 is no UTF-8\n"),
+    ((*CLIENT, "--prompt", "x", "--stop", "a\udcff"), "error: stop: character 1 is no UTF-8\n"),
+    ((*CLIENT, "--prompt", "x", "--format", "xml"), "--format: invalid choice"),
+    ((*CLIENT, "--prompt", "x", "--log_level", "loud"), "--log_level: invalid choice"),
+    ((*CLIENT, "--prompt", "x", "--prompt_text", "y"), "not allowed with"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fault"), FAULTS)
+def test_what_cannot_be_used_is_refused_before_a_model_loads(
+    arguments: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: such values were an OverflowError's traceback after both models were loaded."""
-    usage_error("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0", f"--{name}", value)
-    assert capsys.readouterr().err == f"error: {name} {fault}\n"
-
-
-@pytest.mark.parametrize(("role", "flags", "fault"), [
-    ("target", ("--max_body_mib", "0"), "max_body_mib 0.0 is not above 0"),
-    ("draft", ("--prompt", "x", "--max_body_mib", "0"), "max_body_mib 0.0 is not above 0"),
-    ("draft", ("--prompt", "x", "--probe_port", "70000"), "probe_port 70000 is outside 0..65535"),
-])  # fmt: skip
-def test_bad_values_of_parts_that_are_off_are_refused(
-    role: str, flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The story: without --http_port or --serve such values passed; the fault showed once the part was turned on."""
-    usage_error("--role", role, "--model", "/nowhere", *flags)
-    assert capsys.readouterr().err == f"error: {fault}\n"
-
-
-@pytest.mark.parametrize(("name", "flags"), [
-    ("prompt", ("--prompt", "a\udcff")), ("stop", ("--prompt", "x", "--stop", "a\udcff"))
-])  # fmt: skip
-def test_text_that_is_no_utf8_is_refused(name: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    r"""A byte such as $'\xff' of the command line reached protobuf, and ended in an ExceptionGroup's traceback."""
-    usage_error("--role", "fused_client", *flags)
-    assert capsys.readouterr().err == f"error: {name}: character 1 is no UTF-8\n"
-
-
-@pytest.mark.parametrize(("flags", "name"), [(("--format", "xml"), "format"), (("--log_level", "loud"), "log_level")])
-def test_choices_are_listed(flags: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    usage_error("--role", "fused_client", "--prompt", "x", *flags)
-    assert f"--{name}: invalid choice" in capsys.readouterr().err
+    usage_error(*arguments)
+    report = capsys.readouterr().err
+    assert report == fault if fault.endswith("\n") else fault in report
 
 
 def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -297,11 +290,6 @@ def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -
     assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [
         "tp_degree 3 has no effect: backend auto does not shard a model"
     ]
-
-
-def test_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    usage_error("--role", "fused_client", "--prompt", "x", "--prompt_text", "y")
-    assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

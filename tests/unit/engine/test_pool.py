@@ -84,9 +84,19 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
     return tokens(commits), sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
 
 
-async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
-    """The story: a worker that claimed 4096 slots and proposed nothing took every session, and kept it."""
-    silent, good = SilentWorker("silent", 4096, pool), GoodWorker("good", 8, pool)
+class FullWorker(SilentWorker):
+    """Worker that claims room for many sessions, and has room for one."""
+
+    def open(self, session: VerificationSession) -> None:
+        super().open(session)
+        if len(self.sessions) > 1:
+            asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
+
+
+@pytest.mark.parametrize("kind", [SilentWorker, FullWorker])
+async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
+    """The story: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session."""
+    silent, good = kind("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
     pool.attach(good)
     answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
@@ -94,6 +104,7 @@ async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
         assert token_ids == tokens_at(length, NUM_TOKENS)
         assert percent > 25
     assert silent.most <= FIRST_SESSIONS
+    pool.decline(silent, "nobody's")
     assert silent.sessions == good.sessions == set()
     # Afterwards it is given one at a time, and only where no better one has room.
     _, percent = await drafted(pool, 3)
@@ -130,28 +141,6 @@ async def test_a_good_worker_fills_its_room(pool: DraftPool) -> None:
     pool.attach(good)
     await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
     assert good.most == 8, "sessions that came before its worth was known stayed alone"
-
-
-class FullWorker(SilentWorker):
-    """Worker that claims room for many sessions, and has room for one."""
-
-    def open(self, session: VerificationSession) -> None:
-        super().open(session)
-        if len(self.sessions) > 1:
-            asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
-
-
-async def test_a_request_that_one_worker_declines_goes_to_another(pool: DraftPool) -> None:
-    """The story: a worker without room did not answer, and its sessions stayed with it, undrafted."""
-    full, good = FullWorker("full", 4096, pool), GoodWorker("good", 8, pool)
-    pool.attach(full)
-    pool.attach(good)
-    answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 9)))
-    for length, (token_ids, percent) in enumerate(answers, start=3):
-        assert token_ids == tokens_at(length, NUM_TOKENS)
-        assert percent > 25
-    pool.decline(full, "nobody's")
-    assert full.sessions == good.sessions == set()
 
 
 async def test_no_worker_gets_more_than_the_operator_allows() -> None:

@@ -81,12 +81,8 @@ class Forkable(Unforkable):
 # Choice of a slot for a sequence.
 
 
-def test_a_conversation_goes_on_where_it_was() -> None:
-    place = choose_slot([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True)
-    assert place == SlotChoice(1, 1, 40)
-
-
-def test_shared_prefixes_are_copied() -> None:
+def test_a_conversation_goes_on_where_it_was_and_shared_prefixes_are_copied() -> None:
+    assert choose_slot([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True) == SlotChoice(1, 1, 40)
     assert choose_slot([2, 0, 1], {0: 500, 1: 400}, {0: 100, 1: 100}, can_copy=True) == SlotChoice(2, 1, 100)
 
 

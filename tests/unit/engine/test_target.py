@@ -6,13 +6,11 @@ import asyncio
 import statistics
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 
-from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.commit import Commit, FinishReason
 from specdec.inference.engine.admission import Admission
 from specdec.inference.engine.target import EngineLimits, TargetEngine
@@ -21,10 +19,8 @@ from specdec.inference.errors import CapacityError, InternalError, InvalidReques
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
-from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.tree import Branch
-from tests.support.answers import commits_of, each_commit, next_commit, tokens
-from tests.support.models import tiny_model
+from tests.support.answers import commits_of, next_commit, tokens
 from tests.support.scripted import ScriptedDecoder, token_at, tokens_at, until
 
 MAX_LENGTH = 60
@@ -43,9 +39,10 @@ async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]
         decoder.gate.open()
 
 
-def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None) -> GenerationRequest:
+def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None, **fields: Any) -> GenerationRequest:
+    stop_token_ids = frozenset(() if stop is None else (stop,))
     return GenerationRequest(
-        tuple(range(length)), max_new_tokens=max_new_tokens, stop_token_ids=frozenset(() if stop is None else (stop,))
+        tuple(range(length)), max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, **fields
     )
 
 
@@ -66,45 +63,6 @@ async def at_gate(decoder: ScriptedDecoder) -> None:
 
 async def until_counts(engine: TargetEngine, *, running: int, waiting: int = 0) -> None:
     await until(lambda: (engine.num_running, engine.num_waiting) == (running, waiting))
-
-
-async def test_equals_transformers_while_sessions_come_and_go() -> None:
-    """Seven requests share three slots, some given up on the way; the others get generate()'s tokens."""
-    model = tiny_model("llama", seed=1)
-    prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
-    expected = [generate(model, prompt, 9) for prompt in prompts]
-    backend = TorchBackend(model, num_slots=3, max_length=MAX_LENGTH)
-    async with running(TargetEngine(SlotDecoder(backend))) as engine:
-
-        async def run(number: int) -> list[int]:
-            wanted = GenerationRequest(tuple(prompts[number]), max_new_tokens=9, stop_token_ids=frozenset({1}))
-            output: list[int] = []
-            async with aclosing(engine.generate(wanted)) as commits:
-                async for commit in each_commit(commits):
-                    output += commit.token_ids
-                    if number % 3 == 2 and len(output) == 4:
-                        break
-            return output
-
-        outputs = await asyncio.gather(*(run(number) for number in range(7)))
-        assert outputs == [output[:4] if number % 3 == 2 else output for number, output in enumerate(expected)]
-        await until_counts(engine, running=0)
-
-
-def generate(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
-    token_ids = torch.tensor([prompt])
-    output = model.generate(  # type: ignore[operator]
-        token_ids, attention_mask=torch.ones_like(token_ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=1
-    )
-    continuation: list[int] = output[0, len(prompt) :].tolist()
-    return continuation
-
-
-async def test_ends_at_max_new_tokens(engine: TargetEngine) -> None:
-    commits = await finish(engine, request(3, max_new_tokens=4))
-    assert tokens(commits) == tokens_at(3, 4)
-    assert [commit.position for commit in commits] == [3, 4, 5, 6]
-    assert [commit.finish_reason for commit in commits] == [None, None, None, FinishReason.LENGTH]
 
 
 async def test_a_stop_token_in_the_prompt_is_no_stop(engine: TargetEngine) -> None:
@@ -325,46 +283,47 @@ async def test_an_idle_engine_reports_a_lost_slot(
     ]
 
 
-async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
-    session = drafted(engine, request(3, max_new_tokens=9))
-    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 1, 2])])
+RIGHT = tokens_at(3, 8)
+PROPOSALS: dict[str, tuple[dict[str, Any], list[int], tuple[int, int], FinishReason | None, tuple[int, ...]]] = {
+    # a name: fields of the request, the proposal, tokens drafted and accepted, the end, tokens rejected
+    "what is right is taken": ({"max_new_tokens": 9}, [*RIGHT[:2], 1, 2], (4, 2), None, ()),
+    "three tokens are left": ({"max_new_tokens": 3}, RIGHT, (2, 2), FinishReason.LENGTH, ()),
+    # Tokens after a stop token were reported as rejected, so that even a perfect draft seemed to miss.
+    "a stop token": ({"max_new_tokens": 20, "stop": token_at(5)}, RIGHT, (3, 3), FinishReason.STOP, ()),
+    "rejected tokens on request": (
+        {"max_new_tokens": 20, "include_rejected": True},
+        [*RIGHT[:2], 7, 8],
+        (4, 2),
+        None,
+        (7, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "proposal", "counts", "reason", "rejected"), PROPOSALS.values(), ids=PROPOSALS)
+async def test_a_proposal_is_verified_as_far_as_it_may_count(
+    engine: TargetEngine,
+    fields: dict[str, Any],
+    proposal: list[int],
+    counts: tuple[int, int],
+    reason: FinishReason | None,
+    rejected: tuple[int, ...],
+) -> None:
+    session = drafted(engine, request(3, **fields))
+    engine.propose(session, [Branch(None, 3, proposal)])
     commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (4, 2)
+    assert list(commit.token_ids) == RIGHT[:3]
+    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == counts
+    assert (commit.finish_reason, commit.rejected_token_ids) == (reason, rejected)
+    engine.close(session)
+
+
+async def test_a_proposal_of_nothing_is_a_pass(engine: TargetEngine) -> None:
+    session = drafted(engine, request(6))
     engine.propose(session, [])
     assert list((await next_commit(session)).token_ids) == tokens_at(6, 1)
     assert session.idle_s >= 0
     engine.close(session)
-
-
-async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Three tokens are left for two drafted ones and the target's own."""
-    session = drafted(engine, request(3, max_new_tokens=3))
-    engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
-    commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (2, 2)
-    assert commit.finish_reason is FinishReason.LENGTH
-    assert len(decoder.steps[-1][0].proposal) == 2
-
-
-async def test_draft_tokens_after_a_stop_token_do_not_count(engine: TargetEngine) -> None:
-    """The story: such tokens were reported as verified and rejected, so that even a perfect draft seemed to miss."""
-    session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
-    engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
-    commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
-    assert commit.finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("asked", [True, False])
-async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine, asked: bool) -> None:
-    session = drafted(engine, replace(request(3, max_new_tokens=20), include_rejected=asked))
-    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 7, 8])])
-    commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert commit.rejected_token_ids == ((7, 8) if asked else ())
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:

@@ -77,18 +77,12 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
     assert [record for record in caplog.records if record.name == "specdec.grpc_comm.guard"] == []
 
 
-async def test_methods_that_are_not_there() -> None:
+@pytest.mark.parametrize(("name", "words"), [("Assist", "UNIMPLEMENTED"), ("Verify", "draft_session")])
+async def test_methods_that_are_not_there(name: str, words: str) -> None:
+    """A method of an earlier version is refused with the name of what replaces it."""
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_method_that_ended_is_refused_with_what_replaces_it() -> None:
-    async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
-        call: Any = channel.stream_stream("/specdec.v1.VerificationService/Verify")(timeout=60)
-        with pytest.raises(grpc.aio.AioRpcError, match="draft_session") as caught:
+        call: Any = channel.stream_stream(f"/specdec.v1.VerificationService/{name}")(timeout=60)
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 

@@ -15,13 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specdec.grpc_comm import health
 from specdec.grpc_comm.call import Call
 from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.errors import Status
 from specdec.grpc_comm.guard import Gate
 from specdec.grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
 from specdec.grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
 from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from tests.support.ports import listening
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 """A receive window of five bytes: a channel with it never reads."""
@@ -69,16 +69,8 @@ class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 @asynccontextmanager
 async def serving() -> AsyncGenerator[tuple[TalkativeServicer, Server], None]:
     servicer = TalkativeServicer()
-    server = Server("127.0.0.1:0", [servicer], status_of=status_of, gate=Gate(stall_timeout_s=STALL_S))
-    await server.open()
-    try:
+    async with listening(servicer, status_of=lambda _: None, gate=Gate(stall_timeout_s=STALL_S)) as server:
         yield servicer, server
-    finally:
-        await server.close()
-
-
-def status_of(error: Exception) -> Status | None:
-    return None
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:

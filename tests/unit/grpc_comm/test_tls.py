@@ -20,10 +20,10 @@ from specdec.grpc_comm.channel import HandshakeError, UnreachableError, open_cha
 from specdec.grpc_comm.guard import Gate
 from specdec.grpc_comm.health import is_serving
 from specdec.grpc_comm.secured import Credentials, watched_token
-from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.tls import ClientTls, ServerTls, names_in
 from specdec.grpc_comm.watched import UnusableError
 from tests.support.certificates import Pki, pki
+from tests.support.ports import listening
 
 
 @pytest.fixture
@@ -33,12 +33,8 @@ def trust(tmp_path: Path) -> Pki:
 
 @asynccontextmanager
 async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[str, None]:
-    server = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=Gate(credentials))
-    await server.open()
-    try:
+    async with listening(gate=Gate(credentials)) as server:
         yield f"127.0.0.1:{server.port}"
-    finally:
-        await server.close()
 
 
 async def dial(address: str, tls: ClientTls | None) -> bool:

@@ -54,18 +54,12 @@ def test_load_narrows_speculation() -> None:
 
 def test_costs_of_draft_tokens_are_remeasured() -> None:
     """A cost that was measured in a bad moment does not keep draft tokens out for good."""
-    costs = PassCosts()
-    for width in (0, 4) * 20:
-        costs.record(width, 0.001 + 0.1 * width)
-    widths = Widths()
-    taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
-    assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
-    assert taken[PROBE_EVERY - 1] == [0, 3]
-
-
-def test_a_probe_has_the_given_width() -> None:
     widths, costs = Widths(), PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)
+    taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
+    assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
+    assert taken[PROBE_EVERY - 1] == [0, 3]
+    widths = Widths()
     taken = [widths.choose([2, 9], [0.1, 0.1], costs, probes=[2, 1]) for _ in range(PROBE_EVERY)]
-    assert [chosen for chosen in taken if any(chosen)] == [[2, 0]]
+    assert [chosen for chosen in taken if any(chosen)] == [[2, 0]], "a probe has the given width"

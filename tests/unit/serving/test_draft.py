@@ -16,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.grpc_comm import server as grpc_server
 from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.server import Server, Servicer
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.config import (
@@ -35,12 +34,12 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import fleet
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completion import ModelCard
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.models import save_tiny_model
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
 PROBE_PORT = free_port()
@@ -82,14 +81,12 @@ async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecEr
     pool = DraftPool(engine)
     completer = LocalCompleter(pool, Tokenizer.load(directory), model_id=card.model_id)
     verification = VerificationServicer(pool, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
-    servicers: list[Servicer] = [verification, Refusing(completer, card, errors=list(errors))]
-    server = Server(f"127.0.0.1:{port}", servicers, status_of=to_status)
-    await server.open()
-    try:
-        yield
-    finally:
-        await engine.stop()
-        await server.close()
+    generation = Refusing(completer, card, errors=list(errors))
+    async with listening(verification, generation, address=f"127.0.0.1:{port}"):
+        try:
+            yield
+        finally:
+            await engine.stop()
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import ModelCard
 from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.support.ports import listening
 from tests.unit.workers.calls.test_fleet import NAME, Resolver
 
 OTHER = replace(CARD, name="other", max_length=64)
@@ -40,15 +41,15 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
     """The story: the gateway and its server counted CANCELLED, as if the client had left."""
     metrics = Metrics("tiny")
     hanging = SupervisedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
-    server = Server("127.0.0.1:0", [GenerationServicer(hanging, CARD)], status_of=to_status)
-    await server.open()
-    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+    async with (
+        listening(GenerationServicer(hanging, CARD)) as server,
+        open_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
         front = gateway(RemoteCompleter(channel, "behind", deadline_s=10.0), deadline_s=1.0)
         transport = httpx.ASGITransport(create_app(front))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             late = await client.post("/v1/completions", json={"prompt": "x"})
             counted = (await client.get("/metrics")).text
-    await server.close()
     assert (late.status_code, late.json()["error"]["message"]) == (504, "the request is not finished after 1 s")
     line = 'specdec_request_failures_total{code="DEADLINE_EXCEEDED",model_name="tiny"} 1.0'
     assert line in counted

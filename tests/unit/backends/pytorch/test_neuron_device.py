@@ -35,6 +35,7 @@ from tests.support.neuron_compiler import NeuronCompiler
 
 QUICK = ("llama", "gemma3")
 REST = [family for family in CONTRACTS["torch", "float32"] if family not in QUICK]
+OLD = ("unknown", "2.9.0.2.13", "1.0.0.1")
 BUCKETS = Buckets(widths=(4,), prompts=(8,))
 ONE_SHAPE = Buckets(widths=(MAX_LENGTH,), prompts=())
 """Single shape of fixed passes, with fewer graphs than `BUCKETS` for `make test` to compile."""
@@ -165,21 +166,19 @@ def test_weights_that_do_not_fit_are_named(
         load_backend(config_of(models.target))
 
 
-@pytest.mark.parametrize("version", ["unknown", "2.9.0.2.13", "1.0.0.1"])
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        *((version, rf"2\.33 or later; the version in this Python is {version} ") for version in OLD),
+        ("2.13.3.0", "torch_neuronx cannot be imported"),
+    ],
+)
 def test_a_missing_torchneuron_is_named(
-    version: str, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
+    version: str, message: str, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(devices.VISIBLE_CORES, "0")
     monkeypatch.setattr(devices, "version_of", lambda package: version)
-    message = rf"torch-neuronx 2\.13 or newer, of Neuron SDK 2\.33 or later; the version in this Python is {version} "
     with pytest.raises(ConfigError, match=message):
-        load_backend(config_of(models.target))
-
-
-def test_a_broken_torchneuron_is_named(models: ModelDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(devices.VISIBLE_CORES, "0")
-    monkeypatch.setattr(devices, "version_of", lambda package: "2.13.3.0")
-    with pytest.raises(ConfigError, match="torch_neuronx cannot be imported"):
         load_backend(config_of(models.target))
 
 

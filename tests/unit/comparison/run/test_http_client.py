@@ -92,14 +92,26 @@ async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
 MANY, ENDLESS = '{"completion_tokens": "many"}', '{"completion_tokens": 1e999}'
 
 
-@pytest.mark.parametrize("usage", [MANY, ENDLESS, '{"prompt_tokens": [1]}', "[1]", '"none"'])
-async def test_missing_counts_are_a_record_with_a_code(usage: str) -> None:
+def stream_of(usage: str) -> str:
+    return f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "words"),
+    [
+        *(
+            ("text/event-stream", stream_of(usage), "BAD_CHUNK", usage)
+            for usage in (MANY, ENDLESS, '{"prompt_tokens": [1]}', "[1]", '"none"')
+        ),
+        ("text/html", "<p>data: no</p>", "NO_STREAM", "text/html"),
+    ],
+)
+async def test_an_answer_that_is_no_stream_is_a_record_with_a_code(kind: str, text: str, code: str, words: str) -> None:
     """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
-    stream = f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
-    server = ScriptedServer(lambda _: (200, "text/event-stream", stream))
+    server = ScriptedServer(lambda _: (200, kind, text))
     async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
         record = await client.complete("hello", 0, None)
-    assert (record.error_code, usage in record.error_message) == ("BAD_CHUNK", True)
+    assert (record.error_code, words in record.error_message) == (code, True)
 
 
 async def test_a_lost_server_is_a_record_or_error() -> None:
@@ -194,14 +206,6 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
         events = EventReader()
         found = events.feed(stream[:at]) + events.feed(stream[at:])
         assert found == ['{"text":\n"h\u00e9"}', "\nsecond"]
-
-
-async def test_an_answer_of_another_type_is_no_stream() -> None:
-    server = ScriptedServer(lambda _: (200, "text/html", "<p>data: no</p>"))
-    async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
-        record = await client.complete("hello", 0, None)
-    assert record.error_code == "NO_STREAM"
-    assert "text/html" in record.error_message
 
 
 async def test_thirty_two_streams_at_once_are_whole() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -122,8 +122,12 @@ async def places(
         yield FailoverCompleter(fleet, connection), found
 
 
+def text_of(events: Sequence[TextEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
 async def answer(completer: FailoverCompleter, request: CompletionRequest = REQUEST) -> str:
-    return "".join([event.text async for event in completer.complete(request) if isinstance(event, Delta)])
+    return text_of([event async for event in completer.complete(request)])
 
 
 async def interrupted(
@@ -148,7 +152,7 @@ WHOLE = "012345"
 async def test_a_server_dies_and_another_goes_on() -> None:
     async with places(Counting(), Counting()) as (completer, (first, second)):
         events = await interrupted(completer, first)
-    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+    assert text_of(events) == WHOLE
     assert [type(event) for event in (events[0], events[-1])] == [Started, Finished]
     assert sum(isinstance(event, Started) for event in events) == 1
     (asked,) = second.completer.asked
@@ -169,14 +173,10 @@ async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.L
     assert "goes on at another one" in caplog.text
 
 
-async def test_a_drain_moves_a_request_that_can_move() -> None:
+async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
     async with places(Counting(), Counting()) as (completer, (first, second)):
-        events = await interrupted(completer, first, move=True)
-        assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+        assert text_of(await interrupted(completer, first, move=True)) == WHOLE
         assert len(second.completer.asked) == 1
-
-
-async def test_a_drain_keeps_requests_without_another_server() -> None:
     async with places(Counting()) as (completer, (only,)):
         only.server.move()
         assert await answer(completer) == WHOLE
@@ -190,15 +190,14 @@ async def test_a_server_of_before_is_never_resumed_at() -> None:
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
         with pytest.raises(UnavailableError):
             await interrupted(completer, first, events=events)
-    assert [event.text for event in events if isinstance(event, Delta)] == ["0"]
+    assert text_of(events) == "0"
     assert old.asked
 
 
 async def test_another_model_does_not_go_on() -> None:
     stranger = Counting(refusal=IncompatibleDraftError("the output began with model_id m"))
     async with places(Counting(), stranger, Counting()) as (completer, (first, *_)):
-        events = await interrupted(completer, first)
-    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+        assert text_of(await interrupted(completer, first)) == WHOLE
 
 
 async def test_device_noise_forbids_resumes() -> None:
@@ -262,32 +261,24 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
     assert len(poison.asked) == MAX_BARREN_RESUMES
 
 
-async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a gateway's token was revoked at one of two targets, and 38 of 40 requests failed.
-
-    That target refused at once, so it was always the least loaded, and refusals did not count as its failures.
-    """
-    monkeypatch.setattr(
-        "specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0
-    )  # on a busy machine one second was over
-    stranger = UnauthenticatedError("the token is not known here")
-    async with places(Counting(refusal=stranger), Counting()) as (completer, (refusing, _)):
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"refusal": UnauthenticatedError("the token is not known here")}, UnauthenticatedError),
+        ({"serves": False}, OtherServerError),
+    ],
+    ids=["a revoked token", "another service"],
+)
+async def test_a_server_that_refuses_all_is_left_out(
+    fields: dict[str, Any], error: type[SpecDecError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed."""
+    monkeypatch.setattr("specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0)  # a busy machine takes a second
+    async with places(Counting(**fields), Counting()) as (completer, (refusing, _)):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
-        assert len(refusing.completer.asked) == 3, "ejected, like one that fails"
-    async with places(Counting(refusal=stranger)) as (completer, _):
-        with pytest.raises(UnauthenticatedError, match="the token is not known here"):
-            await answer(completer)
-
-
-async def test_a_server_of_another_kind_is_left_out() -> None:
-    """The story: a client's list of servers named a port with another service.
-
-    That service answered UNIMPLEMENTED at once, so it was always the least loaded, and clients got 404.
-    """
-    async with places(Counting(serves=False), Counting()) as (completer, _):
-        assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
-    async with places(Counting(serves=False)) as (completer, _):
-        with pytest.raises(OtherServerError, match="another kind of server"):
+        assert len(refusing.completer.asked) == (0 if "serves" in fields else 3), "ejected, like one that fails"
+    async with places(Counting(**fields)) as (completer, _):
+        with pytest.raises(error, match=r"the token is not known here|another kind of server"):
             await answer(completer)
 
 

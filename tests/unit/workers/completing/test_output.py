@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.server import Server
 from specdec.inference.commit import Delta, Finished, FinishReason, Started, TextEvent, Timings
 from specdec.inference.errors import UnavailableError
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.completers import CARD
+from tests.support.ports import listening
 
 NOTHING = Timings()
 ANSWER: list[TextEvent] = [
@@ -40,11 +39,11 @@ class Says:
 
 @asynccontextmanager
 async def reading(events: list[TextEvent]) -> AsyncGenerator[RemoteCompleter, None]:
-    server = Server("127.0.0.1:0", [GenerationServicer(Says(events), CARD)], status_of=to_status)
-    await server.open()
-    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+    async with (
+        listening(GenerationServicer(Says(events), CARD)) as server,
+        open_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
         yield RemoteCompleter(channel, "behind:1", deadline_s=10.0)
-    await server.close()
 
 
 async def test_a_whole_answer_passes() -> None:
@@ -68,24 +67,21 @@ async def test_an_answer_without_tokens_needs_none() -> None:
         assert [event async for event in completer.complete(request)] == answer
 
 
+SURPLUS = Delta(7, (11,), finish_reason=FinishReason.LENGTH, text="e")
+
+
 @pytest.mark.parametrize(
-    ("number", "words"),
-    [(0, "begins twice"), (1, "position 3 came where 7"), (3, "position 6 came where 7"), (4, "after its end")],
+    ("events", "words"),
+    [
+        ([*ANSWER[:4], ANSWER[0]], "begins twice"),
+        ([*ANSWER[:4], ANSWER[1]], "position 3 came where 7"),
+        ([*ANSWER[:4], ANSWER[3]], "position 6 came where 7"),
+        ([*ANSWER[:5], ANSWER[4]], "after its end"),
+        ([ANSWER[0], Delta(-1, (7,), text="a"), *ANSWER[2:]], "position -1 came where 3 is next"),
+        ([*ANSWER[:4], SURPLUS, ANSWER[-1]], "5 tokens came, the limit is 4"),
+    ],
 )
-async def test_nothing_comes_twice(number: int, words: str) -> None:
-    async with reading([*ANSWER[: max(4, number + 1)], ANSWER[number]]) as completer:
+async def test_no_event_comes_twice_or_out_of_order(events: list[TextEvent], words: str) -> None:
+    async with reading(events) as completer:
         with pytest.raises(UnavailableError, match=words):
-            _ = [event async for event in completer.complete(CompletionRequest("x"))]
-
-
-async def test_tokens_without_a_position_are_refused() -> None:
-    async with reading([ANSWER[0], Delta(-1, (7,), text="a"), *ANSWER[2:]]) as completer:
-        with pytest.raises(UnavailableError, match="position -1 came where 3 is next"):
-            _ = [event async for event in completer.complete(CompletionRequest("x"))]
-
-
-async def test_nothing_follows_the_last_piece() -> None:
-    surplus = Delta(7, (11,), finish_reason=FinishReason.LENGTH, text="e")
-    async with reading([*ANSWER[:4], surplus, ANSWER[-1]]) as completer:
-        with pytest.raises(UnavailableError, match="5 tokens came, the limit is 4"):
             _ = [event async for event in completer.complete(CompletionRequest("x"))]

@@ -16,7 +16,6 @@ import grpc
 import httpx
 import pytest
 
-from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.commit import Delta, OwnDrafts
@@ -29,7 +28,6 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.convert import card_to_message
 from specdec.inference.workers.calls.fleet import Fleet
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing import resuming
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
@@ -39,6 +37,7 @@ from specdec.inference.workers.completion import Completer, CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 from tests.support.completers import CARD, gateway
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
 
 PROMPT = (1, 2, 3)
@@ -161,13 +160,8 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
     """Yield the completer that a gateway and a fused client call a server with."""
-    server = Server("127.0.0.1:0", [target], status_of=to_status)
-    await server.open()
-    try:
-        async with client_of(server.port) as completer:
-            yield completer
-    finally:
-        await server.close()
+    async with listening(target) as server, client_of(server.port) as completer:
+        yield completer
 
 
 @asynccontextmanager
@@ -191,9 +185,7 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
     """Yield a completer that asks through an edge draft."""
     async with AsyncExitStack() as stack:
-        server = Server("127.0.0.1:0", [target], status_of=to_status)
-        await server.open()
-        stack.push_async_callback(server.close)
+        server = await stack.enter_async_context(listening(target))
         fleet = await stack.enter_async_context(fleet_of(server.port))
         engine = DraftEngine(ScriptedProposer(), max_waiting=1)
         engine.start()
@@ -210,12 +202,12 @@ async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
 @asynccontextmanager
 async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
     """Yield a client of a draft that serves."""
-    async with asked_by_draft(target) as draft:
-        server = Server("127.0.0.1:0", [GenerationServicer(draft, CARD)], status_of=to_status)
-        await server.open()
-        async with client_of(server.port) as completer:
-            yield completer
-        await server.close()
+    async with (
+        asked_by_draft(target) as draft,
+        listening(GenerationServicer(draft, CARD)) as server,
+        client_of(server.port) as completer,
+    ):
+        yield completer
 
 
 ASKED_BY = (asked_by_client, asked_by_draft, asked_by_serving_draft)
@@ -264,16 +256,19 @@ async def test_an_open_length_takes_the_servers_default() -> None:
     assert seen == WHOLE[:-1]
 
 
-async def test_a_text_that_no_pass_could_make_is_refused() -> None:
-    async with asked_by_client(Target(honest, text="x" * 1_000_000)) as completer:
-        with pytest.raises(UnavailableError, match="text has 1000000 elements, the limit is 263168"):
-            await read(completer, [])
-
-
-async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> None:
+@pytest.mark.parametrize(
+    ("num_characters", "error", "words"),
+    [
+        (1_000_000, UnavailableError, "text has 1000000 elements, the limit is 263168"),
+        (5_000_000, InvalidRequestError, "a message of the answer is too long"),
+    ],
+)
+async def test_a_text_that_no_pass_could_make_is_refused(
+    num_characters: int, error: type[Exception], words: str
+) -> None:
     """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
-    async with asked_by_client(Target(honest, text="x" * 5_000_000)) as completer:
-        with pytest.raises(InvalidRequestError, match="a message of the answer is too long"):
+    async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
+        with pytest.raises(error, match=words):
             await read(completer, [])
 
 

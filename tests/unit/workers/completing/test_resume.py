@@ -67,6 +67,12 @@ async def events_of(completer: LocalCompleter, request: CompletionRequest) -> li
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
 
+async def begun(completer: LocalCompleter, request: CompletionRequest) -> Started:
+    started = (await events_of(completer, request))[0]
+    assert isinstance(started, Started)
+    return started
+
+
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
@@ -130,9 +136,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
     async with server(model) as first, server(model, RequestDefaults(temperature=2.0, max_new_tokens=3)) as second:
         whole = await events_of(first, request)
         if request.seed is None:
-            started = whole[0]
-            assert isinstance(started, Started)
-            request = replace(request, seed=started.seed)
+            request = replace(request, seed=whole[0].seed)  # type: ignore[union-attr]
         num_deltas = sum(isinstance(event, Delta) for event in whole)
         for place in range(num_deltas):
             answer, seen = await cut(first, request, place)
@@ -174,20 +178,17 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
     """The story: a target was restarted with other weights of its tokenizer, and ended the text of the first ones."""
     async with server(model) as completer:
-        begun = REQUESTS["a grammar"]
-        started = (await events_of(completer, begun))[0]
-        assert isinstance(started, Started)
-        resume = Resume((5,), replace(started.provenance, **change))
+        asked = REQUESTS["a grammar"]
+        resume = Resume((5,), replace((await begun(completer, asked)).provenance, **change))
         with pytest.raises(IncompatibleDraftError, match=words):
-            await events_of(completer, replace(begun, resume=resume))
+            await events_of(completer, replace(asked, resume=resume))
 
 
 async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
     """Two servers may have different adapters of one name, whose texts differ."""
     asked = replace(REQUESTS["token ids"], adapter="poet")
     async with server(model, poet="1", clerk="2") as completer:
-        started = (await events_of(completer, asked))[0]
-        assert isinstance(started, Started)
+        started = await begun(completer, asked)
         assert (started.adapter, started.provenance.model_id) == ("poet", "m+1")
         with pytest.raises(NotFoundError, match="adapter other does not exist; there are: poet, clerk"):
             await events_of(completer, replace(asked, adapter="other"))
@@ -198,22 +199,20 @@ async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: Mo
                 assert await events_of(completer, resumed)
 
 
-async def test_a_server_without_model_id_refuses_resumes(model: ModelConfig) -> None:
-    async with server(model, model_id="") as completer:
-        started = (await events_of(completer, REQUESTS["token ids"]))[0]
-        assert isinstance(started, Started)
-        with pytest.raises(IncompatibleDraftError, match="model_id unknown"):
-            await events_of(completer, replace(REQUESTS["token ids"], resume=Resume((), started.provenance)))
-
-
 @pytest.mark.parametrize(
-    ("token_ids", "words"), [((5,) * 5, "max_new_tokens is 5"), ((1000,), "token id 1000 is outside")]
+    ("model_id", "token_ids", "error", "words"),
+    [
+        ("", (), IncompatibleDraftError, "model_id unknown"),
+        ("m", (5,) * 5, InvalidRequestError, "max_new_tokens is 5"),
+        ("m", (1000,), InvalidRequestError, "token id 1000 is outside"),
+    ],
 )
-async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tuple[int, ...], words: str) -> None:
-    async with server(model) as completer:
-        started = (await events_of(completer, REQUESTS["token ids"]))[0]
-        assert isinstance(started, Started)
-        with pytest.raises(InvalidRequestError, match=words):
+async def test_resumes_that_cannot_be(
+    model: ModelConfig, model_id: str, token_ids: tuple[int, ...], error: type[Exception], words: str
+) -> None:
+    async with server(model, model_id=model_id) as completer:
+        started = await begun(completer, REQUESTS["token ids"])
+        with pytest.raises(error, match=words):
             await events_of(completer, replace(REQUESTS["token ids"], resume=Resume(token_ids, started.provenance)))
 
 
@@ -225,8 +224,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
     A thousand such requests at once blocked the event loop for 1 s at a time.
     """
     async with server(model) as completer:
-        started = (await events_of(completer, REQUESTS["token ids"]))[0]
-        assert isinstance(started, Started)
+        started = await begun(completer, REQUESTS["token ids"])
         monkeypatch.setattr(TextStream, "push", None)
         for max_new_tokens, words in ((10**6, "maximum context length"), (5000, "nothing more")):
             resume = Resume((5,) * 5000, started.provenance)

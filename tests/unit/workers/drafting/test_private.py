@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from specdec.grpc_comm.server import Server, Servicer
 from specdec.inference.commit import Delta
 from specdec.inference.config import ConnectionConfig, DraftConfig
 from specdec.inference.engine.draft import DraftEngine
@@ -22,7 +21,6 @@ from specdec.inference.serving.assembly import running
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.fleet import Fleet, connected
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
@@ -32,6 +30,7 @@ from specdec.inference.workers.drafting.private import PrivateWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.completers import CARD
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until
 
 WORDS = Vocabulary("f", VOCAB_SIZE)
@@ -79,13 +78,9 @@ async def edge(
 ) -> AsyncGenerator[Edge, None]:
     async with AsyncExitStack() as stack:
         pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
-        services: list[Servicer] = [
-            GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD),
-            VerificationServicer(pool, words, noise=noise),
-        ]
-        server = Server("127.0.0.1:0", services, status_of=to_status)
-        await server.open()
-        stack.push_async_callback(server.close)
+        generation = GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD)
+        verification = VerificationServicer(pool, words, noise=noise)
+        server = await stack.enter_async_context(listening(generation, verification))
         link = ConnectionConfig("127.0.0.1", server.port, 60.0)
         fleet = await stack.enter_async_context(connected(link))
         proposer = ScriptedProposer()

@@ -32,6 +32,7 @@ from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
 
 OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
@@ -88,13 +89,10 @@ async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> 
     """A handshake that fails reads as UNAVAILABLE: the worker must know it from a lost link, and name the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
-    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
-    await target.open()
-    worker = pool_worker(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
-    async with asyncio.timeout(60):
+    async with listening(gate=gate) as target, asyncio.timeout(60):
+        worker = pool_worker(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
         with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
             await worker.refused()
-    await target.close()
 
 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +207,16 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         assert worker._engine.num_running == 1
 
 
-async def test_a_session_in_another_tokenizer_is_declined() -> None:
+async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
+    """The story: a worker without room logged it, and the target believed that the session was helped."""
     target = Target()
     async with attached(target):
         target.opens("other", 1, 2, fingerprint="g")
         target.opens("same", 1, 2, fingerprint="f")
         await until(lambda: target.declined == ["other"] and bool(target.drafts("same")))
+        target.opens("second", 1, 2)
+        target.opens("third", 1, 2)
+        await until(lambda: target.declined == ["other", "third"])
 
 
 async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,17 +248,12 @@ async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_broken_tokenizer_is_a_refusal() -> None:
-    target, server_port = Target(), free_port()
+    target, offer = Target(), replace(OFFER, learn=lambda _: TargetWords(OFFER.vocabulary))
     target.tokenizer = b"no zlib"
-    server = Server(f"127.0.0.1:{server_port}", [target], status_of=lambda _: None)
-    await server.open()
-    worker = pool_worker(
-        f"127.0.0.1:{server_port}", offer=replace(OFFER, learn=lambda _: TargetWords(OFFER.vocabulary))
-    )
-    async with asyncio.timeout(60):
+    async with listening(target) as server, asyncio.timeout(60):
+        worker = pool_worker(f"127.0.0.1:{server.port}", offer=offer)
         with pytest.raises(IncompatibleDraftError, match="tokenizer cannot be read"):
             await worker.refused()
-    await server.close()
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
@@ -300,15 +297,6 @@ async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCapt
     ids = [record.request for record in caplog.records if "gets no draft" in record.message]  # type: ignore[attr-defined]
     assert re.fullmatch(r"\[[0-9a-f]{32}\] ", ids[0])
     assert ids[1:] == ["[later] "]
-
-
-async def test_a_session_beyond_the_slots_is_declined() -> None:
-    """The story: a worker without room logged it, and the target believed that the session was helped."""
-    target = Target()
-    async with attached(target):
-        for name in ("first", "second", "third"):
-            target.opens(name, 1, 2)
-        await until(lambda: target.declined == ["third"])
 
 
 @pytest.mark.parametrize("status", [404, 502])
