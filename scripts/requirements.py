@@ -44,7 +44,7 @@ def runtime(project: dict[str, Any]) -> list[str]:
 
 
 def file_of(extra: str) -> str:
-    """Return the name of the file that has an extra's packages."""
+    """Return the name of the file with an extra's packages."""
     return "requirements.txt" if extra == RUNTIME else f"requirements/{extra}.txt"
 
 

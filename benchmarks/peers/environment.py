@@ -1,4 +1,4 @@
-"""Environments of Python for peers, under build/peers: our packages, and above them those of requirements/PEER.txt."""
+"""Python environments for peers, under build/peers: the packages of requirements/PEER.txt on top of ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UnavailableError(Exception):
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of an environment that has requirements/NAME.txt; make it unless it is there.
+    """Return the interpreter of the environment with the packages of requirements/NAME.txt; make a missing environment.
 
     Raises:
         UnavailableError: pip could not install the packages.
@@ -42,6 +42,6 @@ def _run(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's complaint, which has the cause; pip's ends in hints on pip itself."""
+    """Return the last line of a program's output, which has the cause of a failure; hints on pip itself are skipped."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
     return lines[-1] if lines else "it ended without a word"

@@ -8,7 +8,7 @@ TIMEOUT_S = float(os.environ.get("TIMEOUT_S", "5"))
 
 
 def fault(address: str) -> str:
-    """Return why an address is not protected as far as this attempt can see; empty if the attempt was dropped."""
+    """Return the reason why an address counts as unprotected; empty if the attempt to connect was dropped."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=TIMEOUT_S):
