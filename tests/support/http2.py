@@ -1,4 +1,4 @@
-"""A proxy that answers every request by itself: just enough of HTTP/2 to send a status of HTTP's own."""
+"""A proxy that answers every request itself, with just enough of HTTP/2 to send an HTTP status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Proxy:
 
 @asynccontextmanager
 async def answering(status: int, port: int) -> AsyncGenerator[Proxy, None]:
-    """Listen on a port, and answer all that comes with this status."""
+    """Listen on a port; answer every request with this status."""
     proxy, ends = Proxy(port), asyncio.Queue[asyncio.StreamWriter]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
