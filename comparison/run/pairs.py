@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator[Pair]:
     """Yield each comparable answer with its reference, the first answer to its prompt by a server of the same model.
 
-    For prompts of the warm-up that is the answer of the target alone, if it takes part, since it warms up first.
+    For prompts of the warm-up the reference is the target alone, if it takes part, since it warms up first.
 
     Args:
         equal_weights: whether all endpoints have the same weights, according to the user.

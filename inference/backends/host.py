@@ -1,4 +1,4 @@
-"""Facts and memory of the host: slots' memory, provided page by page as tokens are written; instruction sets."""
+"""Facts and memory of the host: lazily allocated memory for slots, and the processor's instruction sets."""
 
 from __future__ import annotations
 

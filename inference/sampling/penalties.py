@@ -10,7 +10,7 @@ Transformers' as far as it has them:
     held_back             minus infinity, below the position where the sequence may end
     grammar               minus infinity, if the token may not follow: the caller makes the masks
 
-Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
+Only logits of such tokens change, in double and by single IEEE operations, so numpy and torch give the same bits.
 """
 
 from __future__ import annotations

@@ -67,13 +67,13 @@ def cache_names(layer: int, place: int) -> tuple[str, str]:
 
 
 class DecoderGraph:
-    """Collects nodes; each method adds some and returns the name of their result.
+    """Builder of the graph; each method adds nodes and returns the name of their result.
 
-    `benchmarks.framework` overrides what is neither a matrix product nor attention, to see what that costs.
+    `benchmarks.framework` overrides all that is neither a matrix product nor attention, to measure its cost.
 
     Args:
         dtype: arithmetic of the linear layers, "float32" or "int8".
-        num_places: runs and spans of a pass, >= 1.
+        num_places: number of places of a pass, >= 1.
         room: positions of a slot, one of them for the spare token.
     """
 

@@ -56,19 +56,19 @@ class DecoderShape:
     """Sizes and settings of a decoder.
 
     Attributes:
-        head_dim: of the checkpoint, even; the graph computes with `head_room`, the next multiple of 16.
+        head_dim: elements of a head in the checkpoint, even; the graph has `head_room`, the next multiple of 16.
         score_scale: factor of the attention scores.
         rms_eps: added to mean squares before the root.
         biases: names of linear layers (as in `onnx_weights`) that have a bias.
         head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
         input_norms: attention and gates read normalized inputs.
-        output_norms: what attention and gates add is normalized (Gemma2, OLMo2).
-        activation: of the gate, one of `ACTIVATIONS`.
+        output_norms: outputs of attention and gates are normalized before they are added (Gemma2, OLMo2).
+        activation: activation of the gate, one of `ACTIVATIONS`.
         score_cap: bound of the attention scores; 0 is none.
         logit_cap: bound of the logits; 0 is none.
         windows: last positions that each layer sees, its own among them; 0 is all.
         rotaries: distinct rotary positions: frequencies in radians per position, and the factor of sines and cosines.
-        layer_rotaries: index of each layer's.
+        layer_rotaries: index into `rotaries` of each layer.
     """
 
     vocab_size: int
