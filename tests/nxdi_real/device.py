@@ -1,12 +1,13 @@
 """A stand-in for the device: seven changes to NxDI, which is otherwise as AWS wrote it.
 
-1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel. 2. An
-application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights. 3. Its
-`load` builds the graphs from these files alone, over one memory of keys and values. 4. A graph's wrapper runs it at its
-bucket's length, writes aliased outputs back to the memory, and returns the others, as a traced model does. So NxDI's
-host code runs as on a device. 5. The sampler on a CPU looks at the logits of all ranks, and gives values where they are
-asked for, as on a device. 6. Medusa's pass reads hidden states at an index that tracing freezes at 0. 7. Marks of
-layers for the compiler (in models with experts) have no effect.
+1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel.
+2. An application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights.
+3. Its `load` builds the graphs from these files alone, over one memory of keys and values.
+4. A graph's wrapper runs it at its bucket's length, writes aliased outputs back to the memory, and returns the others,
+   as a traced model does. So NxDI's host code runs as on a device.
+5. The sampler on a CPU looks at the logits of all ranks, and gives values where they are asked for, as on a device.
+6. Medusa's pass reads hidden states at an index that tracing freezes at 0.
+7. Marks of layers for the compiler (in models with experts) have no effect.
 
 Not here: the compiler, tracing, the runtime, kernels, bfloat16 as the device rounds it, time. Eager code that runs here
 may fail to trace. A process alone is one rank, whatever tp_degree says; under torchrun there are as many as it starts.
