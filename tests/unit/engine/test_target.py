@@ -1,4 +1,4 @@
-"""The target's loop: slots, steps, and the ends of requests by finishing, failing or cancelling."""
+"""The target engine's loop: slots, steps, and requests that finish, fail or are cancelled."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def until_counts(engine: TargetEngine, *, running: int, waiting: int = 0) 
 
 
 async def test_equals_transformers_while_sessions_come_and_go() -> None:
-    """Seven requests share three slots, some given up on the way; the others get generate()'s tokens."""
+    """Seven requests share three slots, and some are cancelled; the others get generate()'s tokens."""
     model = tiny_model("llama", seed=1)
     prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
     expected = [generate(model, prompt, 9) for prompt in prompts]
@@ -131,7 +131,7 @@ async def test_first_come_first_served(engine: TargetEngine) -> None:
 
 
 async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Two slots and two places are four requests; the fifth is refused, and admitted once one has left."""
+    """Two slots and two places take four requests; the fifth is refused, and admitted after one has left."""
     decoder.gate.close()
     sessions = [engine.open(request()) for _ in range(4)]
     await at_gate(decoder)
@@ -144,7 +144,7 @@ async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: Scr
 
 
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The pass cannot be interrupted; its result is dropped, and the next holder of the slot sees nothing of it."""
+    """A pass cannot be interrupted; its result is dropped, and the slot's next holder gets nothing of it."""
     decoder.gate.close()
     given_up = asyncio.create_task(finish(engine, request(20)))
     await at_gate(decoder)
@@ -187,7 +187,7 @@ async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
 async def test_failed_pass_ends_its_sessions_alone(
     engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session that waits for its draft was not in the pass and lives on; so does the engine."""
+    """A session that waits for its draft is not in the failed pass, and continues; so does the engine."""
     bystander = drafted(engine, request(1, max_new_tokens=2))
     await until_counts(engine, running=1)
     decoder.gate.fail(RuntimeError("out of luck"), times=2)  # the first failure is forgiven: the pass is made again
@@ -225,7 +225,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
 async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pass is at most as wide as a part; the tokens stay, and another session decodes between the parts."""
+    """A pass is at most as wide as a part; tokens are equal, and another session decodes between the parts."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
@@ -240,7 +240,7 @@ async def test_long_prompts_are_read_in_parts(
 async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part that runs ends, no further one begins, and the next pass reads the request that waited for the slot."""
+    """The running part ends and no further one begins; the next pass reads the request that waited for the slot."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 5)
     decoder.gate.close()
     longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
@@ -260,7 +260,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
 
 
 class SlowReader(ScriptedDecoder):
-    """A decoder for which a prompt token takes a fifth of a decoding pass."""
+    """A decoder that reads a prompt token in a fifth of the time of a decoding pass."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))
@@ -268,7 +268,7 @@ class SlowReader(ScriptedDecoder):
 
 
 async def test_prompts_give_way_to_decoding_sessions() -> None:
-    """The story: a prompt of 6,000 tokens, read in parts of 256, made the gaps of other streams 13 times as long."""
+    """The story: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long."""
     decoder = SlowReader(num_slots=3, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         alone = await finish(engine, request(600))
@@ -286,7 +286,7 @@ async def test_prompts_give_way_to_decoding_sessions() -> None:
 
 
 class SlowDrafter(SlowReader):
-    """A slow reader that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
+    """A `SlowReader` that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         if all(turn.num_unread > 1 for turn in turns):
@@ -298,7 +298,7 @@ class SlowDrafter(SlowReader):
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
     """Drafting counts as time of the step, not as cost of a part.
 
-    The story: parts had the least length. Of 64 streams that came at once, half waited five times as long for their
+    The story: parts had the least length, so half of 64 streams that arrived at once waited five times as long for the
     first token as without a draft.
     """
     decoder = SlowDrafter(num_slots=2, max_length=900)
@@ -338,7 +338,7 @@ async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None
 
 
 async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Three tokens are left for two drafted ones and the target's own."""
+    """The room of three tokens is for two draft tokens and the target's own."""
     session = drafted(engine, request(3, max_new_tokens=3))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)
@@ -349,7 +349,7 @@ async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: S
 
 
 async def test_draft_tokens_after_a_stop_token_do_not_count(engine: TargetEngine) -> None:
-    """The story: such tokens were reported as verified and rejected, so that even a perfect draft seemed to miss."""
+    """The story: such tokens counted as rejected, so even a perfect draft seemed to be wrong."""
     session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
     engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
     commit = await next_commit(session)
@@ -368,7 +368,7 @@ async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The target reads while the draft drafts: all but the last token, for its logits belong to the first pass."""
+    """While the draft drafts, the target reads all but the last token, whose logits belong to the first pass."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

@@ -1,7 +1,7 @@
-"""A target that gives more than was asked for, at a real socket: its clients get what they asked for, or an error.
+"""A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-The story: nothing compared what came with what was asked for. A target that never ended made a draft pass on 185,500
-tokens for a request of 150, and 900,000 out of one commit; to convert them stopped the draft's event loop for seconds.
+The story: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500 tokens for a
+request of 150, and 900,000 from one commit, whose conversion stopped the draft's event loop for seconds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas without an end: each resume would have asked for one more token."""
+    """Yield deltas without an end."""
     return one_by_one(position, range(left))
 
 
@@ -91,7 +91,7 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield nothing: the stream ends after the scores of a far longer prompt, which `Target` sends first."""
+    """Yield nothing: the stream ends after `Target` has sent the scores of a far longer prompt."""
     yield from ()
 
 
@@ -118,7 +118,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers requests by one recipe after another, then by the last; draft workers are welcome."""
+    """Target that answers each request by the next recipe, the last one again and again; it accepts draft workers."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -160,7 +160,7 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield the completer that a gateway and a fused client call a server with."""
+    """Yield the completer with which gateways and fused clients call a server."""
     server = Server("127.0.0.1:0", [target], status_of=to_status)
     await server.open()
     try:
@@ -172,7 +172,7 @@ async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield a fleet of one server, which is ready: a request to an unknown server is not sent again."""
+    """Yield a fleet of one server that is ready; a request to an unknown server would not be sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -189,7 +189,7 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a completer that asks through an edge draft."""
+    """Yield a completer that sends requests through an edge draft."""
     async with AsyncExitStack() as stack:
         server = Server("127.0.0.1:0", [target], status_of=to_status)
         await server.open()
@@ -271,7 +271,7 @@ async def test_a_text_that_no_pass_could_make_is_refused() -> None:
 
 
 async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> None:
-    """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
+    """The story: gRPC has one text for both directions, so the error named the request as too long, not the answer."""
     async with asked_by_client(Target(honest, text="x" * 5_000_000)) as completer:
         with pytest.raises(InvalidRequestError, match="a message of the answer is too long"):
             await read(completer, [])
@@ -279,7 +279,7 @@ async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> Non
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """The story: a message of 30 bytes from a target became a list of 80 million numbers.
+    """The story: a client made a list of 80 million numbers from a count in a target's message of 30 bytes.
 
     That blocked a gateway's event loop for 7 s, and took 160 MB of its client's memory.
     """

@@ -1,4 +1,4 @@
-"""A request that loses its server: when it goes on at the next one, and when it ends."""
+"""A request that loses its server: when it continues at the next one, and when it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return a client's tokens from servers that give one delta each and are lost then, or fail at once."""
+    """Return a client's tokens from servers that give one delta each and are then lost, or that fail at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -57,7 +57,7 @@ async def generated(
 
 
 async def test_a_resume_waits_for_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the request's own lost session still held the only slot, and the resume failed as any new request."""
+    """The story: the request's lost session still held the only slot, so the resume was refused as a new request is."""
     last = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
     assert await generated(monkeypatch, Delta(2, (7,)), LOST, FULL, FULL, last) == [7, 8]
 
@@ -71,12 +71,12 @@ LAST = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
 
 
 async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens depend on committed tokens alone, so INTERNAL of one replica is no reason to give up."""
+    """Tokens depend on committed tokens alone, so a request may resume elsewhere after INTERNAL of one replica."""
     assert await generated(monkeypatch, Delta(2, (7,)), InternalError("the model failed"), LAST) == [7, 8]
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Errors of gRPC are UNAVAILABLE for both; dialling for 30 s would only hide the reason."""
+    """Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
@@ -89,7 +89,7 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
 
 
 class Waiting:
-    """A draft worker in the client's process, which drafts nothing."""
+    """A draft worker in the client's process that drafts nothing."""
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
@@ -105,12 +105,12 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
 
 
 async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target waits 5 s for a first message, for instance; the request's own deadline is another matter."""
+    """A target's own time limit, such as 5 s for a first message, is not the request's deadline."""
     assert await generated(monkeypatch, Delta(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
 
 
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests of a process share one budget, so that a target that fails is not asked again by all at once."""
+    """Requests of a process share a budget of retries, so that they do not all call a failing target at once."""
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
     assert await generated(monkeypatch, Delta(2, (7,)), LAST) == [7, 8]
