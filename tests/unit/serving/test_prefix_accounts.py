@@ -57,7 +57,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Drafting(DraftEngine):
-    """A draft engine that records the salts of its sessions."""
+    """A draft engine that records the prefix and salt of each session."""
 
     def __init__(self) -> None:
         super().__init__(ModelProposer(backend(seed=2)))
@@ -70,7 +70,7 @@ class Drafting(DraftEngine):
 
 
 class Helper:
-    """A worker of the pool that never drafts, and records the requests that it gets."""
+    """A worker of the pool that never drafts, and records the salts of its requests."""
 
     num_slots, does_rounds, scope = 9, True, ""
 
