@@ -48,7 +48,7 @@ def test_other_lines_are_logged_every_time() -> None:
     ],
 )
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
-    """A target's log had a traceback in 1 of some 1,000 requests whose callers left as their status was written."""
+    """The story: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's log."""
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown
 
