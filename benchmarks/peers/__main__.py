@@ -6,8 +6,8 @@ are medians over prompts. A program that cannot be installed, or does not load a
 
 Shape vllm is a race of its own, `make bench-vllm`: our target over vLLM against vLLM itself, over HTTP and in vLLM's
 environment. OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes).
-docs/peers.json gets the figures; those of an earlier run with another shape, arithmetic or number of streams stay.
-`python -m benchmarks.page` makes docs/measurements/peers.md of it.
+docs/peers.json gets the figures; what an earlier run measured with another shape, arithmetic or number of streams stays
+there. `python -m benchmarks.page` makes docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations

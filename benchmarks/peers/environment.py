@@ -42,6 +42,6 @@ def _run(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's output, which has the cause of a failure; hints on pip itself are skipped."""
+    """Return the last line of a program's complaint, which has the cause; pip's ends in hints on pip itself."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
     return lines[-1] if lines else "it ended without a word"

@@ -113,7 +113,7 @@ def _gateway(target: int) -> Server:
 
 
 def _attach(setup: Setup, proxy: DelayProxy, number: int) -> None:
-    """Start draft workers for a target; return once all are attached."""
+    """Start workers for a target, and return once they are attached."""
     device = ["--backend=torch", "--device=cuda"] if torch.cuda.is_available() else ["--threads=1"]
     own = [f"--model={setup.draft}", f"--tokenizer={setup.target}", f"--batch={setup.num_streams}"]
     command = [sys.executable, *MAIN, "draft", *own, f"--attach={proxy.address}", "--no-prefix_caching", *device]

@@ -88,7 +88,7 @@ def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
 
 
 def vllm_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows of our target over vLLM: alone over plain vLLM, with workers over its draft_model."""
+    """Return header and rows: our target over vLLM, alone over plain vLLM, and with workers over vLLM's draft_model."""
     places = list(dict.fromkeys(map(_place, rows)))
     body = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):

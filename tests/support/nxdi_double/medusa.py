@@ -1,4 +1,4 @@
-"""Medusa in the double: the heads' token ids, and a pass's changes of the memory."""
+"""Medusa in the double: the heads' token ids, and what one pass does to the memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 class Heads:
-    """Contents of medusa_heads.pt: a residual layer and an output layer for each head."""
+    """The contents of medusa_heads.pt: per head a residual layer and an output layer of its own."""
 
     def __init__(self, checkpoint: Path, num_heads: int) -> None:
         state = torch.load(checkpoint / "medusa_heads.pt", weights_only=True)
@@ -29,7 +29,7 @@ class Heads:
 
 
 def best_ids(target: torch.Tensor, hidden: torch.Tensor, heads: Heads, config: NeuronConfig) -> SimpleNamespace:
-    """Return the graph's only output, token ids [1 + num_heads, ..., global_topk], likeliest first."""
+    """Return token ids [1 + num_heads, ..., global_topk], likeliest first: the graph's only output."""
     stacked = torch.stack([target, *heads.logits(hidden)])
     return SimpleNamespace(logits=None, hidden_states=stacked.topk(_num_ids(target, config), dim=-1).indices.int())
 
@@ -43,7 +43,7 @@ def run_tree(
 ) -> torch.Tensor:
     """Return logits [1, width, vocab_size] of a tree; the scatter index places its keys and values.
 
-    This pass alone sees accepted tokens' keys and values at their new places, as in NxDI.
+    The move of accepted lines is seen by this pass and lost after it, as in NxDI.
     """
     (accepted, current, tree_mask, scatter), width = medusa_args, input_ids.shape[1]
     if tree_mask.shape != (1, width, width) or scatter.shape != (1, width):

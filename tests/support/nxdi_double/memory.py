@@ -42,8 +42,7 @@ class Memory:
         Args:
             mask: bool [num_rows, at most L], the positions of its room that a row sees.
             rooms: room of the keys and values that each row sees.
-            active: bool [width, width], the tokens of this run that each of them sees; None for itself and those before
-                it.
+            active: [width, width]: which of this run's tokens each of them sees; None is itself and those before it.
         """
         num_rows, width = input_ids.shape
         past = self.rooms[:, :, rooms]  # [layers, 2, num_rows, heads, L, head_dim]
