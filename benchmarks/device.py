@@ -28,7 +28,7 @@ from specdec.inference.model.slots import Span
 from specdec.inference.text.tokenizer import Tokenizer
 
 NUM_COMPARED = 64
-"""Tokens of the text whose next token is chosen on the device and on the CPU."""
+"""Number of the text's tokens after which device and CPU choose the next one."""
 
 
 def main() -> None:

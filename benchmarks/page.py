@@ -187,7 +187,7 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
 }
 """Parts beside the tables of the set, by the name of their mark."""
 MEASURED_APART = ("peers", "since")
-"""Parts whose figures are no part of `make bench`; their files may be missing."""
+"""Parts with figures that `make bench` does not measure; their files may be missing."""
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """Animated picture of one race: `python -m scripts.race_picture docs/race.svg`.
 
 Starts both bundled models in one server, and completes one prompt without and with draft tokens in turn, with one seed.
-The picture replays the pair of runs whose ratio of times is the median. It is SVG, with neither script nor font. Where
+The picture replays the pair of runs with the median ratio of times. It is SVG, with neither script nor font. Where
 nothing can move, it shows the end.
 """
 
@@ -71,7 +71,7 @@ async def complete(completer: RemoteCompleter, gamma: int | None, salt: str) -> 
 
 
 async def race() -> tuple[Run, Run]:
-    """Return the runs without and with draft tokens whose ratio of times is the median of all pairs."""
+    """Return the pair of runs, without and with draft tokens, that has the median ratio of times."""
     port = free_port()
     flags = ("--port", str(port), "--threads", "1")
     async with (

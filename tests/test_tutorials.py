@@ -33,7 +33,7 @@ PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FOREIGN = {
     *("ls", "source", "docker", "git", "cd", "pip", "neuron-ls", "hf", "export", "rm", "echo"),
 }
-"""Programs whose arguments are not ours to check."""
+"""Programs with arguments that this test does not check."""
 LLMPERF = {
     *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),

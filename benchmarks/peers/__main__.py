@@ -48,7 +48,7 @@ DTYPES = ("float32", "int8")
 LENGTH = 256
 """Positions of a prompt and its answer."""
 LOOKUP = "prompt lookup"
-"""Variant that is left out of random shapes, whose walk never returns to a token."""
+"""Variant that is left out of random shapes, because their walk never returns to a token."""
 BYTES = {"float32": 4, "int8": 1}
 
 

@@ -144,7 +144,7 @@ def plain_sentence(rows: Sequence[Row]) -> str:
 
 
 def changed_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on programs whose speculation gave other answers than their plain decoding, and how many."""
+    """Return a sentence on programs that answered otherwise with speculation than without, and how often."""
     changed: dict[str, dict[str, int]] = {}
     for row in rows:
         if row["same_as_plain"] is not None:

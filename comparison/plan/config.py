@@ -60,7 +60,7 @@ class Topology(enum.Enum):
 
 
 STARTED = tuple(topology for topology in Topology if topology is not Topology.ENDPOINT)
-"""Topologies whose servers the comparison starts."""
+"""Topologies for which the comparison starts servers."""
 
 
 class ClientSite(enum.Enum):
@@ -239,7 +239,7 @@ class Contender:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Contender:
-        """Return the contender whose `as_json` gave these values."""
+        """Return the contender that `as_json` wrote as these values."""
         schedule = values["schedule"] and Schedule(values["schedule"])
         return cls(**{**values, "topology": Topology(values["topology"]), "schedule": schedule})
 

@@ -56,7 +56,7 @@ class Case:
 
     @classmethod
     def of(cls, variant: str, name: str, at_s: float, values: Mapping[str, float | None]) -> Case:
-        """Return a case with the metrics whose figures are in `values`, which has a source's names for them."""
+        """Return a case with the metrics that `values` has a figure for, under the source's name."""
         found = {metric: values.get(figure) for metric, (figure, _) in METRICS.items()}
         return cls(variant, name, at_s, {metric: value for metric, value in found.items() if value is not None})
 

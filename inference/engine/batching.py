@@ -54,7 +54,7 @@ class Batching:
     def _room(self, sessions: Sequence[TargetSession]) -> int:
         """Return how many prompt tokens the next pass may read; without limit unless sessions also decode in that pass.
 
-        A decoder whose prompt parts have a fixed length reads one part of each prompt per pass.
+        A decoder with prompt parts of a fixed length reads one part of each prompt per pass.
         """
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._chunk_tokens:

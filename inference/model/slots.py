@@ -18,7 +18,7 @@ class Span:
         slot: room for the sequence's keys and values, 0 <= slot < num_slots.
         start: absolute position of the first token; all positions before it have been written to the slot.
         token_ids: one or more ids, each below the vocabulary's size.
-        num_logits: number of last tokens whose logits are wanted, 0 <= num_logits <= len(token_ids).
+        num_logits: number of last tokens for which logits are wanted, 0 <= num_logits <= len(token_ids).
     """
 
     slot: int

@@ -65,7 +65,7 @@ class Replaceable(Protocol):
 
 
 class Certificate(Replaceable, Protocol):
-    """TLS certificate of a server, whose files may be replaced while it runs."""
+    """TLS certificate of a server; its files may be replaced while the server runs."""
 
     @property
     def days_left(self) -> float: ...

@@ -54,7 +54,7 @@ class TokensBefore:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], output_start: int, tally: Tally | None = None) -> TokensBefore:
-        """Count a sequence whose first output token has position `output_start`; `tally` may have counted it before."""
+        """Count a sequence with its first output token at `output_start`; `tally` may have counted it before."""
         log, drafts = logged(token_ids)
         row = cls(*(tally or Tally(output_start)).count(log))
         for token_id in drafts:

@@ -1,4 +1,4 @@
-"""Life cycle of a target whose engine is vLLM: its start, a warm-up before it serves, and the end of all processes.
+"""Life cycle of a target with vLLM as its engine: start, a warm-up before it serves, and the end of all processes.
 
 vLLM runs in processes of its own. They and this process have a process group of their own, so that all can be ended
 together.

@@ -105,7 +105,7 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 
 
 async def learn(site: Site, target: Member) -> Load:
-    """Return a load whose expected answers come from a target alone."""
+    """Return a load that expects the answers of a target alone."""
     async with site.client(target.http_port) as client:
         answers = await asyncio.gather(*(ask_http(client, question) for question in QUESTIONS))
     assert [answer.words for answer in answers if answer.fault] == []

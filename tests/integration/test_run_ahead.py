@@ -56,7 +56,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Start a draft worker, some of whose tokens are accepted, at the far end of the link."""
+    """Start a draft worker at the far end of the link; some of its tokens are accepted."""
     flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server

@@ -1,6 +1,6 @@
 """Grammars on every topology and schedule give the tokens of the target alone without drafts.
 
-Servers run in this process, with real sockets and a proxy whose link can be slow or cut.
+Servers run in this process, with real sockets and a proxy that can slow or cut the link.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
 ) -> None:
-    """On a new stream the worker recomputes the grammar's state from the committed tokens."""
+    """The worker recomputes the grammar's state from the committed tokens when it opens a new stream."""
     link.conditions = FAR
     async with worker(models.stranger, models, link) as completer:
         helped, cut = Completion(), False

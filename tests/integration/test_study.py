@@ -1,4 +1,4 @@
-"""The study over real servers with emulated passes, whose optimum is known, must recommend that."""
+"""The study must recommend the known optimum of real servers with emulated passes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 7. Marks of layers for the compiler (in models with experts) have no effect.
 
 Not here: the compiler, tracing, the runtime, kernels, bfloat16 as the device rounds it, time. Eager code that runs here
-may fail to trace. A process alone is one rank, whatever tp_degree says; under torchrun there are as many as it starts.
+may fail to trace. A process alone is one rank, for any tp_degree; under torchrun there are as many as it starts.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Tally:
     """Number of requests by outcome for one setting of `strict`, and the wrong answers.
 
     Attributes:
-        taken: files whose schemas the server accepted.
+        taken: files with schemas that the server accepted.
     """
 
     ends: Counter[str] = field(default_factory=Counter)

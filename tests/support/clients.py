@@ -169,7 +169,7 @@ async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any],
 class Load:
     """Clients that ask without a break over HTTP, and the outcomes of their requests.
 
-    A client whose connection is lost asks for the whole answer again.
+    A client that loses its connection asks for the whole answer again.
 
     Attributes:
         expected: the questions, with their undisturbed answers.
@@ -220,7 +220,7 @@ class Load:
 
 
 def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
-    """Return questions whose answers have these lengths in turn."""
+    """Return questions with answers of these lengths in turn."""
     seeds = range(num_questions)
     return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
 

@@ -18,7 +18,7 @@ def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) ->
 
     Args:
         number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.
-        within: prefixes of the names of modules whose lines count.
+        within: prefixes of the names of the modules in which lines count.
     """
     left = number
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _PREFACE_BYTES, _HEAD_BYTES = 24, 9
 _HEADERS, _SETTINGS, _PING = 1, 4, 6
 _ACK, _ENDS = b"\x01", b"\x05"
-_STATUS_BY_NAME = b"\x08\x03"  # a literal field whose name is ":status", of three characters
+_STATUS_BY_NAME = b"\x08\x03"  # a literal field named ":status", of three characters
 
 
 @dataclass

@@ -4,8 +4,8 @@ TorchNeuron is the native PyTorch backend of Neuron SDK 2.33, `torch.compile(bac
 those of its documentation and sources (`neuron_dynamo_backend`). Every artifact has one shape. AOTAutograd keeps
 changes of inputs in the graph. An analysis of Dynamo's graph finds those inputs by assignments `x[...] = y` and by
 methods with names that end in `_`, on an input or on a view of it. The device has no 64-bit floats, no complex numbers,
-no boolean indices and no result whose size depends on data. A graph that obeys runs eagerly on the CPU. So a passing
-test says nothing about the device's compile times, memory, speed or rounding.
+no boolean indices, no results of a size that depends on data. A graph that obeys runs eagerly on a CPU. So a passing
+test shows nothing about the device's compile times, memory, speed or rounding.
 """
 
 from __future__ import annotations

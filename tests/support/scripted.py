@@ -1,4 +1,4 @@
-"""A decoder and a proposer whose tokens follow from positions alone; a test can hold up or break their steps."""
+"""A decoder and a proposer with tokens that follow from positions; a test can hold up or break their steps."""
 
 from __future__ import annotations
 

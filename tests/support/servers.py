@@ -40,7 +40,7 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 
 
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a `draft --serve` whose target is `target`."""
+    """Start a `draft --serve` that verifies at `target`."""
     port = free_port()
     arguments = (
         "--model",

@@ -85,7 +85,7 @@ def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
 
 
 class Unloaded:
-    """A compiled model whose methods no check may call."""
+    """A compiled model that no check may call."""
 
     def forward(self, **tensors: Any) -> Any:
         raise AssertionError("a check runs no graph")

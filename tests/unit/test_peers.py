@@ -42,7 +42,7 @@ SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
 
 class Clockwork:
-    """Engine whose variants take known seconds and answer with counting token ids; one of them fails."""
+    """Engine with variants that take known seconds and answer with counting token ids; one of them fails."""
 
     def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
         self.peer, self.variants, self._rate, self._step = peer, list(variants), tokens_per_s, step

@@ -28,7 +28,7 @@ PENALTIES = "penalties of the output"
 
 
 class NoiseOneOff(Extension):
-    """Extension whose noise is that of the position before."""
+    """Extension with the noise of the position before."""
 
     def install_choice(self) -> None:
         turn_of = Choice._turn

@@ -15,7 +15,7 @@ def fault(address: str) -> str:
             return "a stranger is let in: network policies are not enforced"
     except TimeoutError:
         return ""
-    except ConnectionRefusedError:  # the packet came to the pod, whose server does not listen yet
+    except ConnectionRefusedError:  # the packet came to the pod, where no server listens yet
         return "the pod refuses, where a policy would drop: network policies are not enforced"
     except OSError as exc:
         return f"nothing was tried: {exc}"

@@ -24,7 +24,7 @@ class Flattened:
     Attributes:
         lasts: last position of each sequence.
         lengths: positions of each place's longest sequence.
-        rows: tokens whose logits are wanted, in the order of the spans.
+        rows: tokens for which logits are wanted, in the order of the spans.
     """
 
     token_ids: list[int]

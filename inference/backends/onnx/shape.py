@@ -45,7 +45,7 @@ FAMILIES = {
 }
 
 PROBE_WINDOW = 3
-"""Sliding window of the test at loading, whose few tokens would never leave a model's own."""
+"""Sliding window of the test at loading, which has too few tokens to leave a model's own."""
 
 HEAD_MULTIPLE = 16
 """GroupQueryAttention on CPU takes head sizes that are multiples of this; other heads are padded with zeros."""
@@ -141,7 +141,7 @@ def require_llama_shaped(config: Config) -> None:
 
 
 def shape_of(model: PreTrainedModel) -> DecoderShape:
-    """Read the facts from the modules, not from the configuration, whose names differ by family and version."""
+    """Read the facts from the modules, since names in configurations differ by family and version."""
     config = model.config.get_text_config()  # multimodal models keep the language model apart
     decoder: Any = model.get_decoder()
     layer = decoder.layers[0]

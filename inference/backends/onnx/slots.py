@@ -12,7 +12,7 @@ from specdec.inference.backends.onnx.shape import DecoderShape
 from specdec.inference.errors import RoomError
 
 MAX_KEPT = 1024
-"""Runs of slots whose values are kept: making one takes 6 us for each layer's keys, and for its values."""
+"""Number of runs for which ONNX Runtime's values are kept: one takes 6 us for each layer's keys, and for its values."""
 
 
 class OnnxSlots:

@@ -218,7 +218,7 @@ class SlotPass:
 class ShapeRecorder:
     """Attention of a test pass over one token: it records each layer's shapes, and refuses layers that need more.
 
-    Running the layers is surer than reading configurations, whose names differ by family.
+    Running the layers is surer than reading configurations, since their names differ by family.
 
     Args:
         windows: sliding window of each layer, from the configuration.

@@ -170,7 +170,7 @@ def _warm(
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile the passes of both models, whose code torch keeps for the servers that load them.
+    """Compile the passes of both models; torch keeps their code for the servers that load them.
 
     Raises:
         ConfigError: a model or the settings cannot be used.
@@ -186,7 +186,7 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
     Raises:
         ConfigError: the device runs nothing but compiled passes, and `--compile never` asks for others.
     """
-    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round whose draft tokens all stayed
+    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round in which all draft tokens stayed
     if config.device == DEVICE:
         if config.compile_policy == "never":
             raise ConfigError(f"compile never: device {DEVICE} runs nothing but compiled passes")

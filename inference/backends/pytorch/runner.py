@@ -19,7 +19,7 @@ from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 
 class ModelRunner:
-    """A model whose attention modules call the running pass's attention. The model must have no other user.
+    """A model with attention modules that call the running pass. The model must have no other user.
 
     Attributes:
         vocab_size: number of columns of the logits.

@@ -24,7 +24,7 @@ FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?
 
 
 def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
-    """Return a validator that refuses an object whose "type" is not in `kinds`; its message ends with `hint`."""
+    """Return a validator that refuses an object with a "type" outside `kinds`; its message ends with `hint`."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None

@@ -81,7 +81,7 @@ async def _respond(send: Send, status: int) -> None:
 class OwnHosts:
     """ASGI application that refuses requests with another Host than this machine.
 
-    Otherwise a web page whose name resolves to 127.0.0.1 could read all answers (DNS rebinding).
+    Otherwise a web page could let its own name resolve to 127.0.0.1, and read all answers (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:

@@ -62,7 +62,7 @@ class Offer:
 
     Attributes:
         vocabulary: vocabulary of the ids in which the engine drafts.
-        gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
+        gamma: most draft tokens of one pass, for requests that set no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.

@@ -1,4 +1,4 @@
-"""A program whose stdout accepts nothing more ends without a traceback."""
+"""A program ends without a traceback when its stdout accepts nothing more."""
 
 from __future__ import annotations
 

@@ -636,7 +636,7 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
-    """The panels share their y axis, whose upper end must fit all of them.
+    """The panels share their y axis, which must fit all of them.
 
     The story: setting the lower end panel by panel fixed the upper one after the first panel, and faster lines left the
     picture.

@@ -23,7 +23,7 @@ def batching() -> Batching:
 
 
 def helped(num_left: int, *, slot: int = 0) -> TargetSession:
-    """Return a session with room for `num_left` tokens, whose draft worker has sent four tokens."""
+    """Return a session with room for `num_left` tokens, and with four draft tokens."""
     session = TargetSession(GenerationRequest((5, 6, 7), max_new_tokens=num_left), max_length=60, gamma=4)
     session.follow(Schedule.ASYNC)
     session.enter(slot, 2)

@@ -217,7 +217,7 @@ def test_a_step_of_a_lost_branch_is_dropped() -> None:
 
 
 class DoubtfulProposer:
-    """Proposer whose tokens have margin 0; each draft token is the length of its sequence."""
+    """Proposer of tokens with margin 0; each draft token is the length of its sequence."""
 
     num_slots = 2
     num_branches = 2

@@ -47,7 +47,7 @@ class SilentWorker:
 
 
 class GoodWorker(SilentWorker):
-    """Worker whose draft tokens are all accepted."""
+    """Worker that proposes the target's own tokens."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -63,7 +63,7 @@ class GoodWorker(SilentWorker):
 
 
 class JunkWorker(GoodWorker):
-    """Worker that proposes at once, and whose tokens are never accepted."""
+    """Worker that proposes at once, and only wrong tokens."""
 
     def _propose(self, session: VerificationSession) -> None:
         branch = Branch(None, len(session.token_ids), [7] * 4)

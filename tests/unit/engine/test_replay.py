@@ -213,7 +213,7 @@ async def test_an_endless_pass_delays_no_other_work() -> None:
 
 
 class NanBackend:
-    """Slot model whose logits are NaN from some position on."""
+    """Slot model with NaN for logits from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 

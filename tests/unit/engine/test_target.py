@@ -50,7 +50,7 @@ def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None
 
 
 def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
-    """Open a session whose passes wait for proposals."""
+    """Open a session in rounds: its passes wait for proposals."""
     session = engine.open(wanted)
     engine.begin_help(session, Schedule.SYNC)
     return session
@@ -368,7 +368,7 @@ async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """While the draft drafts, the target reads all but the last token, whose logits belong to the first pass."""
+    """The target reads all but the last token, which belongs to the first pass, while the draft drafts."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

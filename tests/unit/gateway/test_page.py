@@ -268,7 +268,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer whose tokens depend, if it is faulty, on the draft from the third token on."""
+    """Completer with a fault, if set: from the third token on its tokens depend on the draft."""
 
     is_faulty = False
 

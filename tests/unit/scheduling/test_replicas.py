@@ -109,7 +109,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """A kill ends all requests of a replica, whose pause must not be that of thirty failures."""
+    """A kill ends all requests of a replica at once; its pause must not be that of thirty failures."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)

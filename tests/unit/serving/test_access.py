@@ -403,7 +403,7 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 
 
 async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
-    """The story: long names of users were cut, so two users whose names begin alike were one account."""
+    """The story: long names of users were cut, so two names with the same beginning were one account."""
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
         link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("gateway")))

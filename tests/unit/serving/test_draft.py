@@ -63,7 +63,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Server whose first calls of GetModel fail, each with one of its errors."""
+    """Server that fails the first calls of GetModel, each with one of its errors."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)

@@ -56,7 +56,7 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
 
 
 class Busy(GenerationServicer):
-    """Servicer whose second answer to GetModel names the right model."""
+    """Servicer that names the right model only in its second answer to GetModel."""
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         card, self.card = self.card, OTHER

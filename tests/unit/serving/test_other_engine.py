@@ -1,4 +1,4 @@
-"""A target's pool, services and host work over another engine, whose passes run on a thread of its own."""
+"""A target's pool, services and host work over another engine, with passes on a thread of its own."""
 
 from __future__ import annotations
 

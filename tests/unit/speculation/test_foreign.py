@@ -38,7 +38,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 
 
 def toy_pair() -> tuple[law.FloatArray, law.FloatArray]:
-    """Return the logits of a target, and of a draft whose logits of common tokens are near."""
+    """Return the logits of a target, and of a draft that is near it on common tokens."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, NUM_TARGET), law.toy_logits(rng, NUM_OWN)
     shared = np.flatnonzero(COLUMNS)

@@ -156,7 +156,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 
 
 class NoModel(ModelProposer):
-    """Proposer whose model must not run."""
+    """Proposer with a model that must not run."""
 
     def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")

@@ -158,7 +158,7 @@ def sampled(decoder: SpeculativeDecoder | Changed) -> Sampled:
 
 
 def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]:
-    """Return the logits of a target, and of a draft whose logits of common ids are near."""
+    """Return the logits of a target, and of a draft that is near it on common ids."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
     common = min(target_size, draft_size)

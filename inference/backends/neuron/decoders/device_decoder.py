@@ -1,4 +1,4 @@
-"""Decoders whose graphs choose the tokens on the device and return no logits.
+"""Decoders with graphs that choose the tokens on the device and return no logits.
 
 Owns the refusal of requests that these graphs cannot serve. Greedy decoding is exact. Where the device samples (EAGLE,
 or the target alone), tokens keep the target's distribution,

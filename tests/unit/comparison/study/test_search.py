@@ -1,4 +1,4 @@
-"""The search over services whose speed is a formula: it finds the known optimum within its time."""
+"""The search, over services with a formula for their speed, finds the known optimum within its time."""
 
 from __future__ import annotations
 

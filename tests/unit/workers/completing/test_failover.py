@@ -129,7 +129,7 @@ async def answer(completer: FailoverCompleter, request: CompletionRequest = REQU
 async def interrupted(
     completer: FailoverCompleter, place: Place, *, move: bool = False, events: list[TextEvent] | None = None
 ) -> list[TextEvent]:
-    """Return the events of an answer whose server is lost after the first token."""
+    """Return the events of an answer that loses its server after the first token."""
     place.completer.go.clear()
     events = [] if events is None else events
     async for event in completer.complete(REQUEST):

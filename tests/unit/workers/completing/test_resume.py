@@ -70,7 +70,7 @@ async def events_of(completer: LocalCompleter, request: CompletionRequest) -> li
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
-    """Return the client's progress and the first events of an answer whose server is lost after `num_deltas`."""
+    """Return the client's progress and the first events of an answer that loses its server after `num_deltas`."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:

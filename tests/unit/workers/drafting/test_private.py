@@ -41,7 +41,7 @@ WHOLE = tokens_at(3, 34)
 
 
 class SlowDecoder(ScriptedDecoder):
-    """Decoder whose passes take a few milliseconds, in which draft tokens can arrive."""
+    """Decoder that takes a few milliseconds per pass, in which draft tokens can arrive."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(0.005)
