@@ -47,7 +47,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Vector:
 
 
 class Model:
-    """Causal language model whose KV cache can be cut back to any length."""
+    """Causal language model with a KV cache that can be cut back to any length."""
 
     def __init__(self, path: Path, temperature: float, seed: int) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -36,7 +36,7 @@ MAX_SILENT_COMMITS = 64
 MAX_VAIN_COMMITS = 256
 """Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
 MAX_EARLY_SESSIONS = 64
-"""Most requests of one private worker whose draft tokens are kept until they arrive."""
+"""Most requests for which the target keeps a private worker's draft tokens until the request arrives."""
 EARLY_S = 5.0
 """Seconds for which such draft tokens are kept: a request arrives a part of a round trip after them."""
 
@@ -315,7 +315,7 @@ class DraftPool:
                 self._hand(session, worker)
 
     def _choice(self, useless: set[str]) -> Worker | None:
-        """Return the worker with most room whose id is not in `useless`; None if there is none."""
+        """Return the worker with most room that is not in `useless`, a set of ids; None if there is none."""
         public = (worker for worker in self._workers if not worker.scope)
         willing = (worker for worker in public if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)

@@ -1,4 +1,4 @@
-"""overlays/cpu-demo, its own command lines as processes of this machine: addresses and paths are all that differs."""
+"""Command lines of overlays/cpu-demo as processes of this machine; only addresses and paths differ."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.deploy
 
 
 def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifest] = ()) -> list[str]:
-    """Return role and flags of a workload, with other values of flags, and other folders of Secrets, where given.
+    """Return role and flags of a workload, after replacing values of flags and folders of Secrets.
 
     Args:
-        documents: manifests; none means those of cpu-demo.
+        documents: manifests; if empty, those of cpu-demo.
     """
     documents = list(documents) or manifests(KUBERNETES / "overlays" / "cpu-demo")
     workloads = {each["metadata"]["name"]: each for each in of_kind(documents, "StatefulSet", "Deployment")}
@@ -43,7 +43,7 @@ def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifes
 
 @pytest.fixture
 def access(tmp_path: Path) -> str:
-    """Make the Secret as access.sh does; return its folder."""
+    """Make the Secret of tokens as access.sh does; return its folder."""
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
     subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
@@ -72,7 +72,7 @@ def member_of(
 
 @asynccontextmanager
 async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -> AsyncGenerator[Member]:
-    """Run a pod of a workload, with these addresses in its flags."""
+    """Run a pod of a workload with the flags' values in `given` until the block ends."""
     one = member_of(name, Path(access), {"/access": access, "--drain_delay_s": "0", **given}, *more)
     try:
         await one.start()
@@ -88,14 +88,14 @@ async def scrape(pod: Member, token: str = "") -> httpx.Response:
 
 
 class Service:
-    """One address of several pods, as kube-proxy makes it: new connections lead to those that are ready, in turn."""
+    """One address of several pods, as kube-proxy makes it: each new connection goes to the next pod that is ready."""
 
     def __init__(self, pods: Sequence[Member], *, grpc: bool = False) -> None:
         self._pods = pods
         self._grpc = grpc
 
     async def __aenter__(self) -> int:
-        """Listen; returns the port."""
+        """Listen; return the port."""
         self._listening = await asyncio.start_server(self._lead, "127.0.0.1", 0)
         return int(self._listening.sockets[0].getsockname()[1])
 
@@ -123,7 +123,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def dialled(targets: Sequence[Member], stack: AsyncExitStack) -> dict[str, str]:
-    """Return flags of the gateway: the replicas that its manifest names, or else the one address of a Service."""
+    """Return the gateway's flags: the addresses of targets if its manifest names replicas, else that of a Service."""
     host = next(flag for flag in flags_of("gateway", {"/access": ""}) if flag.startswith("--target_host"))
     if numbers := [int(number) for number in re.findall(r"target-(\d+)\.targets:50051", host)]:
         return {"--target_host": ",".join(f"127.0.0.1:{targets[i].port}" for i in numbers if i < len(targets))}
@@ -136,16 +136,15 @@ def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
 
 
 def accepted_by(metrics: str) -> float:
-    """Return how many of a draft worker's own tokens were accepted."""
+    """Return how many of a draft model's tokens were accepted, by a target's metrics."""
     [value] = re.findall(r'^specdec_draft_tokens_total{accepted="true",.*source="draft"} (.*)$', metrics, re.MULTILINE)
     return float(value)
 
 
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft attaches with its token; without one, a target on a network refuses it, and sends it no prompts.
+    """A pool draft attaches with its token; a draft without a token is refused, and gets no prompts.
 
-    The story: draft pods had no port. A rollout of drafts that every target refused was successful, and which of them
-    was bad could not be seen.
+    The story: draft pods had no port for probes, so the rollout of drafts that every target refused succeeded.
     """
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:

@@ -1,6 +1,6 @@
-"""Grammars on every topology and schedule: the tokens are those of the target alone without any draft.
+"""Grammars on every topology and schedule give the tokens of the target alone without drafts.
 
-Servers of this process at real sockets and a proxy, so that a link can be slow or cut.
+Servers run in this process, with real sockets and a proxy that can slow or cut the link.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """Return the answers of the target alone, one token a pass: no draft, and nothing forced either."""
+    """Return the answers of the target alone, one token a pass, without draft and forced tokens."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 
@@ -150,9 +150,9 @@ async def test_outputs_keep_to_their_grammars(plain: list[Completion]) -> None:
 
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
-    """A target with a grammar speculates without any draft model.
+    """A target with a grammar speculates without a draft model.
 
-    Every forced token is accepted, unless it follows one that was looked up.
+    Every forced token is accepted unless it follows a looked-up token.
     """
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
@@ -211,7 +211,7 @@ async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
 ) -> None:
-    """The new stream recomputes the state of the grammar from the committed tokens."""
+    """The worker recomputes the grammar's state from the committed tokens when it opens a new stream."""
     link.conditions = FAR
     async with worker(models.stranger, models, link) as completer:
         helped, cut = Completion(), False
@@ -267,7 +267,7 @@ async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client notices a peer that does not know the field, and takes none of its text for structured."""
+    """A client refuses the answer of a server that does not know the field for grammars."""
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])

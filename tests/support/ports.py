@@ -1,4 +1,4 @@
-"""A server with all of its ports, in this process: real sockets, and no model unless a test brings one."""
+"""A server with all of its ports, in this process, with real sockets, and without a model by default."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def listening(
 
 
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Service that answers every draft worker with one message."""
+    """Service that answers every draft worker with the same message."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -58,19 +58,19 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 
 def entry(name: str, role: str, more: str = "") -> str:
-    """Return the entry of a caller in an auth file."""
+    """Return a caller's entry in an auth file."""
     digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
     return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
 
 
 def token_of(name: str) -> str:
-    """Return the token of an `entry`."""
+    """Return the token that belongs to an `entry`."""
     return f"token-of-{name}"
 
 
 @dataclass(frozen=True)
 class Served:
-    """The address of a server of these tests."""
+    """Numbers of a test server's ports."""
 
     grpc: int
     http: int

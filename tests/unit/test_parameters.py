@@ -1,4 +1,4 @@
-"""A sampling parameter has to be known in several places; one that forgets it fails here, not in silence."""
+"""Every place that must know a sampling parameter does; a forgotten one fails here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_FLAG = {"logit_bias"}
 
 
 def another_value(name: str) -> Any:
-    """Return a value that is not the default, and that every place can hold."""
+    """Return a value, not the default, that every place can represent."""
     if name == "logit_bias":
         return ((7, 2.5),)
     high = RANGES[name].high
@@ -72,7 +72,7 @@ def test_each_has_a_flag(role: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
-    """NaN is refused too, though every comparison with it is false."""
+    """NaN is refused too, though each comparison with it is false."""
     limits = RANGES[name]
     outside: list[Any] = [limits.low if limits.above else limits.low - 1, limits.high + 1]
     if isinstance(limits.high, float):
@@ -85,7 +85,7 @@ def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
 
 
 class Unloaded:
-    """A compiled model that no check may run."""
+    """A compiled model that no check may call."""
 
     def forward(self, **tensors: Any) -> Any:
         raise AssertionError("a check runs no graph")

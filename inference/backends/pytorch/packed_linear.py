@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 import torch
-from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, whose weights are [in_features, out_features]
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, with weights [in_features, out_features]
 
 logger = logging.getLogger(__name__)
 

@@ -70,7 +70,7 @@ class Choice:
     prompt_text: str = ""
     shows_prompt: bool = True
     parts: list[Part] = field(default_factory=list)  # of an answer in one piece
-    num_characters: int = 0  # of the tokens whose log-probabilities were sent
+    num_characters: int = 0  # of the tokens for which log-probabilities were sent
     finish_reason: FinishReason | None = None
     has_scored_prompt: bool = False
 

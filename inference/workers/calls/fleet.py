@@ -120,7 +120,7 @@ class Fleet:
 
     @property
     def label(self) -> str:
-        """Return the addresses as configured, for messages."""
+        """Return the addresses as the configuration has them, for messages."""
         return ", ".join(self._targets)
 
     @property
@@ -205,7 +205,7 @@ class Fleet:
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Yield whether any server is ready, now and whenever a server reports a change, without end."""
+        """Yield whether any server is ready: now, and at each report of a change; never end."""
         while True:
             changed = self._changed
             yield self._serves

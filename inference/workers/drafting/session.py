@@ -78,7 +78,7 @@ class DraftingSession:
         proposals: sends the draft tokens.
         vocab_size: number of the target's token ids.
         words: the target's vocabulary, if it differs from the one that the engine was made for.
-        metrics: metrics in which the session's commits are counted; None for a private worker, whose process counts its
+        metrics: metrics in which the session's commits are counted; None for a private worker: its process counts its
             requests.
 
     Attributes:

@@ -62,7 +62,7 @@ class Offer:
 
     Attributes:
         vocabulary: vocabulary of the ids in which the engine drafts.
-        gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
+        gamma: most draft tokens of one pass, for requests that set no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
@@ -207,7 +207,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft by the target's noise, and in the ids of its tokenizer, if it sent one: the next streams need it not.
+        """Draft by the target's noise, and in its tokenizer's ids if it sent a tokenizer; later streams need none.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -287,7 +287,7 @@ class AssistStream:
             self.decline(session_id, error)
 
     def judge(self, session: DraftingSession) -> None:
-        """Open the stream again if no draft token of a request that has ended reached the target.
+        """Open the stream again if a request ended and none of its draft tokens reached the target.
 
         If that does not help, a proxy takes the stream and the requests to different places, which is logged.
         """

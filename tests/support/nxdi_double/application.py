@@ -1,4 +1,4 @@
-"""The base of every model's class: routing, graphs and their silent faults."""
+"""Base class of every model's class: the choice of graphs, and NxDI's silent faults."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.support.nxdi_double.rooms import (
 
 
 class NeuronModel:
-    """The class that `_model_cls` names."""
+    """Class that `_model_cls` refers to."""
 
 
 class NeuronApplication:
-    """Application that records calls and folders of compilations in `calls` and `compiled_in`, over all instances."""
+    """Application; all instances record their calls in `calls`, and folders of compilations in `compiled_in`."""
 
     _model_cls: ClassVar[Any] = NeuronModel
     calls: ClassVar[list[tuple[str, tuple[int, ...]]]] = []
@@ -119,7 +119,7 @@ class NeuronApplication:
         attention_mask: Tensor | None = None,
         sampling_params: Tensor | None = None,
     ) -> SimpleNamespace:
-        """Route by position 0, then by width, as NxDI does."""
+        """Choose the graph as NxDI does: by position 0, then by width."""
         if not self._ready:
             raise RuntimeError("forward before load")
         self._check_call(input_ids, position_ids, seq_ids, sampling_params)
@@ -182,7 +182,7 @@ class NeuronApplication:
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
     def _check_room(self, mask: Tensor) -> None:
-        """Raise unless the past, and the K tokens of a graph that verifies, fit into a bucket."""
+        """Raise unless a bucket has room for the held tokens, and for the K tokens of a verifying graph."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], mask.shape[1])

@@ -21,7 +21,7 @@ class OnDeviceSamplingConfig:
 
 
 class NeuronConfig:
-    """Warns of names it does not know, as NxDI does: checking them is the caller's business."""
+    """Settings of a compilation; a warning is all that an unknown name causes, as in NxDI."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.batch_size = kwargs.pop("batch_size", 1)
@@ -104,7 +104,7 @@ class InferenceConfig:
         return NeuronConfig
 
     def save(self, folder: str) -> None:
-        """Write what `load` needs to build an equal configuration: artifacts stand alone."""
+        """Write everything from which `load` builds an equal configuration."""
         pair = self.fused_spec_config
         fields = {
             **self.fields,

@@ -1,4 +1,4 @@
-"""A model with keys and values in rooms, as a compiled graph has them: written by position, seen through a mask."""
+"""Model with a room of keys and values per sequence, as a compiled graph has: written by position, read by mask."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Memory:
         """Return logits [num_rows, width, vocab_size] and new keys and values of tokens after the columns of `mask`.
 
         Args:
-            mask: [num_rows, at most L]: columns of a row's room that it sees.
+            mask: bool [num_rows, at most L], the positions of its room that a row sees.
             rooms: room of the keys and values that each row sees.
         """
         num_rows, width = input_ids.shape
@@ -62,16 +62,16 @@ class Memory:
         return output.logits.float(), new
 
     def write(self, new: torch.Tensor, row: int, room: int, positions: torch.Tensor) -> None:
-        """Scatter one row's keys and values to positions of a room; out of range is an IndexError."""
+        """Write one row's keys and values to positions of a room; raise IndexError for a position outside it."""
         self.rooms[:, :, room, :, positions] = new[:, :, row]
 
     def soil(self, room: int, start: int, end: int) -> None:
-        """Write keys and values of padding."""
+        """Overwrite positions `start` to `end` of a room with noise, as padding does."""
         self.rooms[:, :, room, :, start:end] = NOISE
 
 
 def _load(checkpoint: Path) -> PreTrainedModel:
-    """Load a model; for an EAGLE3 draft, load a layer over embeddings and hidden states, in the embeddings' part."""
+    """Load a model; of an EAGLE3 draft, only the half of its attention that reads embeddings."""
     tensors = load_file(checkpoint / "model.safetensors")
     if not any(name.endswith("hidden_norm.weight") for name in tensors):
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""Flags: each role has its own, and a value that cannot work is named, with its limit, in one line, before any work."""
+"""Flags of each role; a value that cannot work is named with its limit, in one line, before any work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import ModelDirectories
 
 
 def usage_error(*arguments: str | Path) -> None:
-    """Run main, which must refuse its arguments; the message is left to capsys."""
+    """Run main, which must refuse its arguments; capsys has the message."""
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as exc:  # argparse
@@ -28,7 +28,7 @@ def usage_error(*arguments: str | Path) -> None:
 
 
 def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a program of this name and return its exit code."""
+    """Run a program under this name; return its exit code."""
     monkeypatch.setattr("sys.argv", [program, *arguments])
     try:
         return specdec.main()
@@ -52,7 +52,7 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The installed command called itself main.py, and had no compare, study and diff (its users' first finding)."""
+    """The story: the installed command called itself main.py, and lacked compare, study and diff."""
     assert run(program, arguments, monkeypatch) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {name} ")
@@ -93,7 +93,7 @@ def test_an_unknown_flag_gets_two_lines(
     ("token", "--auth-file x --name n --grant ops --speaks-for-others"),
 ])  # fmt: skip
 def test_dashes_are_underscores(role: str, arguments: str) -> None:
-    """A comparison took both; a role refused dashes, and named the flag that it meant."""
+    """The story: a comparison took flags with dashes, while a role refused them."""
     spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
 
@@ -107,7 +107,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     ],
 )
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: `./nowhere/model` was looked for at the hub, which could not be reached."""
+    """The story: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached."""
     usage_error("--role", "verify_target", *flags, "--prompt", "x")
     (line,) = capsys.readouterr().err.splitlines()
     assert fault in line
@@ -116,7 +116,7 @@ def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsy
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
     tmp_path: Path,
 ) -> None:
-    """The target loaded first, for minutes if it is large, and Transformers wrote five lines about the draft."""
+    """The story: a large target loaded for minutes first, and Transformers then wrote five lines about the draft."""
     for file in BUNDLED_DRAFT.iterdir():
         if not file.name.startswith("tokenizer"):
             (tmp_path / file.name).symlink_to(file)
@@ -132,7 +132,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The story: the last of two `--prompt` won, and no message named the other prompt."""
+    """The story: of two `--prompt` flags the last was used, without a message about the first."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
@@ -230,7 +230,7 @@ CASES = [
 def test_a_bad_value_is_named_with_its_limit(
     role: str, flags: tuple[str, ...], message: str, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: a thin client sent some of these values, or waited for ever with --batch 0."""
+    """The story: a thin client sent some of these values to the server, or waited for ever with --batch 0."""
     model = [] if role == "fused_client" else ["--model", str(models.target)]
     prompt = [] if role == "target" else ["--prompt", "x"]
     usage_error("--role", role, *model, *prompt, *flags)
@@ -244,7 +244,7 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: the bundled one was, silently, and the error was about vocabularies of a draft that was not named."""
+    """The story: the bundled draft was used silently, and the error was about vocabularies."""
     usage_error("--role", role, *flags)
     report = capsys.readouterr().err
     assert all(way in report for way in ("--draft_model DIR", "--draft_model ngram", "role target")), report
@@ -285,7 +285,7 @@ def test_what_cannot_be_used_is_refused_before_a_model_loads(
 
 
 def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The warning came twice, once for each model of the pair."""
+    """The story: the warning came twice, once for each model of the pair."""
     fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
     assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [
         "tp_degree 3 has no effect: backend auto does not shard a model"

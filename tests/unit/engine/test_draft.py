@@ -1,4 +1,4 @@
-"""The draft's loop: rounds, commits that agree and disagree, and the ends of the road."""
+"""The draft engine's loop: rounds, commits that agree or disagree, and full contexts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_round_goes_on_after_a_commit(engine: DraftEngine, committed: li
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """A commit may cut off the chain that a running step extends; its token does not join the new chain."""
+    """A commit may drop the chain that a running step extends; the step's token then joins no other chain."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()
@@ -74,7 +74,7 @@ async def test_a_running_step_counts_if_its_chain_lives(
 
 
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
-    """A chain of 40 can be extended once; a longer one cannot, and the target goes on alone."""
+    """A chain of 40 tokens can be extended once and a longer one not at all; the target then continues alone."""
     session = engine.open(list(range(39)), GREEDY)
     assert list(await engine.propose(session, 8)) == tokens_at(39, 2)
     session.commit([*tokens_at(39, 2), 5])

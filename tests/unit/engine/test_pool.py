@@ -1,4 +1,4 @@
-"""The pool gives sessions to workers by the draft tokens that arrive, not by the room that workers claim."""
+"""The pool assigns sessions to workers by the draft tokens that they send, not by the room that they claim."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SilentWorker:
 
 
 class GoodWorker(SilentWorker):
-    """Worker whose draft tokens are all right."""
+    """Worker that proposes the target's own tokens."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -63,7 +63,7 @@ class GoodWorker(SilentWorker):
 
 
 class JunkWorker(GoodWorker):
-    """Worker that proposes at once, and is never right."""
+    """Worker that proposes at once, and only wrong tokens."""
 
     def _propose(self, session: VerificationSession) -> None:
         branch = Branch(None, len(session.token_ids), [7] * 4)
@@ -114,8 +114,8 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
     """Wrong draft tokens count against a worker, as silence does.
 
-    The story: a worker with nonsense as its proposals, attached first, got the first session of each moment and kept it
-    to its end, beside a good worker that idled.
+    The story: a worker with nonsense, attached first, got each session at its start and kept it to the end, beside an
+    idle good worker.
     """
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
     pool.attach(junk)
@@ -154,7 +154,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """The worker keeps as many as it has room for; the rest goes to others, and may come back."""
+    """The worker keeps the sessions that it has room for; other workers get the rest."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
@@ -172,10 +172,10 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """A session has another name each time a worker gets it.
+    """A session gets a new name each time a worker gets it.
 
-    The story: a worker that gave a session back and got it again knew it under the old name. Branches that crossed the
-    close counted among the new ones, or named unknown tokens, and the worker lost its stream.
+    The story: a worker that gave a session back and got it again used one name. Branches that it had sent before the
+    change were taken for new ones, or named unknown tokens, which ended its stream.
     """
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
@@ -279,7 +279,7 @@ async def test_a_private_worker_takes_its_session_from_the_pool(pool: DraftPool)
 async def test_an_invalid_proposal_costs_a_private_worker_one_session(
     pool: DraftPool, fault: tuple[Branch, ...]
 ) -> None:
-    """The stream of a worker of the pool ends with it."""
+    """A worker of the pool loses its stream for such a proposal; a private one loses the session only."""
     private = PrivateWorker("private", 8, pool)
     pool.attach(private)
     answers = {name: pool.generate(named(name)) for name in ("good", "bad")}
@@ -306,7 +306,7 @@ async def test_an_invalid_proposal_costs_a_private_worker_one_session(
 
 
 async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
-    """Every pass of a session in rounds verifies draft tokens of its worker, which may be one of the pool."""
+    """Every pass of a session in rounds verifies its worker's draft tokens, also for a worker of the pool."""
     pool.attach(GoodWorker("good", 8, pool))
     commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
@@ -314,7 +314,7 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
 
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
-    """The request decodes alone. The story: it was ended with an error."""
+    """The request decodes alone. The story: the pool ended it with an error."""
     async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine, idle_timeout_s=0.05)
         silent = kind("silent", 8, pool)
@@ -334,7 +334,7 @@ async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """A private worker may decline a request, as for want of a slot, before or after the request arrives."""
+    """A private worker without a slot declines a request, before or after it arrives; a worker of the pool helps it."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

@@ -1,4 +1,4 @@
-"""The target's loop: slots, steps, and the ends of requests by finishing, failing or cancelling."""
+"""The target engine's loop: slots, steps, and requests that finish, fail or are cancelled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None
 
 
 def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
-    """Open a session whose passes wait for proposals."""
+    """Open a session in rounds: its passes wait for proposals."""
     session = engine.open(wanted)
     engine.begin_help(session, Schedule.SYNC)
     return session
@@ -89,7 +89,7 @@ async def test_first_come_first_served(engine: TargetEngine) -> None:
 
 
 async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Two slots and two places are four requests; the fifth is refused, and admitted once one has left."""
+    """Two slots and two places take four requests; the fifth is refused, and admitted after one has left."""
     decoder.gate.close()
     sessions = [engine.open(request()) for _ in range(4)]
     await at_gate(decoder)
@@ -102,7 +102,7 @@ async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: Scr
 
 
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The pass cannot be interrupted; its result is dropped, and the next holder of the slot sees nothing of it."""
+    """A pass cannot be interrupted; its result is dropped, and the slot's next holder gets nothing of it."""
     decoder.gate.close()
     given_up = asyncio.create_task(finish(engine, request(20)))
     await at_gate(decoder)
@@ -145,7 +145,7 @@ async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
 async def test_failed_pass_ends_its_sessions_alone(
     engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session that waits for its draft was not in the pass and lives on; so does the engine."""
+    """A session that waits for its draft is not in the failed pass, and continues; so does the engine."""
     bystander = drafted(engine, request(1, max_new_tokens=2))
     await until_counts(engine, running=1)
     decoder.gate.fail(RuntimeError("out of luck"), times=2)  # the first failure is forgiven: the pass is made again
@@ -183,7 +183,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
 async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pass is at most as wide as a part; the tokens stay, and another session decodes between the parts."""
+    """A pass is at most as wide as a part; tokens are equal, and another session decodes between the parts."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
@@ -198,7 +198,7 @@ async def test_long_prompts_are_read_in_parts(
 async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part that runs ends, no further one begins, and the next pass reads the request that waited for the slot."""
+    """The running part ends and no further one begins; the next pass reads the request that waited for the slot."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 5)
     decoder.gate.close()
     longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
@@ -218,7 +218,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
 
 
 class SlowReader(ScriptedDecoder):
-    """A decoder for which a prompt token takes a fifth of a decoding pass."""
+    """A decoder that reads a prompt token in a fifth of the time of a decoding pass."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))
@@ -226,7 +226,7 @@ class SlowReader(ScriptedDecoder):
 
 
 async def test_prompts_give_way_to_decoding_sessions() -> None:
-    """The story: a prompt of 6,000 tokens, read in parts of 256, made the gaps of other streams 13 times as long."""
+    """The story: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long."""
     decoder = SlowReader(num_slots=3, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         alone = await finish(engine, request(600))
@@ -244,7 +244,7 @@ async def test_prompts_give_way_to_decoding_sessions() -> None:
 
 
 class SlowDrafter(SlowReader):
-    """A slow reader that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
+    """A `SlowReader` that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         if all(turn.num_unread > 1 for turn in turns):
@@ -256,7 +256,7 @@ class SlowDrafter(SlowReader):
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
     """Drafting counts as time of the step, not as cost of a part.
 
-    The story: parts had the least length. Of 64 streams that came at once, half waited five times as long for their
+    The story: parts had the least length, so half of 64 streams that arrived at once waited five times as long for the
     first token as without a draft.
     """
     decoder = SlowDrafter(num_slots=2, max_length=900)
@@ -327,7 +327,7 @@ async def test_a_proposal_of_nothing_is_a_pass(engine: TargetEngine) -> None:
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The target reads while the draft drafts: all but the last token, for its logits belong to the first pass."""
+    """The target reads all but the last token, which belongs to the first pass, while the draft drafts."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

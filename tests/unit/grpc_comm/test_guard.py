@@ -1,4 +1,4 @@
-"""Exceptions of handlers become statuses in one place; an unexpected one is logged once, and its text stays here."""
+"""Exceptions of handlers become statuses; an unexpected one is logged once, and clients do not get its text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures in the middle of a stream carry it too; nothing is logged, since nothing is wrong."""
+    """Failures during a stream have the hint too; nothing is logged, since the server has no fault."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=60)
         assert (await call.read()).WhichOneof("event") == "started"
@@ -111,7 +111,7 @@ def test_status_without_a_hint_needs_no_details() -> None:
 
 
 async def failed(call: Any) -> None:
-    """Read a call to its end; what it fails with is kept nowhere."""
+    """Read a call to its end, and drop its error."""
     with suppress(grpc.aio.AioRpcError):
         async for _ in call:
             pass

@@ -1,4 +1,4 @@
-"""Learned pass times follow the measured ones, apart for each number of sessions."""
+"""Learned pass times follow the measured ones, separately for each number of sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Return the seconds of passes in kernels that take six rows at a time."""
+    """Return the seconds of passes with kernels that run six rows at a time."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 
@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """One bad moment would otherwise keep a width out for good, since a width that no pass takes is not measured."""
+    """One slow pass would otherwise rule a width out for ever, since an unused width is not measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -101,7 +101,7 @@ def test_a_single_slow_pass_is_forgotten_sooner() -> None:
 
 
 def test_the_first_pass_over_each_number_is_ignored() -> None:
-    """A backend finds memory for each width in its first pass, which then looked as if it did not pay."""
+    """A backend allocates memory in the first pass of each width, which would make the width look too slow."""
     times = PassTimes()
     assert not times.of(1).is_known
     times.record(1, 0, 0.01)
@@ -114,10 +114,10 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 
 
 def test_crowd_costs_do_not_count_for_one_session() -> None:
-    """One session after a crowd has costs of its own.
+    """Costs of passes over many sessions do not count for a single one.
 
-    The story: after eight sessions in rounds, the next session alone had no draft token verified for a whole answer.
-    The crowd's passes made a draft token look as expensive as a session.
+    The story: after eight sessions in rounds, the next session alone had no draft token verified for a whole answer,
+    because the earlier passes made a draft token look as expensive as a session.
     """
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares

@@ -1,4 +1,4 @@
-"""A draft worker that serves, at targets that come and go: scripted ones, and a draft that looks up."""
+"""A serving draft worker with prompt lookup, at scripted targets that come and go."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Server that answers GetModel with its errors first, one a call."""
+    """Server that fails the first calls of GetModel, each with one of its errors."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -91,7 +91,7 @@ async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecEr
 
 @asynccontextmanager
 async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grpc.aio.Channel, int], None]:
-    """Serve a draft of this directory; yield a channel to it, and its HTTP port."""
+    """Serve a draft with this directory's tokenizer; yield a channel to it, and its HTTP port."""
     server, web = ServerConfig(port=free_port(), grace_s=0.0, probe_port=PROBE_PORT), HttpConfig(free_port())
     draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port, reconnect_timeout_s=0.1))
     proposer = ProposerConfig(directory, None, num_slots=2)
@@ -130,7 +130,7 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
 
 
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard) -> None:
-    """The story: name and template were read once, and the text of one model was sold under the name of another."""
+    """The story: the worker read name and template once, and served another model's text under the old name."""
     port = free_port()
     async with target(directory, card, port):
         serves = serving(directory, port)
@@ -181,7 +181,7 @@ async def test_a_target_without_model_card_is_asked_again(
 async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: the draft was SERVING, every request a 500 internal_error, and there was nothing in the log."""
+    """The story: the draft reported SERVING, every request got internal_error, and the log had nothing."""
     port = free_port()
     async with target(directory, card, port):
         serves = serving(directory, port)

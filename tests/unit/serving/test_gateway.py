@@ -1,4 +1,4 @@
-"""A gateway and its server."""
+"""A gateway and the servers that it depends on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """The story: the gateway and its server counted CANCELLED, as if the client had left."""
+    """The story: gateway and server counted a request over its deadline as CANCELLED, as if the client had left."""
     metrics = Metrics("tiny")
     hanging = SupervisedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
     async with (
@@ -57,7 +57,7 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
 
 
 class Busy(GenerationServicer):
-    """Servicer that names its true model only when it is asked again."""
+    """Servicer that names the right model only in its second answer to GetModel."""
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         card, self.card = self.card, OTHER
@@ -75,9 +75,9 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 
 @pytest.mark.parametrize("next_one", [OTHER, BUSY])
 async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
-    """The gateway read the name once: after a restart with another model it refused the model that was served.
+    """The story: a gateway asked for the model's name once, so after a change of the model it refused the new name.
 
-    And it asked once: if that failed, it did not ask again before the next restart.
+    If that request failed, it did not ask again before the next restart.
     """
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
@@ -102,9 +102,9 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: a gateway's HTTP port answered 503 without a server.
+    """The story: a gateway without a server answered 503 at its HTTP port, but 200 at its port for probes.
 
-    The port of probes, which the kubelet asks, answered 200, and the balancer went on sending requests.
+    So Kubernetes took it for ready, and the balancer kept sending requests.
     """
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
@@ -133,7 +133,7 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
 async def test_a_gateway_without_servers_is_alive() -> None:
     """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s.
 
-    So Kubernetes restarted it again and again, at growing intervals, while a target loaded a large model for an hour.
+    While a target loaded a large model for an hour, Kubernetes restarted the gateway again and again.
     """
     port, probe_port = free_port(), free_port()
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
@@ -152,7 +152,7 @@ async def test_a_gateway_without_servers_is_alive() -> None:
 
 
 async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of a pod is not known before the pod has an address."""
+    """A pod's name cannot be resolved before the pod has an address."""
     monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
@@ -169,7 +169,7 @@ async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.Mon
 
 
 async def test_a_gateway_that_waits_ends_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process of a container ignores a signal that it has no handler for, and would be killed 90 s later."""
+    """The first process of a container ignores signals without a handler, and would be killed only after 90 s."""
     asked = asyncio.Event()
     monkeypatch.setattr(gateway_module, "stop_signal", asked.wait)
     connection = ConnectionConfig("127.0.0.1", free_port(), 600.0)

@@ -24,7 +24,7 @@ DEVICE = torch.device("cuda")
 
 
 class OnHost(TorchBackend):
-    """A backend whose logits come to the host, where the suite compares them."""
+    """A backend that brings logits to the host, where the suite compares them."""
 
     def forward(self, spans: Sequence[Span]) -> np.ndarray[Any, Any]:
         logits: np.ndarray[Any, Any] = torch.as_tensor(super().forward(spans)).cpu().numpy()

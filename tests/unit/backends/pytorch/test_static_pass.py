@@ -150,7 +150,7 @@ def test_a_break_in_a_graph_is_an_error() -> None:
 
 def test_graphs_made_after_the_warm_up_are_counted() -> None:
     class Forgetful(Uncompiled):
-        """A maker whose graphs fit the first run alone, as a compiler's guards may have it."""
+        """A maker of graphs that fit their first run alone, as a compiler's guards may demand."""
 
         def make(self, run: Any) -> Any:
             def again() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""HTTP endpoints: counts that they report or lack, and requests that fail."""
+"""HTTP endpoints: token counts that they report or lack, and failed requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """This server refuses the first ways to ask for counts; the way that it accepts is kept."""
+    """The server refuses the first forms of a request for counts; the client keeps the form that it accepts."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)
@@ -166,10 +166,10 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_text_below_a_token_keeps_its_time() -> None:
-    """A server, such as llama.cpp's, reports a total alone.
+    """Some servers, such as llama.cpp's, report only the total of tokens, which is divided by characters.
 
-    By its characters the first message, "1", had no token, so it was left out, and TTFT was that of the second one; a
-    last message was lost likewise, and end to end with it.
+    The story: the first message, "1", got no token and was left out, so TTFT was the second one's; the end was lost
+    alike.
     """
     texts = ("1", " and a long time", " after", ".")
     chunks = [_Chunk(float(i), text, None) for i, text in enumerate(texts)]
@@ -200,7 +200,7 @@ data: unfinished"""
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
-    """Parts end anywhere: in the middle of a character, or between a carriage return and its line feed."""
+    """Parts of a stream end anywhere, also within a character or between carriage return and line feed."""
     stream = STREAM.replace("\n", line_end).encode()
     for at in range(len(stream) + 1):
         events = EventReader()
@@ -211,7 +211,7 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
 async def test_thirty_two_streams_at_once_are_whole() -> None:
     """The server's times are known: 5 ms, then 10 ms for each token.
 
-    What the client reads of them is printed alone, since a busy machine changes it (`pytest -s`).
+    The client's figures are printed (`pytest -s`) but not checked, since a busy machine changes them.
     """
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))

@@ -1,4 +1,4 @@
-"""Servers of a name: one that joins is used, and one that leaves ends its requests first."""
+"""Servers of a name: a new one gets requests, and one that leaves finishes its requests first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAME = "targets.example"
 
 
 class Resolver:
-    """Addresses that the name stands for; None: it is unknown."""
+    """Addresses of a name; None if the name is unknown."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts
@@ -113,10 +113,9 @@ async def test_joining_servers_are_used_leaving_ones_drain(
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """The story: a gateway with one lost and one healthy server answered its health probes too late.
+    """The story: a gateway asked a lost and a healthy server for health, and waited for both answers.
 
-    It asked both servers for their health and waited for both answers; probes wait a second, and took it out of
-    service.
+    Its own probes, which wait for a second, then took the gateway out of service.
     """
     good = Place(Counting())
     await good.server.open()
@@ -131,9 +130,9 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """The story: a gateway was taken out of service while it was busy.
+    """The story: a gateway was taken out of service because it was busy.
 
-    Its question whether the target serves had to wait for a free HTTP/2 stream, after all requests.
+    Its health check of the target waited for a free HTTP/2 stream, after all requests.
     """
     busy = Place(Counting())
     await busy.server.open()

@@ -1,4 +1,4 @@
-"""A tokenizer around a generator."""
+"""`LocalCompleter`: a tokenizer around a generator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.models import tiny_tokenizer
 
 
 class RefusingGenerator:
-    """Generator without room for any prompt."""
+    """Generator that refuses every prompt for lack of room."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -34,7 +34,7 @@ class RefusingGenerator:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.MonkeyPatch, is_chat: bool) -> None:
-    """The story: a prompt of 7 MB, to be refused, kept every stream of the server waiting for seven seconds."""
+    """The story: a prompt of 7 MB, which was then refused, stopped every stream of the server for seven seconds."""
     loop_went_on = threading.Event()
     encode = Tokenizer.encode
 
@@ -55,7 +55,7 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
 
 
 class WritingGenerator:
-    """Writes the tokens that it is given, each with its log-probability, in one pass."""
+    """Generator that gives certain tokens, with log-probabilities, in one pass."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 

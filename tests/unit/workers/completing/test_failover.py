@@ -1,4 +1,4 @@
-"""A request at several servers: where it goes, and what its client sees when one of them goes."""
+"""A request at several servers: the choice of a server, and the answer when that is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENCE_S = 20.0
 
 
 class Counting:
-    """A completer with the tokens 0, 1, 2, ..., which waits after each until `go`."""
+    """A completer with the tokens 0, 1, 2, ..., which waits for `go` after each."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Counting:
 
 
 class Place:
-    """A completer at a port of this process."""
+    """A completer at a port."""
 
     def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
@@ -106,7 +106,7 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Yield servers and a completer that asks them; the first of them is asked first."""
+    """Serve completers; yield a completer over these servers, which asks the first one first, and the servers."""
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:
@@ -161,7 +161,7 @@ async def test_a_server_dies_and_another_goes_on() -> None:
 
 
 async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.LogCaptureFixture) -> None:
-    """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
+    """The story: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a minute."""
     caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
     async with places(Counting(), patience_s=0.3) as (completer, (only,)):
         with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
@@ -184,7 +184,7 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """A server of an earlier version would start over, and its client would read the first half twice, with code OK."""
+    """An older server would begin the answer again, so that the client would get its first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
@@ -239,7 +239,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """A refused request waits until an earlier one gets a token, which returns its part of the budget."""
+    """A refused request waits until an earlier one gets a token, which returns a token to the retry budget."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
@@ -247,11 +247,10 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """The story: a gateway asks a draft, which asks targets.
+    """The story: a prompt that made targets run out of memory was sent to each replica that came back, for ever.
 
-    Three of these broke, the draft gave up, and the gateway asked it again, as it would ask another: nine broke. And
-    before, a prompt that ran a target out of memory was carried to each replica that came back, for ever. An empty
-    message before it breaks is no progress.
+    Through a gateway, a draft worker and its three targets, it broke nine. An empty message before the break does not
+    count as progress.
     """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
@@ -292,10 +291,9 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """The story: two servers were killed one after the other, and a gateway refused all new requests for a while.
+    """The story: two servers were killed and restarted one after the other, and a gateway refused new requests.
 
-    The first server ran again, but its channel had not reconnected yet. The second one ran again too, but was ejected
-    because its streams had broken.
+    The channel to the first had not reconnected yet, and the second was ejected because its streams had broken.
     """
     async with places(Counting()) as (completer, (only,)):
         await only.die()
@@ -307,7 +305,7 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 
 
 async def test_each_server_has_its_own_sums() -> None:
-    """The story: a gateway's figures were those of all replicas together, so that a slow or failing one had no name."""
+    """The story: a gateway's figures were sums over all replicas, so they did not show which one was slow or failed."""
     metrics = Metrics("tiny", role="gateway")
     async with places(Counting(), Counting()) as (completer, (first, second)):
         metrics.watch_upstream(lambda: completer._fleet.replicas)

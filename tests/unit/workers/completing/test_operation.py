@@ -32,7 +32,7 @@ class Load:
 
 
 class Slow:
-    """Work that does not end by itself."""
+    """Work that never ends."""
 
     fault = broken = None
     hangs = False

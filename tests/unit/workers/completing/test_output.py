@@ -1,4 +1,4 @@
-"""An answer from which something was lost on the way, or that has more than was asked for, is an error."""
+"""An answer with lost messages, or with more than the request asked for, is an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWER: list[TextEvent] = [
 
 
 class Says:
-    """Completer that yields these events and no others."""
+    """Completer that yields exactly these events."""
 
     def __init__(self, events: list[TextEvent]) -> None:
         self._events = events
@@ -53,7 +53,7 @@ async def test_a_whole_answer_passes() -> None:
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (4,), (1, 2), (2, 3), (1, 2, 3), (3, 4), (1, 2, 3, 4)])
 async def test_no_part_of_an_answer_passes_for_the_whole(lost: tuple[int, ...]) -> None:
-    """The story: a link swallowed 3 s, and the client had 1380 of 1900 tokens and code OK."""
+    """The story: a link lost 3 s of messages, and the client had 1380 of 1900 tokens and code OK."""
     left = [event for i, event in enumerate(ANSWER) if i not in lost]
     async with reading(left) as completer:
         with pytest.raises(UnavailableError, match="lost on the way"):

@@ -1,7 +1,7 @@
-"""A target that gives more than was asked for, at a real socket: its clients get what they asked for, or an error.
+"""A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-The story: nothing compared what came with what was asked for. A target that never ended made a draft pass on 185,500
-tokens for a request of 150, and 900,000 out of one commit; to convert them stopped the draft's event loop for seconds.
+The story: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500 tokens for a
+request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas without an end: each resume would have asked for one more token."""
+    """Yield deltas without an end."""
     return one_by_one(position, range(left))
 
 
@@ -90,7 +90,7 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield nothing: the stream ends after the scores of a far longer prompt, which `Target` sends first."""
+    """Yield nothing: the stream ends after `Target` has sent the scores of a far longer prompt."""
     yield from ()
 
 
@@ -117,7 +117,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers requests by one recipe after another, then by the last; draft workers are welcome."""
+    """Target that answers each request by the next recipe, the last one again and again; it accepts draft workers."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -166,7 +166,7 @@ async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield a fleet of one server, which is ready: a request to an unknown server is not sent again."""
+    """Yield a fleet of one server that is ready; a request to an unknown server would not be sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -183,7 +183,7 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a completer that asks through an edge draft."""
+    """Yield a completer that sends requests through an edge draft."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(listening(target))
         fleet = await stack.enter_async_context(fleet_of(server.port))
@@ -274,7 +274,7 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """The story: a message of 30 bytes from a target became a list of 80 million numbers.
+    """The story: a client made a list of 80 million numbers from a count in a target's message of 30 bytes.
 
     That blocked a gateway's event loop for 7 s, and took 160 MB of its client's memory.
     """

@@ -1,4 +1,4 @@
-"""Limits of the time and memory that one prompt may cost all other requests."""
+"""Limits of the time and memory that one prompt may take from other requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfo
 
 
 async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
-    """The story: a draft ran its target's template, whatever that was, on the event loop that serves all requests."""
+    """The story: a draft ran its target's chat template, of any content, on the event loop that serves all requests."""
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)
     codec = LocalCodec(tokenizer, vocab_size=1000, max_length=128)
@@ -40,7 +40,7 @@ async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["content", "tool_call_id", "name", "reasoning"])
 async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
-    """The story: the id of a call counted for nothing, so megabytes of it were tokenized, and on the event loop."""
+    """The story: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop."""
     save_tiny_model(tmp_path, "llama")
     codec = LocalCodec(Tokenizer.load(tmp_path), vocab_size=1000, max_length=128)
     message = ChatMessage("tool", **{field: "x" * MIN_CHARACTERS})
@@ -77,7 +77,7 @@ async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
 
 
 async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the most ids of a call, 260,000 in 1 kB of gzip, made all other requests wait 50 to 80 ms."""
+    """The story: converting 260,000 ids, the most of a call and 1 kB of gzip, delayed all requests by 50 to 80 ms."""
     reader, of_the_loop, decode = codec(), threading.current_thread(), Tokenizer.decode
 
     def watched(tokenizer: Tokenizer, token_ids: Sequence[int], *, special: bool = False) -> str:
@@ -112,7 +112,7 @@ async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: p
 
 
 class NoGenerator:
-    """Generator that is never asked."""
+    """Generator that must not be called."""
 
     max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
     generate: Any = None

@@ -1,4 +1,4 @@
-"""An answer that is cut anywhere goes on at another server as if nothing had happened: text, figures and end."""
+"""An answer that is cut anywhere continues at another server with the same text, figures and end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def model(models: ModelDirectories) -> ModelConfig:
 
 
 async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[TextEvent]:
-    """Return all events, sent over the wire's messages both ways."""
+    """Return all events, converted to messages and back."""
     asked = completion_from_message(completion_to_message(request))
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
 
@@ -76,7 +76,7 @@ async def begun(completer: LocalCompleter, request: CompletionRequest) -> Starte
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
-    """Return the first events of an answer that loses its server then, as the caller's side keeps them."""
+    """Return the client's progress and the first events of an answer that loses its server after `num_deltas`."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
@@ -90,12 +90,12 @@ async def cut(
 
 
 def rounded(score: TokenLogprobs) -> TokenLogprobs:
-    """Round, since a pass over many tokens differs from one over a single token in the last bits."""
+    """Round a score, since passes of different width differ in the last bits."""
     return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 
 def shown(events: Sequence[TextEvent]) -> tuple[object, ...]:
-    """Return an answer as a client sees it: tokens, pieces of text, log-probabilities, and the reason of the end."""
+    """Return a client's view of an answer: tokens, pieces of text, log-probabilities, and the finish reason."""
     deltas = [event for event in events if isinstance(event, Delta)]
     started = [
         replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)
@@ -131,7 +131,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
-    """The second server has other defaults: what the first one resolved is what counts."""
+    """The second server has other defaults, but uses the values that the first one filled in."""
     request = REQUESTS[name]
     async with server(model) as first, server(model, RequestDefaults(temperature=2.0, max_new_tokens=3)) as second:
         whole = await events_of(first, request)
@@ -150,7 +150,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """Text that may become a stop string is held back by the next server as well."""
+    """The next server too holds back text that may become a stop string."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
@@ -176,7 +176,7 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """The story: a target was restarted with other weights of its tokenizer, and ended the text of the first ones."""
+    """The story: a target was restarted with another tokenizer, and completed the other target's text with it."""
     async with server(model) as completer:
         asked = REQUESTS["a grammar"]
         resume = Resume((5,), replace((await begun(completer, asked)).provenance, **change))
@@ -185,7 +185,7 @@ async def test_no_server_continues_another_text(model: ModelConfig, change: dict
 
 
 async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
-    """Two servers may have different adapters of one name, whose texts differ."""
+    """Two servers may have different adapters under one name, with different texts."""
     asked = replace(REQUESTS["token ids"], adapter="poet")
     async with server(model, poet="1", clerk="2") as completer:
         started = await begun(completer, asked)

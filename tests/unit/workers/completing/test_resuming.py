@@ -1,4 +1,4 @@
-"""A request that loses its server: when it goes on at the next one, and when it ends."""
+"""A request that loses its server: when it continues at the next one, and when it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return a client's tokens from servers that give one delta each and are lost then, or fail at once."""
+    """Return a client's tokens from servers that give one delta each and are then lost, or that fail at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -75,7 +75,7 @@ async def test_a_request_goes_on_after_a_loss(losses: list[Exception], monkeypat
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Errors of gRPC are UNAVAILABLE for both; dialling for 30 s would only hide the reason."""
+    """Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     async with listening(gate=gate) as target:
@@ -86,7 +86,7 @@ async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.Monkey
 
 
 class Waiting:
-    """A draft worker in the client's process, which drafts nothing."""
+    """A draft worker in the client's process that drafts nothing."""
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
@@ -102,7 +102,7 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
 
 
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests of a process share one budget, so that a target that fails is not asked again by all at once."""
+    """Requests of a process share a budget of retries, so that they do not all call a failing target at once."""
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
     assert await generated(monkeypatch, Delta(2, (7,)), LAST) == [7, 8]

@@ -1,4 +1,4 @@
-"""A draft worker beside its client, which a target knows by its connection: with drafts or without, tokens stay."""
+"""A draft worker beside its client, which the target knows by its connection; drafts change no token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WHOLE = tokens_at(3, 34)
 
 
 class SlowDecoder(ScriptedDecoder):
-    """Decoder that takes a few milliseconds for a pass, in which draft tokens can arrive."""
+    """Decoder that takes a few milliseconds per pass, in which draft tokens can arrive."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(0.005)
@@ -49,7 +49,7 @@ class SlowDecoder(ScriptedDecoder):
 
 @dataclass
 class Edge:
-    """A client with a draft worker, both attached to a target."""
+    """A client and its draft worker, attached to a target."""
 
     fleet: Fleet
     worker: PrivateWorker
@@ -61,7 +61,7 @@ class Edge:
         return all(stream.is_attached for stream, _ in self.worker._streams.values())
 
     async def deltas(self, request: CompletionRequest = REQUEST) -> list[Delta]:
-        """Return the answer's deltas, which must have the target's tokens."""
+        """Return the answer's deltas; check that the tokens are the target's."""
         async with asyncio.timeout(60):
             deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
         assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
@@ -121,7 +121,7 @@ async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """The story: for requests beyond the draft's slots, a target waited a minute for proposals that never came.
+    """The story: a target waited a minute for proposals for requests that had no slot of the draft.
 
     The draft engine here has two slots and no queue, so it must decline further requests.
     """
@@ -132,7 +132,7 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
-    """The story: in rounds, the target waited a minute for a draft after its model had failed."""
+    """The story: after a draft's model had failed, its target waited a minute for proposals in rounds."""
     async with edge(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
         await each.deltas()
