@@ -206,10 +206,7 @@ async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> N
 
 
 async def test_a_node_is_lost_with_all_that_runs_on_it(site: Site, bar: Bar) -> None:
-    """A target, a draft worker and a gateway are killed at once and replaced later.
-
-    A client of that gateway loses its connection, and asks the other gateway once.
-    """
+    """A target, a draft worker and a gateway are killed at once; clients of that gateway ask the other one, once."""
     async with cpu_demo(site) as demo:
         node = [demo.targets[0], demo.drafts[0], demo.gateways[0]]
 

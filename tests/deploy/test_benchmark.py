@@ -164,10 +164,7 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """Flags are those of token_benchmark_ray.py at the pinned commit, and prompts are lines of a text.
-
-    The story: one load of the sample, long and open-ended with LLMPerf's own text, was missing.
-    """
+    """Flags are those of the pinned token_benchmark_ray.py. The story: the sample's one long load was missing."""
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "told").read_text().splitlines()

@@ -142,10 +142,7 @@ def accepted_by(metrics: str) -> float:
 
 
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft attaches with its token; a draft without a token is refused, and gets no prompts.
-
-    The story: draft pods had no port for probes, so the rollout of drafts that every target refused succeeded.
-    """
+    """The story: draft pods had no port for probes, so a rollout of drafts that every target refused succeeded."""
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
@@ -174,10 +171,7 @@ async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: p
 
 
 async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: gateways dialled a Service's one address, so 47 of 61 requests of a rolling restart were refused.
-
-    Each had one connection, to one target, which it could not leave while that target drained.
-    """
+    """The story: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests."""
     monkeypatch.chdir(ROOT)
     token = (Path(access) / "gateway").read_text().strip()
     async with AsyncExitStack() as stack:

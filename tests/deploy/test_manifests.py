@@ -152,10 +152,7 @@ def devices(workload: Manifest) -> bool:
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The story: the Job asked for 190 of a node's 192 CPUs and 8 of its 16 devices, while two servers had all of them.
-
-    It stayed pending until both were scaled to 0, so every upgrade of the SDK took the service down for hours.
-    """
+    """The story: the Job asked for CPUs and devices that two servers had, so each upgrade took the service down."""
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
     near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")
@@ -180,10 +177,7 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """The story: three overlays listened on all addresses, without TLS and tokens, and relied on network policies.
-
-    A default EKS cluster does not enforce these.
-    """
+    """The story: three overlays had no tokens, and relied on network policies, which EKS does not enforce."""
     documents = manifests(KUBERNETES / "overlays" / name)
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
         arguments = arguments_of(workload, documents)
@@ -220,11 +214,7 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 
 
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
-    """The story: tags were variants (specdec:cpu, specdec:neuron), so versions had no tag of their own.
-
-    An overlay's `newTag` gave target, gateways and drafts one image, and nodes did not pull a new image under an old
-    tag.
-    """
+    """The story: tags were variants, so versions had none, and nodes did not pull a new image under an old tag."""
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
     (copy / "kubernetes" / "components" / "version" / "version.env").write_text("VERSION=2.3.4-rc1\n")
@@ -247,10 +237,7 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """The story: the baseline reused a kept prefix, and the fused graph read each prompt whole.
-
-    So "TTFT unchanged" was false on CloudWatch.
-    """
+    """The story: the baseline reused a kept prefix, and the fused graph read each prompt whole."""
     found = set()
     for name in COMPILED:
         server = of_kind(serving := manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0]

@@ -100,10 +100,7 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
-    """A session name belongs to one account on one connection.
-
-    The same account on another connection, or another account behind the same proxy, cannot draft for the request.
-    """
+    """A session name belongs to one account on one connection: no other can draft for the request."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -123,10 +120,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """The story: a serving draft worker with `speaks_for_others` never got a draft token accepted.
-
-    The target looked up session names in the account of the request's user, but the worker attaches without a user.
-    """
+    """The story: session names were looked up in the user's account, and the worker attaches without a user."""
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
         session = for_user.request(IN_ROUNDS).send()
@@ -218,12 +212,7 @@ async def edge(
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: half an hour after its start, a draft worker at the edge got no draft token accepted any more.
-
-    A server accepts no more calls on a connection of that age, which is a second in this test. The requests moved to a
-    new
-    connection, while the draft tokens still went over the old one. Since then the worker opens its stream again too.
-    """
+    """The story: requests moved to a new connection after half an hour, draft tokens went over the old one."""
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
     async with (
@@ -323,10 +312,7 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: after its target died, a draft worker's process never ended on a signal.
-
-    In the turn of the event loop in which it dialled again, `asyncio.wait_for` of Python 3.11 lost the cancellation.
-    """
+    """The story: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never ended."""
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
     lost = AssistStream(DraftEngine(ScriptedProposer()), "127.0.0.1:1", Offer(WORDS, gamma=4, num_slots=1))
     async with grpc.aio.insecure_channel(lost.address) as channel:
@@ -341,10 +327,7 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
-    """The story: a client left at the moment when its deadline passed, and a slot of the draft model was lost for ever.
-
-    The second cancellation came while the first one was still cleaning up.
-    """
+    """The story: a second cancellation came while the first one cleaned up, and a slot was lost for ever."""
     async with serving() as target, edge(target.server.port) as client:
 
         async def ask() -> None:

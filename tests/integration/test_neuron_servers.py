@@ -125,10 +125,7 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 
 
 def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
-    """The story: a draft worker asked for four times the slots that its model had been compiled for.
-
-    The others were for branches, which this backend cannot have. So it compiled the model again at its start.
-    """
+    """The story: a draft worker asked for slots for branches, which it cannot have, and compiled its model again."""
     assert "hit in" in started["eagle"].log.read_text()
     draft = started["draft"].log.read_text()
     assert "hit in" in draft
@@ -217,10 +214,7 @@ async def compare(*flags: str) -> str:
 
 
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """Target alone, fused graph, and a draft on the CPU for a target on Neuron, all of them sampling.
-
-    The servers load nothing else than the models that `--compile only` made.
-    """
+    """Target, fused graph, and a draft on the CPU sample alike, and load only what `--compile only` made."""
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")
     flags = [

@@ -205,10 +205,7 @@ async def test_metrics_show_what_the_draft_can_propose(kind: Kind, servers: Serv
 
 @pytest.mark.parametrize("kind", [FOREIGN, pytest.param(FEWER, marks=long)], indirect=True)
 async def test_one_worker_of_the_pool_helps_two_targets(kind: Kind, servers: Servers, models: dict[str, Path]) -> None:
-    """A worker that lacks ids of one target, and has ids that the other lacks, helps both in the same passes.
-
-    It gets the tokenizer of the one from that target.
-    """
+    """A worker helps a target with other ids and one with fewer in the same passes; one sends its tokenizer."""
     async with target_server(models["other"], *SLOW) as other:
         asked = {servers.target: requests(kind), other: requests(kind if kind is FOREIGN else MORE)}
         expected = [await alone(target, each) for target, each in asked.items()]

@@ -55,10 +55,7 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
-    """The story: all versions were pinned, so few packages could be installed beside the wheel.
-
-    Files have tested versions.
-    """
+    """The story: all versions were pinned, so few packages could be installed beside the wheel."""
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
     exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]
@@ -160,10 +157,7 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """The story: installing a thin client took 1.5 GB, as much as a server.
-
-    Later neither client started without the server's packages: one needed llguidance's version, the other Pydantic.
-    """
+    """The story: a thin client took 1.5 GB; later neither client started without packages of the server."""
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
     assert "Traceback" not in report
@@ -261,11 +255,7 @@ NEURON_IMAGES = {
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
-    """The story: in every image but SDK 2.29's, pip replaced the image's NxDI by one for another compiler and runtime.
-
-    The requirements pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57. The pin of Transformers alone would have
-    the same effect: NxDI 0.7 needs 4.56, so pip takes a newer NxDI.
-    """
+    """The story: pins of NxDI, or of Transformers alone, made pip replace the image's NxDI by another."""
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
     for name, version in zip(names, NEURON_IMAGES[sdk], strict=True):

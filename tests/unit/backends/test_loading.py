@@ -227,11 +227,7 @@ def test_slots_that_do_not_fit_into_memory_are_refused(max_length: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only /proc tells how much memory is in use")
 @pytest.mark.parametrize("backend_name", ["onnx", "torch"])
 def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path: Path) -> None:
-    """NumPy asks the kernel for pages of 2 MiB, and the first tokens of a slot touch a place in each row of it.
-
-    So the first request in each slot of a fresh server took the whole slot, and up to 18 times as long as later ones.
-    With torch, all slots were in memory from the start.
-    """
+    """The story: pages of 2 MiB made the first request of each slot take all of it, and up to 18 times as long."""
     save_tiny_model(tmp_path, "llama", num_key_value_heads=4, head_dim=64, max_position_embeddings=8192)
     config = config_for(tmp_path, backend=backend_name, num_slots=8, sequence_length=8192)
     before_mib = vitals(os.getpid()).rss_mib

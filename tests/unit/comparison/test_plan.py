@@ -240,11 +240,7 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 
 
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
-    """The story: an open loop, which has one client, asked for Locust.
-
-    With --one_at_a_time beside endpoints, Locust sent the requests to the servers that the comparison had started, and
-    to no endpoint.
-    """
+    """The story: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time."""
 
     def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
         found = config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes)
@@ -465,10 +461,7 @@ UNREADABLE = [
 
 
 def test_files_have_chats_or_prompts(tmp_path: Path) -> None:
-    """The story: a file of conversations was refused for parts that are never sent.
-
-    Public copies of ShareGPT have empty answers, and other chats have null as the content of tool calls.
-    """
+    """The story: a file of conversations was refused for parts that are never sent, such as empty answers."""
     share, chats = tmp_path / "share.json", tmp_path / "chats.jsonl"
     turns = [("human", "one"), ("gpt", ""), ("human", "two")], [("gpt", "alone")], [("human", ""), ("gpt", "what?")]
     entries = [{"conversations": [{"from": it, "value": text} for it, text in each]} for each in turns]

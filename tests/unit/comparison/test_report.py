@@ -232,10 +232,7 @@ def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
 
 
 def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
-    """The story: rates were computed over the time of successful requests only.
-
-    If every other request hung until its deadline, requests per minute and goodput were as if none had failed.
-    """
+    """The story: rates left out the time of failed requests, so hung ones cost nothing."""
     broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
     assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
     found = statistics_of(broken)
@@ -407,10 +404,7 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 
 
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
-    """The story: `diff` compared 10 input tokens with 1000, and torch with ONNX, and reported a slowdown.
-
-    The conditions in both results were equal.
-    """
+    """The story: `diff` called 1000 input tokens a slowdown of 10, and ONNX one of torch: conditions were equal."""
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
     found = dict(conditions(settings))
@@ -467,10 +461,7 @@ def test_a_full_disk_loses_nothing(
     name: str,
     refuge: bool,
 ) -> None:
-    """The story: a comparison on a full disk ended in a traceback, and lost its figures.
-
-    If no directory takes the files, their figures are printed.
-    """
+    """The story: a full disk ended a comparison without its figures; without any directory they are printed."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
     topologies = Topology.TARGET, Topology.FUSED
@@ -606,11 +597,7 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """The story: a report on endpoints contained figures and names of things that had not been measured.
-
-    It had a bound in the legend, negative round trips, topologies that had not been started, and the bundled target's
-    name.
-    """
+    """The story: a report on endpoints had a bound, negative round trips, and topologies that were not started."""
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
     measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NEAR))
     figure = tokens_over_rtt(measured)
@@ -636,11 +623,7 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
-    """The panels share their y axis, which must fit all of them.
-
-    The story: setting the lower end panel by panel fixed the upper one after the first panel, and faster lines left the
-    picture.
-    """
+    """The story: the upper end of the shared y axis was fixed after the first panel: faster lines left the picture."""
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
     measured = [
         sample

@@ -68,10 +68,7 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
 
 
 async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that takes too long holds its place until it is compiled, since a thread cannot be stopped.
-
-    The story: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not retry.
-    """
+    """The story: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not retry."""
     monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.05)
     compiler = SlowCompiler()
     grammars = Grammars(compiler)

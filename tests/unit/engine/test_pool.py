@@ -112,11 +112,7 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """Wrong draft tokens count against a worker, as silence does.
-
-    The story: a worker with nonsense, attached first, got each session at its start and kept it to the end, beside an
-    idle good worker.
-    """
+    """The story: a worker with nonsense, attached first, got and kept each session, beside an idle good worker."""
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
     pool.attach(junk)
     pool.attach(good)
@@ -172,11 +168,7 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """A session gets a new name each time a worker gets it.
-
-    The story: a worker that gave a session back and got it again used one name. Branches that it had sent before the
-    change were taken for new ones, or named unknown tokens, which ended its stream.
-    """
+    """The story: a session that came back had its old name, so branches from before counted among the new ones."""
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
     asked = [pool.generate(GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS)) for length in (3, 4)]

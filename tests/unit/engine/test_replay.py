@@ -53,10 +53,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
-    """The story: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
-
-    Here one session makes each pass fail from its sixth token on; the other seven must get all of their tokens.
-    """
+    """The story: a MemoryError that one wide request caused ended eight users' answers with INTERNAL."""
 
     def poison(turns: Sequence[Turn]) -> Exception | None:
         return (
@@ -135,11 +132,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """Memory suffices for fewer than eight requests at once; all end well, in fewer passes than one by one.
-
-    The story: ONNX Runtime and torch raise RuntimeError for this. Passes were not halved but replayed one by one, up to
-    eight sessions ended, and prompts were read again for each token.
-    """
+    """The story: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one."""
     failures: list[int] = []
 
     def narrow(turns: Sequence[Turn]) -> Exception | None:

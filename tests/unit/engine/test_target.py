@@ -254,11 +254,7 @@ class SlowDrafter(SlowReader):
 
 
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
-    """Drafting counts as time of the step, not as cost of a part.
-
-    The story: parts had the least length, so half of 64 streams that arrived at once waited five times as long for the
-    first token as without a draft.
-    """
+    """The story: drafting counted as a part's cost, so half of 64 streams waited five times as long."""
     decoder = SlowDrafter(num_slots=2, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         decoding = asyncio.create_task(finish(engine, request(3, max_new_tokens=800)))

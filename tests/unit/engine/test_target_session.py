@@ -62,11 +62,7 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 
 
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
-    """Proposals for a rejected chain do not count as arrivals.
-
-    The story: they arrived for a round trip after a rejection, and each prolonged the target's wait: gaps of 34 ms
-    between passes of 6 ms.
-    """
+    """The story: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip."""
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
     take_pass(session, clock, Verdict((99,), 2, 0))

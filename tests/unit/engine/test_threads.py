@@ -28,11 +28,7 @@ async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """Accounts share the places for grammars and long texts.
-
-    The story: a caller with `in_flight = 1` had 17 of them at work, and all eight requests of another account were
-    refused.
-    """
+    """The story: a caller with `in_flight = 1` had 17 grammars at work, and all of another account were refused."""
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     grammars = Grammars(GrammarCompiler(tokenizer, DEFAULT_VOCAB_SIZE))
     codec = LocalCodec(tokenizer, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)

@@ -242,10 +242,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """The story: Qwen3's thoughts were sent as `reasoning_content`, which LLMPerf does not read.
-
-    So TTFT was the time until the thoughts ended, and answers of thoughts alone had 1 token.
-    """
+    """The story: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended."""
     http = vars(parser_of(role).parse_args(["--config", str(file)]))
     card = replace(CARD, chat_template=THINKING)
     for begun in (True, False):
@@ -264,10 +261,7 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: for a fault outside the tools, the schema of every tool was compiled, some in new processes.
-
-    That took minutes of a thread for which other requests waited.
-    """
+    """The story: for a fault outside the tools each schema was compiled: minutes of a thread that others need."""
     looked: list[Any] = []
 
     def fault_of_schema(schema: Any) -> tuple[str, str]:

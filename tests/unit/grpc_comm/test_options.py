@@ -16,10 +16,7 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 
 
 async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
-    """The story: gRPC has a second timeout for pings, one minute, during which a dead session held its slot.
-
-    The promise is 15 s, here 1.5 s.
-    """
+    """The story: gRPC's second timeout for pings, a minute, kept a dead session's slot. Promised are 15 s, here 1.5."""
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def serve(request: object, context: object) -> None:

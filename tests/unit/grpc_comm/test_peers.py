@@ -106,10 +106,7 @@ async def test_refuses_what_it_does_not_even_parse(
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: malformed messages to health and reflection got status UNKNOWN, and 2 kB of traceback in the log each.
-
-    Limits and error mapping covered only this project's own services.
-    """
+    """The story: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log each."""
     async with serving() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for message in (b"\xff\xff\xff", b"\x0a\x80\x80\x40" + b"x" * (1 << 20)):
             call: Any = channel.stream_stream(f"/{method}", **RAW)(timeout=60)
@@ -151,10 +148,7 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
-    """The story: an unread unary answer stayed in memory as long as its client answered pings.
-
-    1 kB of gzip asked for 4 MB of text, 256 times per connection. A client that reads still gets its answer.
-    """
+    """The story: an unread answer stayed in memory as long as its client answered pings: 256 of 4 MB each."""
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,

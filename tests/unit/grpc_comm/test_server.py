@@ -68,12 +68,7 @@ class Cut(HealthServicer):
 
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a proxy, such as Envoy after 5 idle minutes, ended a client's health watch but kept the connection.
-
-    The client watched again only after the connection was lost, so a server that drained meanwhile seemed ready. Now it
-    watches again at once. A server that refuses the client's token is not ready; one with too many watchers gets
-    `Check`.
-    """
+    """The story: a proxy ended a client's health watch but kept the connection, so drains went unseen."""
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     server = await started()

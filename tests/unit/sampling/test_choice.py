@@ -264,10 +264,7 @@ def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
 
 @pytest.mark.parametrize("first_seed", [0, 2**63 - CUBE_SIDE // 2, MAX_SEED - CUBE_SIDE + 1])
 def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> None:
-    """Clients use seeds 0, 1, 2, ..., so noise of adjacent seeds, positions and tokens must be independent.
-
-    Diagonals are tested since a key made of the sum of two inputs repeats along them.
-    """
+    """Clients use seeds 0, 1, 2, ...; diagonals are tested since a key of a sum of inputs repeats along them."""
     cube = uniform_cube(first_seed)
     p_values = [chi_squared_p_value((cube.ravel() * 64).astype(np.int64), 64)]
     bins = (cube * NUM_BINS).astype(np.int64)
@@ -361,11 +358,7 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """Rows choose and rank the same tokens together as alone, with any legal parameters.
-
-    The story: a repetition_penalty below 1e-307 made logits infinite and scores NaN, and such a row's token depended on
-    other rows. NaN is a warning of numpy's, and warnings are errors.
-    """
+    """The story: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows."""
     logits, *columns = (list(column) for column in zip(*rows, strict=True))
     chosen = []
     for array in (np.stack(logits), torch.from_numpy(np.stack(logits))):
@@ -424,10 +417,7 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 @relaxed
 @given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
-    """Noise spans 40.4, so 1/41 of the gap to the second best is greedy; lower temperatures must not overflow.
-
-    The story: 5e-324, the least double, made all positive logits infinite, and the first of them was chosen.
-    """
+    """Noise spans 40.4. The story: 5e-324 made all positive logits infinite, and the first was chosen."""
     logits = random_logits(logits_seed, 1, vocab_size)
     second, best = np.sort(logits[0].astype(np.float64))[-2:]
     assume(second < best)

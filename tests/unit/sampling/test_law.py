@@ -148,10 +148,7 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
     ],
 )
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
-    """The G-test detects rows that are off by one and tokens that are accepted without a match.
-
-    A near draft hides some of these faults in the distribution; the comparison with the target's tokens finds them.
-    """
+    """A near draft hides some faults in the distribution; the comparison with the target's tokens finds them."""
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("far", ASKED), gamma=gamma, verify=wrong)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG

@@ -104,10 +104,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """A chain is charged its own share of the time.
-
-    The story: each chain was judged as if all sessions drafted as much, so the only sure one of 16 ended early.
-    """
+    """The story: each chain was judged as if all drafted as much, so the only sure one of 16 ended early."""
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
         length.record_step(1, STEP_S / 8)
@@ -175,10 +172,7 @@ class WrongLookup:
 
 
 def test_lookups_that_fail_do_not_widen_passes() -> None:
-    """The story: the rule was applied before a step only, and one step of a lookup fills the whole draft.
-
-    So four streams verified 32 tokens in vain, at 0.6 to 0.8 of plain decoding's tokens per second.
-    """
+    """The story: one step of a lookup fills the draft, so four streams verified 32 tokens in vain."""
     length = KnownTimes()
     for width in range(33):
         for _ in range(2):

@@ -114,11 +114,7 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 
 
 def test_crowd_costs_do_not_count_for_one_session() -> None:
-    """Costs of passes over many sessions do not count for a single one.
-
-    The story: after eight sessions in rounds, the next session alone had no draft token verified for a whole answer,
-    because the earlier passes made a draft token look as expensive as a session.
-    """
+    """The story: passes of eight sessions made drafts look dear, and the next session alone had none verified."""
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares
     for width in (0, 16, 32) * 20:

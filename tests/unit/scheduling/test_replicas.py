@@ -59,10 +59,7 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 
 
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
-    """A new connection does not clear the record of failures.
-
-    The story: a server that answered no request got every second one for ever.
-    """
+    """The story: a new connection cleared the failures: a server that answered none got every second request."""
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
         found.set_ready("b:1", ready=True)

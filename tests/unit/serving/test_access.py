@@ -255,10 +255,7 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The story: a pool worker with a revoked token read all prompts as long as its connection lasted.
-
-    Its only call never ends, and rights were checked at the start of calls only.
-    """
+    """The story: rights were checked as calls began, so a revoked worker read all prompts while its call lasted."""
 
     async def attached(_: object, message: object, call: Call) -> None:
         await call.write(pb.AssistResponse())
@@ -313,10 +310,7 @@ def verification() -> VerificationServicer:
 
 @pytest.mark.parametrize("insecure", [True, False])
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
-    """The story: any peer that attached got the prompts and answers of all clients.
-
-    A private worker gets its own only.
-    """
+    """The story: any peer that attached got the prompts of all clients. A private worker gets its own only."""
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, verification=verification(), host="0.0.0.0") as at:
         dial = DialSecurity() if insecure else dialling(trust)
@@ -448,10 +442,7 @@ async def test_a_gateway_names_the_account_of_each_request(
 
 
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: the audit log lacked refused callers, malformed requests, and workers that attach.
-
-    gRPC errors with details also lacked the request's id.
-    """
+    """The story: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's id."""
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
     for name, path in (("nobody", "model"), ("client", "drain"), ("client", "client"), ("worker", "worker")):

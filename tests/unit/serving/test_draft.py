@@ -157,12 +157,7 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
-    """The story: after a target was replaced, its draft worker asked for the new model card only once.
-
-    If the target was busy then, answers were given under the old name and template from then on. If the target did not
-    yet
-    know the worker's token, the worker was not ready until a connection ended, half an hour later.
-    """
+    """The story: a draft worker asked a replaced target once; if it was busy, the old name and template stayed."""
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
     port = free_port()
     async with target(directory, card, port):

@@ -75,10 +75,7 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 
 @pytest.mark.parametrize("next_one", [OTHER, BUSY])
 async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
-    """The story: a gateway asked for the model's name once, so after a change of the model it refused the new name.
-
-    If that request failed, it did not ask again before the next restart.
-    """
+    """The story: a gateway asked for the model's name once, and refused the new name after a change."""
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
@@ -102,10 +99,7 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: a gateway without a server answered 503 at its HTTP port, but 200 at its port for probes.
-
-    So Kubernetes took it for ready, and the balancer kept sending requests.
-    """
+    """The story: a gateway without a server answered 503 at its HTTP port, but 200 at its port for probes."""
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
     connection, web, observe = (
@@ -131,10 +125,7 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
 
 
 async def test_a_gateway_without_servers_is_alive() -> None:
-    """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s.
-
-    While a target loaded a large model for an hour, Kubernetes restarted the gateway again and again.
-    """
+    """The story: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded."""
     port, probe_port = free_port(), free_port()
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
     serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))

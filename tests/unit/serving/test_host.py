@@ -119,10 +119,7 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 async def test_loaded_objects_are_not_searched_for_garbage() -> None:
-    """The story: the event loop stopped for 40 ms again and again, when late branches made many objects.
-
-    Each full garbage collection searched all objects ever loaded; ordinary traffic caused one now and then, too.
-    """
+    """The story: each full garbage collection searched all objects ever loaded, and stopped the loop for 40 ms."""
     num_frozen = []
 
     async def until() -> None:

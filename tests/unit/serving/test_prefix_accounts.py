@@ -188,10 +188,7 @@ async def check_separate(ask: Ask) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
-    """The story: with a token in the same auth file, Bob found six secret digits of Alice's prompt by 60 requests.
-
-    `cached_tokens` was one more for each digit that he had guessed.
-    """
+    """The story: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests."""
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
         await check_separate(ask)

@@ -113,10 +113,7 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """The story: after a drain a process ended with code 1, as if its engine had broken.
-
-    The drain had moved all requests to other servers, while their last pass still ran.
-    """
+    """The story: a drain moved all requests while their last pass ran, and the process ended with code 1."""
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()

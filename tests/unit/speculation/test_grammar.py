@@ -122,11 +122,7 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Forced tokens follow a proposal that the grammar cuts.
-
-    The story: structured output was 2.6 times as slow as plain decoding, in rounds with a draft that had no grammar.
-    The grammar refused each proposal in its middle, and the tokens that it forced there were not proposed.
-    """
+    """The story: the grammar refused proposals in their middle, and what it forced there was not proposed."""
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)

@@ -112,11 +112,7 @@ def test_places_that_never_were_are_refused() -> None:
 
 
 def test_late_branches_leave_nothing_behind() -> None:
-    """The story: 5 MB of branches that repeat committed text took 1.2 GB, one object per token, and were never freed.
-
-    Such tokens still get node numbers, so that both ends count alike, and a branch may name the latest ones as its
-    parent.
-    """
+    """The story: 5 MB of branches of committed text took 1.2 GB for ever. Such tokens still get node numbers."""
     committed = [5] * 250
     tree = DraftTree(committed)
     for _ in range(200):

@@ -76,11 +76,7 @@ def is_whole(output: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_mask_is_that_of_a_fresh_matcher(grammar: Grammar) -> None:
-    """Masks do not depend on a matcher's past.
-
-    The past has jumps between outputs, forced tokens and refused proposals, as paths of a draft tree have; it covers a
-    thousand states of each grammar.
-    """
+    """The past has jumps, forced tokens and refused proposals, over a thousand states of each grammar."""
     rng = random.Random(7)
     matcher = COMPILER.compile(grammar)
     outputs = [walk(COMPILER.compile(grammar), rng, limit=40) for _ in range(12)]
@@ -168,10 +164,7 @@ def test_an_output_matches_its_schema(schema: dict[str, Any], seed: int) -> None
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
 def test_instances_of_a_schema_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
-    """The grammar refuses no instance of the schema.
-
-    Schemas with objects are left out, since this version of hypothesis-jsonschema cannot draw them.
-    """
+    """Schemas with objects are left out, since this version of hypothesis-jsonschema cannot draw them."""
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
     text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone
@@ -222,10 +215,7 @@ MANY_STATES = r"(a|b)*c|a[x-z]{1,60}(foo|bar|[0-9]{3,50}){2,9}"
 
 @pytest.mark.parametrize("limit", [{"max_lexer_states": 25}, {"max_lexer_states": 30}])
 def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's limits count every token that a matcher saw, and its errors stay.
-
-    The story: a refused draft that led to too many states failed requests that the target alone would have finished.
-    """
+    """The story: the library's limits count all that a matcher saw, so a refused draft failed its request."""
     monkeypatch.setattr("specdec.inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
     output, draft = TOKENIZER.encode("abab"), TOKENIZER.encode("axxx1234567bar")
@@ -298,10 +288,7 @@ def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
-    """Its time and memory are limited, at the request or at a later token.
-
-    The vocabulary has long tokens. With the library's own limits the first of these grammars takes 4 s and 250 MB.
-    """
+    """Time and memory are limited, over long tokens: with own limits the first takes 4 s and 250 MB."""
     compiler = GrammarCompiler(Tokenizer.load(BUNDLED_TARGET), 2048)
     compiler.compile(GRAMMARS[2])
     started, before_kib = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -149,11 +149,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft workers get a grammar as Lark, the form in which the target has compiled it.
-
-    The story: the library converts GBNF to Lark in Python, in time that grows with the square of the length. Drafts and
-    targets did so again on their event loops: 37 kB stopped all requests for 0.7 s.
-    """
+    """The story: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for 0.7 s."""
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)
     monkeypatch.setattr(grammar_source, "_plain_source", None)

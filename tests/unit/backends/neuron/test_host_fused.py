@@ -125,11 +125,7 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 6])
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
-    """The story: with several sequences in a batch, the mask of each treated the others' draft tokens as written.
-
-    Then only 0.6 to 0.7 of the draft tokens were accepted, though the draft is the target itself. The answers did not
-    change, so only a count of accepted tokens shows this.
-    """
+    """The story: each sequence's mask had the others' draft tokens; only the count of accepted tokens shows it."""
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
 

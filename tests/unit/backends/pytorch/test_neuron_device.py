@@ -83,11 +83,7 @@ class TestOtherFamilies(OverTheStandIn):
 
 @pytest.mark.long
 def test_another_models_threads_compile_nothing_again() -> None:
-    """The number of threads is no part of a compiled pass.
-
-    The story: a draft that was loaded after its target set its own number of threads. Torch then compiled every pass of
-    the target again, while clients waited.
-    """
+    """The story: a draft loaded later set another number of threads, and torch compiled the target's passes again."""
     backend, num_threads = backend_of("llama"), torch.get_num_threads()
     torch.set_num_threads(num_threads + 1)
     try:

@@ -66,11 +66,7 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: one prompt that was too long for a server spoilt all requests after it.
-
-    The server refused it with 400 in each form of request, so the client concluded that no form with counts works. From
-    then on requests had no seed, so answers were other samples, and token counts were estimates.
-    """
+    """The story: one prompt that was too long made the client drop seed and counts for all requests after it."""
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:
         if body["prompt"] == "too long":
@@ -166,11 +162,7 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_text_below_a_token_keeps_its_time() -> None:
-    """Some servers, such as llama.cpp's, report only the total of tokens, which is divided by characters.
-
-    The story: the first message, "1", got no token and was left out, so TTFT was the second one's; the end was lost
-    alike.
-    """
+    """The story: of a total divided by characters the first message got no token, and was left out of TTFT."""
     texts = ("1", " and a long time", " after", ".")
     chunks = [_Chunk(float(i), text, None) for i, text in enumerate(texts)]
     chunks.append(_Chunk(9.0, "", 5))  # usage, in a message that ends the answer
@@ -209,10 +201,7 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
 
 
 async def test_thirty_two_streams_at_once_are_whole() -> None:
-    """The server's times are known: 5 ms, then 10 ms for each token.
-
-    The client's figures are printed (`pytest -s`) but not checked, since a busy machine changes them.
-    """
+    """The server's times are known; the client's are printed (`pytest -s`), since a busy machine changes them."""
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))
     workload = WorkloadConfig((PromptSet("kind", prompts),), deadline_s=60.0)
@@ -231,11 +220,7 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: the clocks of 32 streams started before their requests were sent, so TTFTs were 10 % too long.
-
-    Here the second of two requests needs a new connection, which a busy event loop delays by 0.3 s. The server's answer
-    is the time at which it received the request.
-    """
+    """The story: the clocks of 32 streams started before their requests were sent. Here a busy loop delays one."""
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()
     assert ready.wait(10)

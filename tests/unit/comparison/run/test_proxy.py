@@ -71,10 +71,7 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 
 
 async def test_no_end_holds_small_writes_back() -> None:
-    """The story: each link of the comparison's proxy added 40 ms to the time to first token.
-
-    Its socket did not name TCP, so asyncio left Nagle's algorithm on, which waits for delayed acknowledgements.
-    """
+    """The story: a port that did not name TCP kept Nagle's algorithm on, and each link added 40 ms to TTFT."""
     async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]

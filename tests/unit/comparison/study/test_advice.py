@@ -131,10 +131,7 @@ POOL = Contender(Topology.POOL, "draft", 8, branches=3)
 
 @pytest.mark.parametrize("contender", [None, BY_ITSELF, FUSED, ASYNC, POOL, replace(FUSED, draft="ngram")])
 def test_the_service_can_be_started(tmp_path: Path, contender: Contender | None) -> None:
-    """Each role accepts its table of the file, with the measured backend, and the flags of its command.
-
-    The story: the file lacked the backend, so a study of torch recommended servers of another backend.
-    """
+    """The story: the file lacked the backend, so a study of torch recommended servers of another backend."""
     settings, file = config(tmp_path, backend=BackendConfig("torch", "onnx")), tmp_path / "service.toml"
     file.write_text(service_toml(settings, contender, 'the reason, with "quotes"'))
     role = "fused_target" if contender and contender.topology is Topology.FUSED else "target"
@@ -168,10 +165,7 @@ def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
-    """The story: at a load average of 24 on two cores a study wrote "serve the target alone" into service.toml.
-
-    On the same machine, when it was quiet, speculation was 2.4 times as fast.
-    """
+    """The story: at a load average of 24 a study advised the target alone, though drafts were 2.4 times as fast."""
     quiet = Study(config(tmp_path, output=tmp_path), evidence(), (), None, 60.0, QUIET, spread=1.1)
     write_study(quiet, tmp_path)
     assert "serve with fused" in (tmp_path / "service.toml").read_text()

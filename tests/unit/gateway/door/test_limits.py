@@ -122,10 +122,7 @@ async def test_too_many_items_are_refused_by_field_and_limit(path: str, document
     ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
 )
 def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: 8 MB of JSON members froze all streams and health checks of a gateway for 0.4 s.
-
-    While json.loads runs, on any thread, Python runs nothing else.
-    """
+    """The story: json.loads of 8 MB of members froze all streams and health checks of a gateway for 0.4 s."""
     monkeypatch.setattr(json, "loads", None)
     assert parse_fault(body, 1_000_000) is not None
 
@@ -156,10 +153,7 @@ async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
 
 
 async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a gateway worked for 7 s on a request with a schema of 60 kB, and then refused it.
-
-    It serialized the schema for each of 64 prompts times 64 choices, before it checked the limit of 128 choices.
-    """
+    """The story: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked."""
     num_written, write = 0, structured.the_grammar
 
     def counted(given: Any) -> Any:
@@ -231,10 +225,7 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
 async def test_another_host_gets_the_way_out(host: str) -> None:
-    """The story: a gateway on loopback refused a proxy's Host header with the plain text "Invalid host header".
-
-    The log did not mention it.
-    """
+    """The story: a proxy's Host header was refused with the plain text "Invalid host header", and without a log."""
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
     error = answer.json()["error"]
@@ -325,21 +316,13 @@ CHUNKED = (
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """The story: only headers before a body had a limit, not the trailing fields after it.
-
-    A client could send such a field for 30 s, and its cost grows with the square of its length: 80 MB took seconds of
-    the
-    event loop.
-    """
+    """The story: fields after a body had no limit, and a cost that grows with the square of their length."""
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
 
 
 async def test_fields_after_a_body_are_no_headers() -> None:
-    """The story: trailing fields after a chunked body counted as headers, of which the last one with a name is valid.
-
-    So a request could change its id, token or deadline after a proxy had checked its headers.
-    """
+    """The story: fields after a body counted as headers, so a token could change behind a proxy that had checked it."""
     body = b'{"prompt": "x"}'
     fields = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
     async with serving([["a"]]) as (port, _):
@@ -353,10 +336,7 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
-    """The story: the gateway checked the first of two Host headers, and used the last of two tokens.
-
-    A proxy in front of it may have checked the other one.
-    """
+    """The story: the first of two Host headers was checked, the last of two tokens used; a proxy may check others."""
     async with serving([["a"]]) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         given = b"Host: localhost\r\nAuthorization: Bearer one\r\n"
@@ -371,12 +351,7 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """The story: 120 connections of one account with `in_flight = 1` took 1.2 GB of memory for unfinished bodies.
-
-    Each of 4096 connections could hold 8 MiB for 30 s. Now all unfinished bodies have a common limit, and one account
-    may
-    use half of it; without accounts all clients count as one. Here the limit admits two bodies, and refuses the third.
-    """
+    """The story: unfinished bodies of one account took 1.2 GB. Here the limit admits two, and refuses the third."""
     size, auth_file = 90_000, tmp_path / "auth.toml"
     auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
     monkeypatch.setattr(middleware, "MAX_UNFINISHED_BYTES", size * 5 // (1 if has_accounts else 2))
@@ -411,10 +386,7 @@ async def test_bodies_that_have_not_ended_have_a_total(
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """The story: a long stream was cut after 10 s if the client had begun to send its next request.
-
-    The next request's time limit ran during the answer; now it starts after the answer.
-    """
+    """The story: the time limit of a client's next request ran during the answer, and cut a stream after 10 s."""
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
     front = HttpFront(gateway(ScriptedCompleter([["a"]] * 10, gap_s=0.1), port=0), ServerConfig())
@@ -434,10 +406,7 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 
 
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: after a body that was too long for one read, all later requests of its connection had its trace.
-
-    The connection kept the context variables of that request.
-    """
+    """The story: a connection kept the context variables of a long request, so all later ones had its trace."""
     found: list[str] = []
     answer = Probes.__call__
 
@@ -454,10 +423,7 @@ async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("limit", ["stall_timeout_s", "X-Deadline-S"])
 async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request of such a reader ends with it; another reader, however slow, gets its whole answer.
-
-    The story: the deadline was checked between events only, so a reader that stood still was never late.
-    """
+    """The story: the deadline was checked between events only, so a reader that stood still was never late."""
     monkeypatch.setattr(stream, "LAST_WORD_S", 0.1)
     passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
     stalls = limit == "stall_timeout_s"
@@ -492,10 +458,7 @@ async def test_probes_separate_a_restart_from_a_pause() -> None:
 
 
 async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
-    """The story: clients kept pooled connections to a draining gateway until it closed them.
-
-    Requests that they were sending at that moment were lost.
-    """
+    """The story: clients kept pooled connections to a draining gateway, and lost what they were sending at its end."""
     body = {"prompt": "a"}
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert "connection" not in (await client.post("/v1/completions", json=body)).headers

@@ -80,12 +80,7 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """The story: the gateway computed text offsets from the bytes of single tokens, so they drifted away from the text.
-
-    A token with half of a character counted nothing, even when the other half followed. A special token counted the
-    length
-    of its name, although it adds no text.
-    """
+    """The story: offsets of the bytes of single tokens drifted: half characters and special tokens have no text."""
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
     (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]

@@ -218,12 +218,7 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a request that one full server refused and another one then got took a token from the retry budget.
-
-    At more than 4 such requests a second the budget was empty: a refusal came only after 30 s, as UNAVAILABLE, and
-    streams
-    that had lost their server could not resume.
-    """
+    """The story: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE."""
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
         (resuming, "MAX_REDIAL_S", 0.01),
@@ -247,11 +242,7 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """The story: a prompt that made targets run out of memory was sent to each replica that came back, for ever.
-
-    Through a gateway, a draft worker and its three targets, it broke nine. An empty message before the break does not
-    count as progress.
-    """
+    """The story: a prompt that breaks targets went to each replica, for ever. An empty message is no progress."""
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
     async with places(poison) as (between, _), places(between) as (completer, _):
@@ -291,10 +282,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """The story: two servers were killed and restarted one after the other, and a gateway refused new requests.
-
-    The channel to the first had not reconnected yet, and the second was ejected because its streams had broken.
-    """
+    """The story: of two restarted servers one was not reconnected and one ejected, and new requests were refused."""
     async with places(Counting()) as (completer, (only,)):
         await only.die()
         asking = asyncio.create_task(answer(completer))

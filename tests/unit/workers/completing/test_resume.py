@@ -219,10 +219,7 @@ async def test_resumes_that_cannot_be(
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before a check refused them as too long.
-
-    A thousand such requests at once blocked the event loop for 1 s at a time.
-    """
+    """The story: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long."""
     async with server(model) as completer:
         started = await begun(completer, REQUESTS["token ids"])
         monkeypatch.setattr(TextStream, "push", None)
@@ -234,10 +231,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: adding the texts to 2000 prompt positions, with 20 tokens each, froze the event loop for 0.13 s.
-
-    Each server that passes such an answer on took 0.1 s more to convert it; a context of 32,000 takes 16 times as long.
-    """
+    """The story: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s."""
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()

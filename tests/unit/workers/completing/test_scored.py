@@ -35,10 +35,7 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 
 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: hundreds of unread answers of 16 MB each could stay in memory until their calls timed out.
-
-    Such calls hold no slot, so slots did not limit their number.
-    """
+    """The story: hundreds of unread answers of 16 MB could stay in memory: such calls hold no slot."""
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 30)
     writer, deaf, good = ScoreWriter(), Peer(reads=False), Peer(reads=True)
     unread = [writing(writer, deaf), writing(writer, deaf)]

@@ -121,10 +121,7 @@ async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """The story: a target waited a minute for proposals for requests that had no slot of the draft.
-
-    The draft engine here has two slots and no queue, so it must decline further requests.
-    """
+    """The story: a target waited a minute for proposals for requests that had no slot of the draft."""
     async with edge(schedule, max_waiting=0) as each:
         answers = await asyncio.gather(*(each.deltas() for _ in range(4)))
         assert sum(num_accepted(deltas) > 0 for deltas in answers) >= 2

@@ -58,10 +58,7 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """The story: the first round trip included the opening of a connection, after which no message seemed to pay.
-
-    So whole answers got no draft tokens, and nothing corrected the measurement.
-    """
+    """The story: the first round trip had the opening of a connection in it, and no message seemed to pay again."""
     link = Link()
     link.record_round_trip(FAR_S)
     async with scene(link) as scene_:

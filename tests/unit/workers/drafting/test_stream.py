@@ -64,11 +64,7 @@ async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a pool worker never returned to a target that had refused it once.
-
-    A target had had an expired certificate for a minute, or another model for an hour. After that the worker helped
-    only the other target, and reported itself ready.
-    """
+    """The story: a pool worker never returned to a target that had refused it once, and reported itself ready."""
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
 
@@ -185,11 +181,7 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 
 
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
-    """The story: a token id of 10^6 from one target failed the draft step for all targets.
-
-    An empty prompt made the worker leave its target, and a commit that skips tokens would leave a gap in the draft's.
-    Now each ends only its session.
-    """
+    """The story: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its stream."""
     target = Target()
     async with attached(target) as worker:
         target.opens("foreign", 10**6)
