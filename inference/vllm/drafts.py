@@ -30,7 +30,7 @@ class Drafted:
     """Request with its draft tokens.
 
     Attributes:
-        help: number by which the present draft worker's frames are known; None without a worker.
+        help: number of the help of the draft worker that drafts now; None if none does.
         filled: the last proposal was looked up by vLLM.
         since: time from which the request could have been in a pass.
         wanted: the request for a pool; None where the front has it.

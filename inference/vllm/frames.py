@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         hold_us: microseconds since the last of them; 0 if `num_received` is.
         rejected: draft tokens that the pass rejected, as far as the core knows them.
         is_lookup: the draft tokens are vLLM's own.
-        is_finite: False if the pass had logits that are not finite, so that its tokens mean nothing.
+        is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
         token_ids: the tokens themselves, where the other end does not have them from vLLM.
     """
 

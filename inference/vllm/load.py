@@ -23,7 +23,7 @@ class _RankLoad(StatLoggerBase):
             self.num_running = scheduler_stats.num_running_reqs
 
     def log_engine_initialized(self) -> None:
-        """Log nothing; vLLM calls this at its start."""
+        """Log nothing."""
 
 
 class CoreLoad:
