@@ -26,7 +26,7 @@ Vector = npt.NDArray[np.float64]
 
 
 def mix(x: Any) -> Any:
-    """Finish SplitMix64 on uint64 numbers or arrays; products wrap modulo 2^64."""
+    """Apply SplitMix64's finalizer to uint64 numbers or arrays; products wrap modulo 2^64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

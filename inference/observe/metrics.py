@@ -48,7 +48,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 
 
 class Load(Protocol):
-    """Source of the current load: an engine, or a completer that counts."""
+    """Source of the current load: an engine, or a completer that counts its requests."""
 
     @property
     def num_running(self) -> int: ...

@@ -42,7 +42,7 @@ class Answer:
     """An answer as far as it came, and its end.
 
     Attributes:
-        token_ids: over gRPC alone.
+        token_ids: token ids of an answer over gRPC; empty over HTTP.
         fault: status of the error that ended it; None if it is whole.
         words: further text about the error.
         arrivals: monotonic seconds at which messages with tokens came.
