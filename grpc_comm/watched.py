@@ -26,7 +26,7 @@ class Watched(Generic[T]):
 
     Args:
         paths: the files.
-        read: returns the value of the files.
+        read: function that returns the value of the files.
 
     Raises:
         UnusableError: the files cannot be used. Later on, the last good value stays.

@@ -305,7 +305,7 @@ class ConnectionConfig:
         port: port of hosts that name none.
         connect_timeout_s: longest wait for the server at start.
         deadline_s: longest time of a request.
-        reconnect_timeout_s: longest time in which a request resumes, at another server or there, after it lost its server.
+        reconnect_timeout_s: longest time without a server in which a request resumes, at another server or there.
     """
 
     SECTION: ClassVar = "connection"

@@ -121,7 +121,7 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Return whether the client's link to a server has the round trip time; `at_edge`: the server is there."""
+        """Return whether the client's link to a server is delayed; `at_edge` is True for a server at the edge."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 

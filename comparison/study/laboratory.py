@@ -72,7 +72,7 @@ class Laboratory:
     """Laboratory of a study: its configuration, its budget of time, and the results of all groups so far.
 
     Args:
-        progress: shows what is measured.
+        progress: display of the measurement that runs.
     """
 
     def __init__(self, config: StudyConfig, progress: Progress) -> None:

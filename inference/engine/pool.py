@@ -36,7 +36,7 @@ MAX_SILENT_COMMITS = 64
 MAX_VAIN_COMMITS = 256
 """Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
 MAX_EARLY_SESSIONS = 64
-"""Most requests for which the target keeps a private worker's draft tokens until the request arrives."""
+"""Most requests of one private worker whose draft tokens are kept until they arrive."""
 EARLY_S = 5.0
 """Seconds for which such draft tokens are kept: a request arrives a part of a round trip after them."""
 

@@ -64,9 +64,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     """Engine that decodes requests without a draft, as a `TokenSource`, and verifies the proposals of draft workers.
 
     Args:
-        decoder: runs the steps.
+        decoder: decoder that runs the steps.
         limits: see `EngineLimits`.
-        grammars: compiles the grammars of requests; without it, requests with a grammar are refused.
+        grammars: compiler of requests' grammars; without it, requests with a grammar are refused.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 
 
 class Load(Protocol):
-    """Source of the current load: an engine, or a completer that counts."""
+    """Source of the current load: an engine, or a completer that counts its requests."""
 
     @property
     def num_running(self) -> int: ...
@@ -252,7 +252,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a counter of requests that ran without this process's drafts, as behind a proxy that splits streams."""
+        """Add a counter of requests that ran without this process's drafts, as if a proxy splits their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 

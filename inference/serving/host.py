@@ -82,8 +82,8 @@ class Host:
         work: runner of requests, which is watched and drained.
         fronts: ports, in the order in which they open.
         config: durations of a drain.
-        metrics: record the event loop's lag.
-        operation: source of drain calls; None has none.
+        metrics: metrics that record the event loop's lag.
+        operation: source of drain calls; None if no call can drain the server.
     """
 
     def __init__(

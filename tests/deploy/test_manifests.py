@@ -441,7 +441,7 @@ KARPENTERS_RULES: dict[str, list[tuple[str, object]]] = {
 
 @pytest.mark.parametrize("kind", KARPENTERS_RULES)
 def test_karpenters_rules_between_fields_are_kept(kind: str, tmp_path: Path) -> None:
-    """Karpenter's CEL rules refuse fields that a plain schema accepts, such as a limit of CPUs beside `replicas`."""
+    """Karpenter's CEL rules refuse what a plain schema takes, such as a limit of CPUs beside `replicas`."""
     wrong = [spoilt(kind, path, value) for path, value in KARPENTERS_RULES[kind]]
     complaint = custom_faults(kind, wrong, tmp_path)
     assert [number for number in range(len(wrong)) if f"{kind}-{number}.yaml" not in complaint] == []

@@ -53,7 +53,7 @@ class Kind:
     """Vocabularies of targets and drafts, as sizes; None: that of the other tokenizer.
 
     Attributes:
-        draft: drafts for `target` in a distributed and a fused pair.
+        draft: draft of `target` in a distributed and a fused pair.
         helper: a worker of the pool that helps `target` and the target `other`.
         wanted: ids that requests bias, with the biases.
         shares: limits between which the draft's share of the target's ids must be.

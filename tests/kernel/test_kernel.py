@@ -77,7 +77,7 @@ def assert_same(
 
 @pytest.mark.parametrize("noise", Noise)
 def test_the_noise_has_the_same_bits(noise: Noise) -> None:
-    """With one token per row the score is the noise itself, so this test sees bits that change no choice."""
+    """The score of the only token in a row is its noise, so this test sees bits that change no choice."""
     rng = np.random.default_rng(5)
     seeds, at = [int(seed) for seed in rng.integers(0, MAX_SEED, 20, dtype=np.uint64)], [*range(1, 21)]
     keys_of, noise_of = LAWS[noise]

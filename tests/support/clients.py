@@ -42,7 +42,7 @@ class Answer:
     """An answer as far as it came, and its end.
 
     Attributes:
-        token_ids: over gRPC alone.
+        token_ids: token ids of an answer over gRPC; empty over HTTP.
         fault: status of the error that ended it; None if it is whole.
         words: further text about the error.
         arrivals: monotonic seconds at which messages with tokens came.
@@ -73,7 +73,7 @@ Progress = Callable[[int], None]
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
-    """Ask over gRPC, on a connection of its own; `told` gets the number of tokens so far."""
+    """Ask over gRPC, on a connection of its own, and report the number of tokens so far."""
     async with open_channel(address) as channel:
         return await ask_on(channel, question, told, gamma=gamma)
 
@@ -86,7 +86,7 @@ async def ask_on(
     gamma: int | None = None,
     deadline_s: float = 120.0,
 ) -> Answer:
-    """Ask over gRPC, on an open channel; `told` gets the number of tokens so far."""
+    """Ask over gRPC, on an open channel, and report the number of tokens so far."""
     request = CompletionRequest(
         question.prompt,
         sampling=SamplingParams(temperature=TEMPERATURE),

@@ -67,7 +67,7 @@ def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> 
     """Replace the linear layers of a float32 model on CPU, if that changes nothing; else log the reason.
 
     Args:
-        logits: runs some tokens through the model as it is when called.
+        logits: function that runs some tokens through the model in its present state.
     """
     before = logits()
     plain = {

@@ -107,7 +107,7 @@ class ResponsesFormat:
     """Format of /v1/responses.
 
     Args:
-        reader: returns the reader of an answer to a prompt, as of a chat.
+        reader: function that returns the reader of an answer to a prompt, as for a chat.
         body: body of the request.
     """
 

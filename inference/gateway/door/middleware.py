@@ -70,9 +70,9 @@ class BodyLimit:
         await self._app(scope, again, send)
 
     async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
-        """Return the ASGI messages of a body; none if the body is not limited here.
+        """Return the ASGI messages of a body within its limits; none for a request that has no limits here.
 
-        Raise ApiError if it is too large.
+        Raise ApiError if the body is too large.
         """
         length = dict(scope["headers"]).get(b"content-length", b"0")
         num_bytes = int(length) if length.isdigit() else 0

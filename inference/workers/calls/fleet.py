@@ -54,7 +54,7 @@ class Replica:
         security: credentials for the server, and the name that its certificate must have.
         following: task that follows the server's health.
         num_leases: requests of this process that the server answers now.
-        released: set whenever such a request ends.
+        released: event that is set whenever such a request ends.
         num_ended, num_failed: requests that have ended, and those of them that the server failed.
         busy_s: sum of the times of these requests at the server, in seconds.
         num_tokens: output tokens that the server sent.

@@ -85,7 +85,7 @@ class AssistStream:
         metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
 
     Attributes:
-        attached: set while the target has this worker in its pool.
+        attached: event that is set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
@@ -111,7 +111,7 @@ class AssistStream:
         """Draft for the target's sessions; if it refuses this worker, ask again later.
 
         Args:
-            connect: opens a channel for one attempt.
+            connect: function that opens a channel for one attempt.
             goes_on: function that returns False if a refusal ends the stream for good.
 
         Raises:

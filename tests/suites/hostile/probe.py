@@ -39,7 +39,7 @@ class Prober:
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Probe a server for ever."""
+        """Check a server for ever; keep the seconds of its longest check, with and without waits for a core."""
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()

@@ -199,7 +199,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """In the pool each number of branches has a worker and a target of its own; in rounds there are no branches."""
+    """Each number of branches has a worker and a target of its own in the pool; rounds have no branches."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),

@@ -120,5 +120,5 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """So the variant above fails for the order of mask and truncation alone."""
+    """The variant above fails only for its order of mask and truncation."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

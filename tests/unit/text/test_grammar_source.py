@@ -92,7 +92,7 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
 
 
 def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Return the content and the calls."""
+    """Return the content of a text and its calls, as (name, arguments)."""
     reading = MessageReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
     return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls.values()]
 

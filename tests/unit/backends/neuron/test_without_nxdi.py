@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("on_double")
 
 
 def without(patch: pytest.MonkeyPatch, *prefixes: str) -> None:
-    """Take packages away, and see to it that they cannot be found."""
+    """Make packages unavailable in this process, loaded modules included."""
     for name in [name for name in sys.modules if name.startswith(prefixes)]:
         patch.delitem(sys.modules, name)
     for prefix in prefixes:

@@ -1,4 +1,4 @@
-"""Packed weights on disk: the processes that use them, and the time of their deletion."""
+"""Packed weights on disk: the processes that use them, and their deletion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def logits(backend: OnnxBackend, num_spans: int) -> Array:
 
 
 def age(folder: Path) -> None:
-    """Make a folder older than the grace of a process that has not locked it yet."""
+    """Make a folder older than the grace for processes that have not locked it yet."""
     old = time.time() - 10 * packing.SETTLED_S
     os.utime(folder, (old, old))
 
@@ -59,7 +59,7 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.
 
 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
-    """The story: the cache went by size and date; the text was the old model's, the model_id the new one's."""
+    """The story: the cache went by size and date, so the old model answered under the new one's model_id."""
     before = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)
     file, status = model / "model.safetensors", (model / "model.safetensors").stat()
     shutil.copyfile(models.related / "model.safetensors", file)
@@ -93,7 +93,7 @@ def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
 
 
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
-    """The story: kill -9 while packing left 44 MB for ever. Another process that is packing has its folder locked."""
+    """The story: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder locked."""
     parent = packed.folder_of(model, "float32").parent
     parent.mkdir(parents=True)
     killed, running = parent / f"{MAKING}killed", parent / f"{MAKING}running"
@@ -129,7 +129,7 @@ def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.Mo
 
 
 def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: baked into an image by root, it could not be locked, and was packed again at every start, in vain."""
+    """The story: a cache that root made for an image could not be locked, so every start packed again, in vain."""
     first = packed.packed_decoder(model, "float32", None)
     first.lock.close()
     opened = os.open

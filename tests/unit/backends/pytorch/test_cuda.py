@@ -1,4 +1,4 @@
-"""The torch backend on a GPU, as passes come and captured as CUDA graphs; skipped where torch sees none."""
+"""The torch backend on a GPU, eager and with CUDA graphs; skipped if torch finds none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device neuron without one: the backend's contract over the stand-in compiler, and what loading asks for."""
+"""Device neuron without such a device: the contract of backends over the stand-in compiler, and checks at loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the same logits as others, left as they are or compiled without generated code."""
+"""Passes of fixed shapes give the same logits as others, uncompiled or compiled without code generation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestContract(BackendContract):
 
 
 def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int = 0) -> None:
-    """Play prompts of up to 70 tokens, verification, rollback and forks; compare every logit with a fresh forward."""
+    """Play prompts of up to 70 tokens, verification, rollback and forks; compare all logits with fresh forwards."""
     rng = np.random.default_rng(seed)
     held: list[tuple[int, ...]] = [()] * NUM_SLOTS
     for _ in range(num_passes):
@@ -81,7 +81,7 @@ def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int 
 
 
 def play_compiled(family: str, maker: Compiled, *, num_passes: int = 25) -> None:
-    """Play a history over compiled passes; none is compiled after the warm-up."""
+    """Play a history over compiled passes; check that none is compiled after the warm-up."""
     fixed = FixedShapes(maker, LONG_BUCKETS)
     backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
     backend.warm_up()
