@@ -84,6 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "device_sampling: a draft, or a target that verifies one, needs",
     ),
     ({"overrides": {"quantized": True, "quantization_dtype": "int4"}}, "quantization_dtype int4 is none of int8"),
+    ({"overrides": {"context_encoding_buckets": [99]}}, "^neuron_config: Context bucket 99 should be <= 28$"),
     ({"tp_degree": 3}, "hidden_size 32 is not divisible by tp_degree 3"),
     ({"method": "eagle"}, "speculation_method eagle needs a target and a draft model"),
 ]
@@ -93,12 +94,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
-
-
-def test_a_refusal_of_nxdi_is_one_line() -> None:
-    config = neuron_config(checkpoint("llama"), overrides={"context_encoding_buckets": [99]})
-    with pytest.raises(ConfigError, match="neuron_config: Context bucket 99 should be <= 28"):
-        load_neuron_backend(config)
 
 
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
