@@ -1,6 +1,6 @@
 """Time of our choice of tokens in vLLM's workers, beside a plain argmax: `python -m benchmarks.choice`.
 
-Requests have 8 draft tokens each, so 9 rows of logits, on the GPU where there is one.
+Each request has 8 draft tokens, and therefore 9 rows of logits; they are on the GPU if the machine has one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 
 
 def _choose(sampling: SamplingParams, logits: torch.Tensor) -> Sequence[object]:
-    """Choose for new requests, so that none of their counts are made before."""
+    """Choose tokens for requests that are new at every call, so that counts for penalties are made each time."""
     choice = Choice(Path(), logits.shape[1])
     prompt, proposal = tuple(range(64)), tuple(range(GAMMA))
     count = len(logits) // (GAMMA + 1)

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print the ratios of this checkout's rates to those of the other one: medians and quartiles."""
+    """Print medians and quartiles of this checkout's rates over those of the other checkout."""
     rows, found = [], {}
     for backend in args.backends.split(","):
         found[backend] = _ratios(backend, args, folder)
@@ -71,7 +71,7 @@ def _compare(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, list[tuple[float, float]]]:
-    """Return ratios of rates by the clock and by CPU time, for each count: one for each time that both took a turn."""
+    """Return pairs of rates' ratios (by the clock, by CPU time) by number of sessions, one for each pair of turns."""
     here = Path(__file__).resolve().parents[1]
     ratios: dict[int, list[tuple[float, float]]] = {count: [] for count in COUNTS}
     for _ in range(args.repeats):
@@ -86,7 +86,7 @@ def _ratios(backend: str, args: argparse.Namespace, folder: Path) -> dict[int, l
 
 @contextmanager
 def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run this file over a checkout's modules, in a process that measures whenever it is sent a count."""
+    """Run this file over a checkout's modules, in a process that reads numbers of sessions and measures each."""
     own = ["--model", args.model, "--threads", args.threads, "--tokens", args.tokens, "--folder", folder.resolve()]
     command = [sys.executable, __file__, "--backends", backend, *map(str, own), "--answer"]
     with subprocess.Popen(
@@ -102,7 +102,7 @@ def _measurer(root: Path, backend: str, args: argparse.Namespace, folder: Path) 
 
 
 def _taken(process: subprocess.Popen[str], count: int) -> tuple[float, float]:
-    """Return the seconds by the clock and of CPU time that a process needs for `count` sessions."""
+    """Send a number of sessions to a measuring process; return its seconds by the clock and of CPU time."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(count, file=process.stdin, flush=True)
@@ -163,7 +163,7 @@ async def _rates(backend: Backend, *, num_tokens: int, rounds: int) -> dict[int,
 
 
 async def _answer(args: argparse.Namespace, folder: Path) -> None:
-    """Read counts of sessions, and print the seconds by the clock and of CPU time that each takes."""
+    """Read numbers of sessions from standard input; print the seconds by the clock and of CPU time that each takes."""
     backend = _load(args.backends, args, folder, COUNTS[-1], MAX_LENGTH)
     async with _warm_engine(backend, args.tokens) as engine:
         for line in sys.stdin:  # blocks the event loop, on which nothing else waits
@@ -174,7 +174,7 @@ async def _answer(args: argparse.Namespace, folder: Path) -> None:
 
 @asynccontextmanager
 async def _warm_engine(backend: Backend, num_tokens: int) -> AsyncIterator[TargetEngine]:
-    """Run an engine that has built what each number of sessions needs."""
+    """Run an engine that has served each number of sessions once, so that nothing is built while it is measured."""
     engine = TargetEngine(SlotDecoder(backend), EngineLimits(lookup=False))
     engine.start()
     try:

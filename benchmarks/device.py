@@ -1,8 +1,8 @@
 """Passes of the torch backend on a device: `python -m benchmarks.device --device cuda|neuron [--model DIR]`.
 
-Measures in the order in which a new compiler is to be judged: whether its passes choose the CPU's
-tokens, what writing keys and values costs, pass times by width and length, logits to the host, graphs, and the host's
-own share of a call. Times are medians of repeated runs, which take turns.
+It measures what judges a new compiler, in this order: whether its passes choose the CPU's tokens, the cost of writing
+keys and values, pass times by width and length, the copy of logits to the host, graphs, and the host's own share of a
+call. Times are medians of repeated runs, which take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specdec.inference.model.slots import Span
 from specdec.inference.text.tokenizer import Tokenizer
 
 NUM_COMPARED = 64
-"""Tokens of the text whose next token is chosen on the device and on the CPU."""
+"""Number of the text's tokens after which device and CPU choose the next one."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
-    """Return the backend and the seconds that it took to be ready.
+    """Load the backend; return it and the seconds that this took.
 
     Raises:
         ConfigError: the device is not there, or its passes have no fixed shapes.
@@ -83,7 +83,7 @@ def _loaded(args: argparse.Namespace) -> tuple[TorchBackend, float]:
 
 
 def _compare_choices(args: argparse.Namespace, backend: TorchBackend) -> dict[str, int]:
-    """Read the text's beginning token by token on the device, and at once on the CPU in float32."""
+    """Count equal choices on one text, token by token on the device and in one float32 pass on the CPU."""
     token_ids = list(Tokenizer.load(args.model).encode(args.text.read_text()))[:NUM_COMPARED]
     config = ModelConfig(args.model, device="cpu", dtype="float32", num_slots=1, sequence_length=backend.max_length)
     plain = load_torch_backend(config).forward([Span(0, 0, token_ids, len(token_ids))])
@@ -101,7 +101,7 @@ def _host(logits: Any) -> Tensor:
 
 @torch.inference_mode()
 def _measure_writes(args: argparse.Namespace, backend: TorchBackend) -> dict[str, float]:
-    """Time a layer's write of keys, as a graph of its own: by scatter as in passes, and by a selection."""
+    """Time the write of one layer's keys as a graph of its own: by scatter, as passes do it, and by selection."""
     passes = _static(backend)
     cache = passes.cache
     room, width = cache.keys[0].clone(), args.gamma + 1
@@ -158,7 +158,7 @@ def _launch(passes: StaticPasses, shape: Any, spans: list[Span]) -> Tensor:
 
 
 def _waited(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return the same call, which now ends when the device has done it."""
+    """Return a function that makes the same call, and returns when the device has finished it."""
 
     @torch.inference_mode()
     def waited() -> Tensor:

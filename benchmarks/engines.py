@@ -23,7 +23,7 @@ def token_ids(width: int) -> list[int]:
 
 
 def transformers_pass(path: Path, num_threads: int) -> Pass:
-    """Return a pass of Transformers as it is: eager modules, and its own cache, cropped after each pass."""
+    """Return a pass of plain Transformers: eager modules and its own cache, which is cropped after each pass."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     cache = DynamicCache(config=model.config)
 

@@ -92,7 +92,7 @@ def _serving(decoder: PackedDecoder, num_threads: int, width: int) -> Callable[[
 def _session(
     decoder: PackedDecoder, num_threads: int, width: int, graph_type: type[DecoderGraph]
 ) -> Callable[[], object]:
-    """Return a run of the session with inputs bound in advance."""
+    """Return a function that runs ONNX Runtime's session once, with inputs bound in advance."""
     slots = OnnxSlots(decoder.shape, num_slots=1, max_length=MAX_LENGTH)
     graph = graph_type(decoder.shape, decoder.dtype, 1, slots.room).build(decoder.weights)
     onnx_pass = OnnxPass(decoder, slots, graph, num_places=1, num_threads=num_threads)

@@ -1,8 +1,9 @@
 """Host's own time per pass at short and at long contexts: `python -m benchmarks.host_time [--contexts 1024,32768]`.
 
-The model costs nothing: its logits are a row of a table. What remains is the server's work for each pass of a request,
+The model costs nothing: its logits are a row of a table. The rest is the server's work for each pass of a request,
 from the schedule to the text of the delta, with each feature that a request may ask for, and with all of them. The
-context is half prompt and half output, as after a long answer. Code that walks or copies it shows in the ratio.
+context is half prompt and half output, as after a long answer. Code that walks or copies the context shows in the ratio
+of long to short ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Server of known times, over HTTP and gRPC: each token's text is the time at which it was sent.
 
 The first token follows a request by `first_s`, the others follow each other by `GAP_S`. Times are those of the clock
-that all processes of a machine share; the first text also has the time at which the request was read. There is no
-model, and no server library, so that the times are those of the socket.
+that all processes of a machine share; the first text also has the time at which the request was read. There is no model
+and no server library, so nothing delays a token before its socket.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def http_parts() -> list[bytes]:
 
 
 def grpc_parts() -> list[bytes]:
-    """Return the parts of an answer over gRPC, one for each token; the stream's number is filled in later."""
+    """Return the parts of an answer over gRPC, one for each token; senders fill in the HTTP/2 stream's number."""
     reasons = [None] * (NUM_TOKENS - 1) + [FinishReason.LENGTH]
     tokens = [Delta(i, (7,), 0, 0, Timings(), reason, text=_text(i)) for i, reason in enumerate(reasons, start=1)]
     first, end = _message(event_to_message(Started(1, 0))), _message(event_to_message(Finished(FinishReason.LENGTH)))
@@ -116,12 +116,12 @@ class HttpConnection(_Connection):
 
 
 class GrpcConnection(_Connection):
-    """Connection to GetModel and Generate of a GenerationService, with as much of HTTP/2 as they need."""
+    """Connection to GetModel and Generate of a GenerationService, with the little of HTTP/2 that these calls need."""
 
     _num_opening = 24  # bytes that a client sends before its first frame
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Allow the client to send as many bytes as it may ever want to."""
+        """Send a flow-control window of 1 GiB, so that the client never has to wait for more."""
         super().connection_made(transport)
         self._transport.write(_frame(_SETTINGS) + _frame(_WINDOW, (1 << 30).to_bytes(4)))
 
@@ -159,6 +159,6 @@ def serve(ports: tuple[int, int], first_s: float, ready: Event) -> None:
 
 
 def known_times(record: RequestRecord) -> tuple[float, list[float]]:
-    """Return the times at which the server read a request and sent its tokens."""
+    """Return the time at which the server read a request, and those at which it sent its tokens, in seconds."""
     read_s, *sent_s = (float(word) for word in record.text.split())
     return read_s, sent_s

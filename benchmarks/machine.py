@@ -26,7 +26,7 @@ class Machine:
     arithmetic: float
 
     def best(self, other: Machine) -> Machine:
-        """Return the higher of both measurements."""
+        """Return the limits with the higher of both measurements of each."""
         return Machine(self.num_threads, max(self.bandwidth, other.bandwidth), max(self.arithmetic, other.arithmetic))
 
     def pass_ms(self, weight_bytes: int, width: int) -> float:
@@ -37,7 +37,7 @@ class Machine:
 
 
 def measure_machine(num_threads: int) -> Machine:
-    """Return the best of several runs of each kind."""
+    """Measure both limits with this number of threads; the best of several runs counts."""
     torch.set_num_threads(num_threads)
     matrix, vector = torch.ones(READ_BYTES // 4 // 4096, 4096), torch.ones(4096)
     square = torch.ones(MATRIX_SIZE, MATRIX_SIZE)

@@ -48,10 +48,10 @@ def measured() -> Bench:
 
 
 def generated(text: str, bench: Bench) -> str:
-    """Return the page with every marked part generated again.
+    """Return a page's text with every marked part generated from the measurements.
 
     Raises:
-        KeyError: the set has no benchmark of a mark's name.
+        KeyError: a mark names no benchmark.
     """
     return PART.sub(lambda found: f"{found[1]}{part(found[2], bench)}\n{found[3]}", text)
 
@@ -109,7 +109,7 @@ def _series(cell: Bench) -> str:
 
 
 def _over_target(cell: Bench, statistics: Bench) -> str:
-    """Return the speed-up with the range of the runs; of the target alone, its tokens per second."""
+    """Return a cell's speed-up with the range of its runs; for the target alone, its tokens per second."""
     if cell["topology"] == "target":
         return f"{cell['tokens_per_s']:.0f} tokens/s"
     over = statistics["over_target"].get("end_to_end_latency_s")
@@ -187,7 +187,7 @@ PARTS: Mapping[str, Callable[[Bench], str]] = {
 }
 """Parts beside the tables of the set, by the name of their mark."""
 MEASURED_APART = ("peers", "since")
-"""Parts whose figures are no part of `make bench`; their files may be missing."""
+"""Parts with figures that `make bench` does not measure; their files may be missing."""
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ _PRINTED: list[str] = []
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table; the JSON line will hold it too, for generated pages."""
+    """Print a Markdown table, and keep it for the JSON line, from which pages are generated."""
     _PRINTED.append(f"{title}\n\n{markdown(header, rows)}")
     print(f"\n{_PRINTED[-1]}", flush=True)
 

@@ -19,7 +19,7 @@ MAX_LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder."""
+    """Sizes of a decoder-only model."""
 
     hidden_size: int
     num_layers: int
@@ -51,7 +51,7 @@ def workspace(folder: Path | None) -> Iterator[Path]:
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Return a directory with the model of this size: the bundled one if it exists, else random weights in `folder`."""
+    """Return a directory with a model of this shape: the bundled one if it exists, else random weights in `folder`."""
     if name in BUNDLED and any(BUNDLED[name].glob("*.safetensors")):
         return BUNDLED[name]
     path = folder / name

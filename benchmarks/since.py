@@ -90,14 +90,14 @@ def _compared(checkout: Path) -> Results:
 
 
 def joined(results: Sequence[Results], checkout: Path) -> Results:
-    """Return one checkout's results as one, with the requests of all and conditions that do not name the checkout."""
+    """Return one checkout's results as one, with all requests and conditions that do not name the checkout."""
     conditions = {name: str(text).replace(f"{checkout}/", "") for name, text in results[0]["conditions"].items()}
     cells = zip(*(each["requests"] for each in results), strict=True)
     return {**results[0], "conditions": conditions, "requests": [[*itertools.chain(*cell)] for cell in cells]}
 
 
 def rows(content: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of the page's table, those that differ."""
+    """Return the page's rows: the latencies that differ."""
     return [row for row in content["changes"] if row[-1] != "no difference"]
 
 

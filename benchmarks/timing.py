@@ -26,7 +26,7 @@ class Times:
 def interleaved(
     variants: Mapping[str, Callable[[], object]], *, rounds: int, runs: int = 3, seconds: float = 20.0
 ) -> dict[str, Times]:
-    """Run every variant `runs` times per round, one warm-up run before; stop early after `seconds`."""
+    """Time every variant `runs` times a round after a warm-up; stop after `seconds`, but not before two rounds."""
     times = {name: Times() for name in variants}
     ends = time.monotonic() + seconds
     for done in range(rounds):

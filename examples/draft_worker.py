@@ -2,7 +2,7 @@
 
     python examples/draft_worker.py 127.0.0.1:50051 PROMPT
 
-In place of a draft model it looks tokens up: what followed the last two tokens the last time may follow them again.
+In place of a draft model it looks tokens up: it proposes those that followed the last two tokens before.
 docs/protocol.md describes a session; docs/noise.md has what a worker with a model needs beside it.
 """
 

@@ -20,7 +20,7 @@ def batch(llm: specdec.LLM) -> None:
 
 
 def stream(llm: specdec.LLM) -> None:
-    """Show a sampled answer as it comes; the output keeps to an expression."""
+    """Print a sampled answer as it comes; a regular expression constrains it."""
     for part in llm.stream("The answer is", temperature=0.8, seed=7, structured_outputs={"regex": " [0-9]{2,4}"}):
         print(part.text, end="", flush=True)
     print()

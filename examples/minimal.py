@@ -26,7 +26,7 @@ Vector = npt.NDArray[np.float64]
 
 
 def mix(x: Any) -> Any:
-    """Finish SplitMix64 on uint64 numbers or arrays; products wrap modulo 2^64."""
+    """Apply SplitMix64's finalizer to uint64 numbers or arrays; products wrap modulo 2^64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -35,8 +35,8 @@ def mix(x: Any) -> Any:
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> Vector:
     """Return the noise G(seed, position, v) of every token v: float64 [vocab_size].
 
-    It is a hash, not a generator with a state, so that draft and target draw the same noise without a word between
-    them. docs/noise.md defines it to the bit.
+    It is a hash, not a generator with a state, so that draft and target compute the same noise without any message.
+    docs/noise.md defines it to the bit.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
@@ -47,7 +47,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Vector:
 
 
 class Model:
-    """Causal language model whose KV cache can be cut back to any length."""
+    """Causal language model with a KV cache that can be cut back to any length."""
 
     def __init__(self, path: Path, temperature: float, seed: int) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -29,7 +29,7 @@ def open_channel(
     """Open a channel to HOST:PORT, which connects when it is first used; close it when done.
 
     Args:
-        headers: are added to each call.
+        headers: functions that return headers to add to each call.
         options: gRPC's options of the channel.
 
     Raises:
@@ -61,7 +61,10 @@ async def wait_until_ready(
 
 
 async def _look(address: str, timeout_s: float, tls: ClientTls | None) -> bytes | None:
-    """Return the first bytes of a server's answer; None if none answers yet. Raise if waiting cannot help."""
+    """Return the first bytes of a server's answer; None if no server answers yet.
+
+    Raise an error if waiting cannot help.
+    """
     if tls is not None:
         await check_handshake(address, tls, timeout_s)
         return None

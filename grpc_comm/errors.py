@@ -70,7 +70,7 @@ class StatusError(Exception):
 
 
 def is_cancelled() -> bool:
-    """Return whether a CancelledError was meant for this task: a closed call or channel raises one too."""
+    """Return whether a CancelledError is meant for this task; a closed call or channel raises one too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -57,8 +57,8 @@ class Gate:
         credentials: TLS of the port; None for plain text.
         mtls_address: HOST:PORT of a second port that requires client certificates, as grpcio cannot make them optional.
         mtls_credentials: TLS of the second port.
-        admit: admits or refuses a call before its request is parsed; the default admits every call.
-        open_span: opens a tracing span for each call of this project's services.
+        admit: function that admits or refuses a call before its request is parsed; the default admits every call.
+        open_span: function that opens a tracing span for each call of this project's services.
         stall_timeout_s: seconds that a write of this project's services may wait for a peer that reads nothing.
     """
 
@@ -100,7 +100,7 @@ class Guard(grpc.aio.ServerInterceptor):
     raises StatusError (ABORTED) if the client reads nothing for `Gate.stall_timeout_s`.
 
     Args:
-        status_of: maps exceptions of handlers to statuses, and unexpected ones to None.
+        status_of: function from exceptions of handlers to statuses; None for unexpected ones.
         max_bytes: limit of a request message in bytes, by service name. Services not named here, which are health and
             reflection, have the limit MAX_HEALTH_REQUEST_BYTES.
         gate: admission, spans and limits of the server's calls.

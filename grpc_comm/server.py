@@ -72,9 +72,9 @@ class Server:
 
     Args:
         address: HOST:PORT; port 0 takes a free one.
-        servicers: implement the services.
-        status_of: maps exceptions of handlers to statuses.
-        gate: credentials of the ports, and what is put around each call.
+        servicers: implementations of the services.
+        status_of: function from exceptions of handlers to statuses.
+        gate: credentials of the ports, and the checks and limits of each call.
 
     Raises:
         PortTakenError: the address cannot be listened on.

@@ -1,6 +1,7 @@
-"""Files that are read again when they change, without a restart. After an unusable version the last good one stays.
+"""Files that are read again when they change, without a restart.
 
-Operators replace certificates and tokens while a server runs, in one step or in two, well or badly.
+If the new version is unusable, the last good one stays in use. Operators replace certificates and tokens while a server
+runs, in one step or in several, sometimes with faults.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class UnusableError(Exception):
 
 
 class Watched(Generic[T]):
-    """Value of some files as they are now; for any thread. A look costs a stat of each, some microseconds.
+    """Present value of some files, for any thread. Each `get` costs a stat of each file, some microseconds.
 
     Args:
         paths: the files.
-        read: returns the value of the files.
+        read: function that returns the value of the files.
 
     Raises:
         UnusableError: the files cannot be used. Later on, the last good value stays.

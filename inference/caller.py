@@ -52,7 +52,7 @@ class Caller:
         rights: rights of the caller.
         speaks_for_others: the caller may name another account with each request, as a gateway does.
         user: account that the caller named, if any.
-        prefix_groups: by account, the group whose members share prefixes; an account without a group shares none.
+        prefix_groups: by account, the group in which it shares prefixes; an account without a group shares none.
     """
 
     name: str = ""

@@ -238,7 +238,7 @@ class Delta(Commit):
         return [self.text[start:end] for start, end in itertools.pairwise(ends)]
 
     def marked(self) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of the text, each with whether it is an accepted draft token's.
+        """Yield the parts of the text, each with True if it comes from an accepted draft token.
 
         A pass commits its accepted draft tokens first, then one of the target's own.
         """

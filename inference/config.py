@@ -183,7 +183,7 @@ class Loading(Checked):
         num_slots: sequences in flight at once.
         num_threads: CPU threads of a pass (default: the cores this process may use, less one on a target that
             shares the machine with its draft, that is, listens on loopback; a draft takes one).
-        prefix_caching: reuse the prefix that a request shares with an earlier one whose keys and values are in a slot.
+        prefix_caching: reuse the prefix that a request shares with an earlier one, if a slot still holds it.
         compile_policy: auto: backend neuron compiles a model that is not compiled yet, backend torch captures CUDA
             graphs where there is CUDA; never: neuron refuses such a model, torch runs operator by operator; always:
             torch compiles on any device; only: like always, and the process ends.
@@ -235,7 +235,7 @@ class ProposerConfig:
 
     Attributes:
         tokenizer_path: directory of the target's tokenizer, and for lookup of the config.json with its vocabulary.
-        model: draft model, whose own tokenizer may be another; None looks drafts up in the sequence.
+        model: draft model, which may have another tokenizer; None looks drafts up in the sequence.
         num_slots: sequences drafted at once.
         branches: most branches of each sequence; the model gets further slots for them.
         min_vocabulary_share: least share of the target's tokens that a draft with another tokenizer must have.
@@ -305,7 +305,7 @@ class ConnectionConfig:
         port: port of hosts that name none.
         connect_timeout_s: longest wait for the server at start.
         deadline_s: longest time of a request.
-        reconnect_timeout_s: longest time in which a request whose server is lost resumes, at another server or there.
+        reconnect_timeout_s: longest time without a server in which a request resumes, at another server or there.
     """
 
     SECTION: ClassVar = "connection"
@@ -427,7 +427,7 @@ class ServerConfig:
             serves.
         stall_timeout_s: drop a client that has read nothing for this long.
         pass_timeout_s: report not ready and not alive while a pass of the model takes longer than this.
-        drain: on SIGTERM, move: after a second, requests whose callers have another server continue there with the
+        drain: on SIGTERM, move: after a second, requests of callers that have another server continue there with the
             same tokens; wait: they get the grace period like all others.
         max_worker_slots: most sessions of one worker of the pool, even if it announces more room.
         lookup: propose the tokens that followed an earlier occurrence of a request's last tokens, as many as pay.

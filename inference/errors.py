@@ -52,7 +52,7 @@ class RoomError(ConfigError):
 
 
 class UnsupportedModelError(ConfigError):
-    """Error for a model whose cache is not plain keys and values per position, so that slots cannot hold it."""
+    """Error for a model with another cache than plain keys and values per position, which slots cannot hold."""
 
 
 class RequestError(SpecDecError):

@@ -264,7 +264,7 @@ class Options:
         stop_token_ids: ids that end the sequence once one of them is committed.
         gamma: speculation length asked for by the client; None leaves it to the server, 0 switches speculation off.
         schedule: schedule asked for by the client; None leaves it to the server.
-        logprobs: number of best tokens whose log-probabilities come with each token's own; None asks for none.
+        logprobs: number of best tokens with log-probabilities beside each token's own; None asks for none.
         min_new_tokens: output tokens before which nothing ends the sequence.
         prompt_logprobs: like `logprobs`, for the prompt's tokens, with the first commit.
         grammar: grammar of the output; it ends with an end-of-sequence token, so those must end the sequence.

@@ -13,7 +13,7 @@ _PART = 512
 
 
 class TokenView(Sequence[int]):
-    """View of the tokens start .. end-1 of a list, followed by a few more; slices and sums are cheap views again.
+    """View of the tokens start .. end-1 of a list, and a few more after them; its slices and sums are views again.
 
     Args:
         log: list that only grows while it has views; two views of one log need not compare the tokens that it holds.
@@ -66,7 +66,7 @@ def joined(token_ids: Sequence[int], others: Sequence[int]) -> Sequence[int]:
 
 
 def logged(token_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a view's log part, which never changes, and its tail; a sequence that is no view has an empty tail."""
+    """Return a view's tokens in its log, which never change, and its tail; of another sequence, itself and no tail."""
     if not isinstance(token_ids, TokenView):
         return token_ids, ()
     return token_ids[: len(token_ids) - len(token_ids.tail)], token_ids.tail

@@ -61,7 +61,7 @@ def page() -> str:
 
 
 def _actions() -> Iterator[tuple[str, str, argparse.Action]]:
-    """Yield command, title of the group, and flag."""
+    """Yield (command, title of the group, flag) for all flags."""
     parsers = {**{name: parser_of(name) for name in ROLES}, "compare": comparison_parser(), "study": study_parser()}
     for name, parser in parsers.items():
         only = StudySettings.SECTION if name == "study" else None
@@ -85,7 +85,7 @@ def _row(flags: list[Flag]) -> str:
 
 
 def _merged(flags: list[Flag], column: str) -> str:
-    """Return the text of a cell: the commonest variant, then each other one after the names of its commands."""
+    """Return a cell's text: the most frequent variant, then each other one after the commands that have it."""
     variants: dict[str, list[str]] = defaultdict(list)
     for flag in flags:
         variants[getattr(flag, column)].append(flag.command)
@@ -96,7 +96,7 @@ def _merged(flags: list[Flag], column: str) -> str:
 
 
 def _named(commands: list[str]) -> str:
-    """Return names of commands, with a set's name for its commands."""
+    """Return the commands as text, with the name of a set in place of all its commands."""
     names, left = [], set(commands)
     for name, members in SETS.items():
         if left.issuperset(members):

@@ -1,7 +1,7 @@
 """Animated picture of one race: `python -m scripts.race_picture docs/race.svg`.
 
 Starts both bundled models in one server, and completes one prompt without and with draft tokens in turn, with one seed.
-The picture replays the pair of runs whose ratio of times is the median. It is SVG, with neither script nor font. Where
+The picture replays the pair of runs with the median ratio of times. It is SVG, with neither script nor font. Where
 nothing can move, it shows the end.
 """
 
@@ -58,7 +58,7 @@ class Run:
 
 
 async def complete(completer: RemoteCompleter, gamma: int | None, salt: str) -> Run:
-    """Complete the prompt, which no slot holds under a new salt."""
+    """Complete the prompt; under a new `salt` no slot holds its beginning."""
     request = CompletionRequest(
         PROMPT, SAMPLING, SEED, NUM_TOKENS, gamma=gamma, cache_salt=salt, include_rejected=True, ignore_eos=True
     )
@@ -71,7 +71,7 @@ async def complete(completer: RemoteCompleter, gamma: int | None, salt: str) -> 
 
 
 async def race() -> tuple[Run, Run]:
-    """Return the runs without and with draft tokens whose ratio of times is the median of all pairs."""
+    """Return the pair of runs, without and with draft tokens, that has the median ratio of times."""
     port = free_port()
     flags = ("--port", str(port), "--threads", "1")
     async with (
@@ -115,7 +115,7 @@ class Layout:
                 yield (*self._point(row, self._places[indices[0]][1]), part)
 
     def behind(self, text: str) -> tuple[float, float, str]:
-        """Return a text that is no part of the whole, as far as its row has room, after the last piece."""
+        """Return a draft text and its place after the last placed piece, cut to the room in that row."""
         row, column = self._places[self.num_placed - 1]
         return (*self._point(row, column + 1), text.replace("\n", " ")[: max(0, COLUMNS + 2 - column)])
 
@@ -124,7 +124,7 @@ class Layout:
 
 
 def shown(start_s: float, end_s: float | None = None) -> str:
-    """Return the animation of an element that appears at a second of the loop; with `end_s`, it only flashes."""
+    """Return the animation of an element that appears at `start_s` of the loop; with `end_s` it disappears then."""
     if end_s is None:
         return _set("hidden", "loop.begin", start_s)
     return _set("visible", f"loop.begin+{start_s:.2f}s", end_s)
@@ -173,7 +173,7 @@ def column(run: Run, left: float, title: str) -> tuple[list[str], int]:
 
 
 def draw(without: Run, drafted: Run) -> str:
-    """Return the picture."""
+    """Return the picture of both runs as SVG."""
     (left, num_left), (right, num_right) = map(column, (without, drafted), COLUMN_X, BARS)
     bottom = TOP + max(num_left, num_right) * LINE + 18
     end_s, num_tokens = without.seconds * SLOWER, len(without.token_ids)

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "# Generated from pyproject.toml by `python -m scripts.requirements`: change it there.\n"
 OF_THE_SDK = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "numpy")
-"""Packages whose oldest versions are those of the Neuron SDK, which belong together."""
+"""Packages of the Neuron SDK, which sets their oldest versions together."""
 RUNTIME = "server"
 """Extra that requirements.txt has beside the base; the other extras' files are for an environment with that file."""
 _LINE = re.compile(r'^    "(?P<spec>[^"]+)",(?:  # (?P<why>.*))?$')
@@ -44,7 +44,7 @@ def runtime(project: dict[str, Any]) -> list[str]:
 
 
 def file_of(extra: str) -> str:
-    """Return the name of the file that has an extra's packages."""
+    """Return the name of the file with an extra's packages."""
     return "requirements.txt" if extra == RUNTIME else f"requirements/{extra}.txt"
 
 

@@ -43,7 +43,7 @@ def widen(source: Path, destination: Path, size: int | None = None) -> None:
 
 
 def _widened(name: str, weight: torch.Tensor, narrow: int, wide: int) -> torch.Tensor:
-    """Return a weight with room for wider heads; others than attention's stay as they are."""
+    """Return a weight with room for wider heads; a weight outside attention is returned as it is."""
     if name.endswith(OUTPUT):
         return _spread(weight.T, narrow, wide).T.contiguous()
     if name.endswith((QUERY, KEY)):

@@ -76,7 +76,7 @@ class _Async:
         raise NotImplementedError
 
     async def open(self) -> Self:
-        """Load models or connect, as entering the block of `async with` does; for the cells of a notebook."""
+        """Load models or connect, as entering `async with` does; for notebooks, where a block does not span cells."""
         _require_process()
         async with AsyncExitStack() as stack:
             self._completer = self._completer or await self._open(stack)
@@ -138,7 +138,7 @@ class _Async:
 
 
 class AsyncLLM(_Async):
-    """Models of this process: a target with a draft, or alone. See `LLM`."""
+    """Models of this process, a target with or without a draft. See `LLM`."""
 
     def __init__(self, target: str | Path | None = None, draft: str | Path | None = None, **settings: Any) -> None:
         if target is not None and not isinstance(target, str | Path):
@@ -239,7 +239,7 @@ class _Blocking:
 
 
 class LLM(_Blocking):
-    """Models of this process: a target with a draft, or alone; by default the bundled pair.
+    """Models of this process, a target with or without a draft; by default the bundled pair.
 
     Args:
         target, draft: directories or hub ids; the draft may be "ngram", or "none" for the target alone.

@@ -39,10 +39,10 @@ _PLAIN: dict[type, tuple[type, str]] = {
 
 
 def several(prompts: Any) -> list[Prompt]:
-    """Return one prompt, or several, as a list.
+    """Return prompts as a list, also a single one.
 
     Raises:
-        InvalidRequestError: the value is neither.
+        InvalidRequestError: the value is neither a prompt nor a list of prompts.
     """
     if isinstance(prompts, str):
         return [prompts]

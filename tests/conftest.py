@@ -33,11 +33,11 @@ class ModelDirectories:
     """Folders of the tiny models.
 
     Attributes:
-        target: the model whose tokens are wanted.
+        target: the target model.
         chat_target: the same with a chat template.
-        related: the target with disturbed weights: some of its drafts are accepted, as from a real draft.
-        stranger: another architecture, random weights: next to nothing is accepted.
-        permuted: another vocabulary.
+        related: the target with disturbed weights: some of its draft tokens are accepted, as of a real draft.
+        stranger: another architecture with random weights: hardly any of its draft tokens is accepted.
+        permuted: a model with another vocabulary.
         endless: a target of 8192 positions that never ends a sequence by itself.
     """
 
@@ -93,10 +93,10 @@ def _save_related(directory: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Take back the threads of torch that a model of an earlier test got.
+    """Set torch's threads back to one after a test.
 
-    Loading sets their number for the whole process. Two threads that wait for each other over tiny matrices, beside
-    other tests, take ten times as long as one.
+    Loading a model sets their number for the whole process. Over tiny matrices, beside other tests, two threads take
+    ten times as long as one.
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
@@ -104,6 +104,6 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _modules_exist_once() -> Generator[None, None, None]:
-    """Fail if a test, or what it imported, took a module of ours by its folder's name: it would exist twice."""
+    """Fail if a test imported a module of ours by its folder's name, which makes a second copy."""
     yield
     assert {name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"} == set()

@@ -1,4 +1,4 @@
-"""Generated files are fresh, and the wire is documented and not broken; `make check` has lint and types."""
+"""Generated files are up to date; the .proto has comments everywhere and stays compatible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ File = descriptor_pb2.FileDescriptorProto
 
 
 def compiled(proto: Path, directory: Path) -> File:
-    """Compile a file with its comments as protoc does where ours stands."""
+    """Compile a .proto with its comments, under the path that ours has."""
     (directory / "specdec" / "v1").mkdir(parents=True)
     source = directory / "specdec" / "v1" / "specdec.proto"
     source.write_text(proto.read_text())
@@ -52,7 +52,7 @@ def committed() -> File:
 
 
 def bare(file: File) -> File:
-    """Remove comments, and fields that only one of the two sides spells out."""
+    """Remove comments, and fields that only one of two descriptors spells out."""
     file = File.FromString(file.SerializeToString())
     file.ClearField("source_code_info")
     for message in file.message_type:
@@ -66,7 +66,7 @@ def test_stubs_are_those_of_the_proto(fresh: File) -> None:
 
 
 def test_a_changed_proto_makes_the_stubs_stale(tmp_path: Path) -> None:
-    """The check above would notice one more field, and one that was renamed."""
+    """The comparison with the stubs notices one more field, and a renamed one."""
     for number, (old, new) in enumerate(
         [
             ("uint64 seed = 2;", "uint64 seed = 2;\n  uint32 one_more = 99;"),
@@ -108,7 +108,7 @@ def undocumented(file: File) -> list[str]:
 
 
 def _elements(file: File) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield (path in the descriptor, name) of all that wants a comment; the numbers are those of descriptor.proto."""
+    """Yield (path in the descriptor, name) of each element that needs a comment; numbers are descriptor.proto's."""
     for i, message in enumerate(file.message_type):
         yield (4, i), message.name
         for j, field in enumerate(message.field):
@@ -136,7 +136,7 @@ def test_a_missing_comment_is_found(tmp_path: Path) -> None:
 
 
 def run(*command: str | Path, directory: Path = ROOT) -> None:
-    """Run a tool that must succeed; its output is shown if it does not."""
+    """Run a tool that must succeed; a failure shows its output."""
     result = subprocess.run(list(map(str, command)), cwd=directory, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -146,5 +146,5 @@ def test_buf_lint() -> None:
 
 
 def test_nothing_on_the_wire_is_broken() -> None:
-    """`buf breaking` compares the file with the descriptors of an earlier version."""
+    """`buf breaking` finds no incompatible change since an earlier version's descriptors."""
     run(BIN / "buf", "breaking", "--against", WIRE, directory=ROOT / "protos")

@@ -1,4 +1,4 @@
-"""Links of all pages: every relative one leads to a file, and every anchor to a heading of that file."""
+"""Relative links of all pages lead to a file, and their anchors to a heading of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes of the page's headings, and those that it writes itself."""
+    """Return the anchors that GitHub makes of the page's headings, and those that the page writes as HTML."""
     seen: Counter[str] = Counter()
     found = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", prose(page)))
     for heading in re.findall(r"^#{1,6} +(.+?) *$", prose(page), re.MULTILINE):
@@ -52,7 +52,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_named_test_exists() -> None:
-    """docs/reliability.md names the test of each promise; a test that is renamed would leave the promise without."""
+    """docs/reliability.md names the test of each promise, which a renamed test would lose."""
     defined = set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))))
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     named, files = set(re.findall(r"`(test_\w+)`", page)), set(re.findall(r"`(tests/[\w/.]+)`", page))
@@ -67,7 +67,7 @@ AS_TYPED = ("docs/tutorials/", "docs/eks.md")
 
 
 def test_pages_name_the_installed_command() -> None:
-    """The story: pages had `python main.py --role`, a file that pip does not install; README alone has it, once."""
+    """The story: pages had `python main.py --role`, a file that pip does not install; only README has it, once."""
     found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 2}
 

@@ -82,7 +82,7 @@ PURE = ("__future__", "collections", "dataclasses", *ARITHMETIC)
 
 
 def layer_of(module: str) -> int:
-    """Return the height of a module of inference; equal heights may import each other.
+    """Return the height of a module of inference; modules of equal height may import each other.
 
     Raises:
         KeyError: the module is in no room.
@@ -92,7 +92,7 @@ def layer_of(module: str) -> int:
 
 
 def imports_of(module: str, source: str) -> Iterator[str]:
-    """Return everything a source imports, wherever the statement stands, with names that may be modules."""
+    """Return all modules and names that a source imports, also inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -178,7 +178,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 
 def _module_of(imported: str, modules: Container[str]) -> str | None:
-    """Return the module that an imported name is, or is in."""
+    """Return the module to which an imported name belongs, itself if it is one; None for others' modules."""
     parent = imported.rpartition(".")[0]
     return next((name for name in (imported, parent) if name in modules), None)
 
@@ -188,7 +188,10 @@ MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})\.\w+")
 
 
 def test_no_source_names_a_module_by_its_folder() -> None:
-    """A string names modules, too. One that exists twice has two classes of each name, and metrics that are refused."""
+    """Strings name modules too.
+
+    A second copy of a module has its own classes, and its metrics are refused as duplicates.
+    """
     found = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in [*ROOT.glob("*.py"), *(file for room in HOUSE for file in (ROOT / room).rglob("*.py"))]
@@ -326,7 +329,7 @@ THIN = (
 
 @pytest.mark.parametrize("module", THIN)
 def test_thin_client_needs_no_model_library(module: str) -> None:
-    """A machine that only sends requests has no torch, and does not wait for it to load."""
+    """A machine that only sends requests needs no torch, and never waits for its import."""
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers', 'onnx') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

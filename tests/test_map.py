@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and functions: each of them exists."""
+"""Files and functions that docs/architecture.md names exist."""
 
 from __future__ import annotations
 

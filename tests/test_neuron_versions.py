@@ -1,4 +1,4 @@
-"""AWS's versions that must fit one another: what our files and pages name is one row of the table in docs/neuron.md."""
+"""Versions of AWS's software in our files and pages form one row of the table in docs/neuron.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 
 def table(text: str) -> dict[str, Row]:
-    """Return the rows below "What fits what", by the container's SDK."""
+    """Return the rows of the table "What fits what", by the container's SDK."""
     lines = text.partition("### What fits what")[2].partition("\n\n|")[2].partition("\n\n")[0].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     found = [dict(zip(head, row, strict=True)) for row in rows]
@@ -30,7 +30,7 @@ def table(text: str) -> dict[str, Row]:
 
 
 def fault(row: Row) -> str:
-    """Return which of AWS's rules a runtime and a driver break; nothing if they start together."""
+    """Return AWS's rule that a row's runtime and driver break; empty if they start together."""
     runtime, driver = Version(row["runtime"]), Version(row["driver"])
     if driver >= Version("2.29") and runtime < Version("2.33"):
         return f"driver {driver} needs runtime 2.33, the image has {runtime}"
@@ -43,13 +43,13 @@ TABLE = table(PAGE)
 
 
 def base() -> str:
-    """Return the SDK of the image that deploy/images/neuron.Dockerfile stands on."""
+    """Return the SDK version of the base image in deploy/images/neuron.Dockerfile."""
     (sdk,) = IMAGES.findall((ROOT / "deploy" / "images" / "neuron.Dockerfile").read_text())
     return str(sdk)
 
 
 def nodes(folder: str) -> str:
-    """Return the release of the AMI of a folder's nodes."""
+    """Return the release of the AMI for a folder's nodes."""
     (term,) = yaml.safe_load((KUBERNETES / "nodes" / folder / "node-class.yaml").read_text())["spec"][
         "amiSelectorTerms"
     ]
@@ -75,7 +75,7 @@ def test_each_row_fits_together(sdk: str) -> None:
 
 
 def test_a_mixture_that_does_not_start_is_noticed() -> None:
-    """The walk's container, on today's AMI and on the node that the cluster had."""
+    """The walk's container fails on today's AMI, and on the nodes that the cluster had."""
     old, new = TABLE["2.29.1"], TABLE["2.31.1"]
     assert "needs runtime 2.33" in fault({**old, "driver": new["driver"]})
     assert "after 2.26" in fault({**TABLE["2.30.0"], "driver": "2.24.7"})
@@ -96,7 +96,7 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 
 
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
-    """The story: claims had the version of the private beta, and the chart was whichever came last."""
+    """The story: claims had the version of the private beta, and the chart had no pinned version."""
     walk = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
     assert re.search(r"neuron-helm-chart --version \d+\.\d+\.\d+ ", walk)
     (said,) = re.findall(r"`(neuron\.aws\.com/v\w+)`", walk)

@@ -1,7 +1,7 @@
-"""docs/tutorials: every command line there is one that the program it names would take.
+"""Every command line in docs/tutorials is one that its program accepts.
 
-Our own commands are checked by our parsers, bodies of requests by the gateway's schema, and arguments of curl and
-LLMPerf by a list. Any other program needs a line here.
+Our parsers check our own commands, the gateway's schema bodies of requests, and a list arguments of curl and LLMPerf.
+Any other program needs a line here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FOREIGN = {
     *("ls", "source", "docker", "git", "cd", "pip", "neuron-ls", "hf", "export", "rm", "echo"),
 }
-"""Programs whose arguments are not ours to check."""
+"""Programs with arguments that this test does not check."""
 LLMPERF = {
     *("model", "mean-input-tokens", "stddev-input-tokens", "mean-output-tokens", "stddev-output-tokens", "llm-api"),
     *("num-concurrent-requests", "timeout", "max-num-completed-requests", "additional-sampling-params", "results-dir"),
@@ -45,7 +45,7 @@ PAIRS = ("qwen3-32b_qwen3-0.6b_trn2", "qwen3-32b_qwen3-1.7b_trn2", "llama3.1-8b_
 
 
 def command_lines(page: Path) -> list[list[str]]:
-    """Return the lines of all blocks of bash, split as by a shell."""
+    """Return the lines of all blocks of bash, split into words as by a shell."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
     return [words for line in lines if (words := shlex.split(line, comments=True))]
@@ -57,7 +57,7 @@ LINES = [
 
 
 def check(words: Sequence[str]) -> None:
-    """Raise SystemExit, ConfigError, ValueError or AssertionError unless it would be taken."""
+    """Raise SystemExit, ConfigError, ValueError or AssertionError unless the program would accept the line."""
     program, rest = words[0], list(words[1:])
     if program == "python":
         check_python(rest)
@@ -95,7 +95,7 @@ def check_llmperf(words: list[str]) -> None:
 
 
 def check_role(arguments: Sequence[str]) -> None:
-    """Check a role's flags, and the settings that the backend makes of them before it reads a model."""
+    """Check a role's flags, and the settings that the backend derives before it reads a model."""
     role = arguments[1]
     assert (arguments[0], role in ROLES) == ("--role", True)
     settings = settings_of(role, arguments[2:])
@@ -184,10 +184,9 @@ def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: "TTFT unchanged" came out false, and LLMPerf compared sampled with greedy answers.
+    """The story: the baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one pass.
 
-    The baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one pass. LLMPerf's '{}'
-    sampled at the checkpoint's 0.6, while AWS's command was greedy.
+    LLMPerf's '{}' sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.
     """
     monkeypatch.chdir(ROOT)
     servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]
@@ -215,7 +214,7 @@ def option_strings(parser: ConfigFileParser) -> list[str]:
 
 
 def table_rows(heading: str) -> list[tuple[str, str]]:
-    """Return (theirs, ours) of the table below a heading of README.md."""
+    """Return (theirs, ours) for each row of the table below a heading of docs/tutorials/README.md."""
     text = (ROOT / "docs" / "tutorials" / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     table = text.partition("\n\n|")[2].partition("\n\n")[0]
     rows = [tuple(cell.strip() for cell in row.strip("| ").split(" | ")) for row in table.splitlines()[2:]]
@@ -237,7 +236,7 @@ def values_of(file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", PAIRS)
 def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
-    """The draft's default of 8 went to targets compiled for 6 and 4: two passes for each proposal."""
+    """The story: drafts proposed 8 tokens by default to targets compiled for 6 and 4, which took two passes."""
     values = values_of(file)
     assert values["draft"]["gamma"] == values["target"]["gamma"] == values["fused_target"]["gamma"] - 1
     assert values["compile"]["gamma"] == values["fused_target"]["gamma"]

@@ -1,4 +1,4 @@
-"""The weight of each room is held by a table: lines of code, and words of pages.
+"""A table limits the weight of each room: lines of code, and words of pages.
 
 Blank lines, docstrings, comments and imports weigh nothing. A room above its number fails: make it lighter, or raise
 the number and give the reason in the commit. A room 10 % below its number fails too: it could grow back unseen.
@@ -48,7 +48,7 @@ LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 
 
 def num_code_lines(source: str) -> int:
-    """Return how many lines have code that is neither a docstring nor an import."""
+    """Return the number of lines with code, docstrings and imports excluded."""
     tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in LAYOUT]
     code = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
     for node in ast.walk(ast.parse(source)):
@@ -59,7 +59,7 @@ def num_code_lines(source: str) -> int:
 
 
 def weights() -> dict[str, int]:
-    """Weigh every room of this checkout."""
+    """Return the weight of every room in this checkout, by folder."""
     found: Counter[str] = Counter()
     for file in ROOT.glob("[!.]*/**/*.py"):
         folders = file.relative_to(ROOT).parts[:-1]

@@ -48,7 +48,7 @@ DTYPES = ("float32", "int8")
 LENGTH = 256
 """Positions of a prompt and its answer."""
 LOOKUP = "prompt lookup"
-"""Variant that is left out of random shapes, whose walk never returns to a token."""
+"""Variant that is left out of random shapes, because their walk never returns to a token."""
 BYTES = {"float32": 4, "int8": 1}
 
 
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Put everything that the page has on one shape into the content, and write that after each arithmetic."""
+    """Race all programs on one shape; write the content, with all that the page needs of it, after each arithmetic."""
     plan = PLANS[shape]
     counts = tuple(map(int, args.streams.split(","))) if args.streams else plan.num_streams
     plan = Plan(args.tokens or plan.num_tokens, args.rounds or plan.num_rounds, counts)
@@ -107,7 +107,7 @@ def _measure(shape: str, args: argparse.Namespace, content: dict[str, Any]) -> N
 
 
 def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Add the rows of one arithmetic to the content, the versions of what ran, and what was skipped."""
+    """Race in one arithmetic; add its rows to the content, the versions of what ran, and what was skipped."""
     target, draft = _pair(shape, args.pair)
     prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
     peers = OVER_VLLM if shape == VLLM else PEERS
@@ -141,7 +141,7 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
 
 
 def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
-    """Return target and draft of a shape: directories, which are made unless they are there, or what is named."""
+    """Return a shape's target and draft: the directories that `named` has, else its own, which are made if missing."""
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
     if shape != VLLM:
@@ -160,7 +160,7 @@ def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
     """Start a program and load its models.
 
     Raises:
-        UnavailableError: that fails, or this machine has not the memory for it.
+        UnavailableError: it fails to start, or this machine lacks the memory.
     """
     weights = sum(file.stat().st_size for file in Path(setup.target).glob("*.safetensors"))
     if shape in DRAFTS:  # the bundled pair fits anywhere
@@ -173,7 +173,7 @@ def _started(peer: Peer, setup: Setup, shape: str) -> Engine:
 
 
 def require_memory(num_bytes: int) -> None:
-    """Raise UnavailableError if less memory than this is free; Linux gives back what caches files."""
+    """Raise UnavailableError if less memory is available; memory that Linux uses to cache files counts as available."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     free = int(found[1]) * 1024 if found else 0
     if num_bytes > free:

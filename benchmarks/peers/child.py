@@ -29,8 +29,8 @@ class Setup:
         dtype: "float32", or "int8" for the program's own way to compute with weights of 8 bits.
         folder: directory for the models as the program wants them; they are made at the first use.
         num_streams: most prompts at once.
-        length: positions of a prompt and its answer together.
-        variants: names of the variants to prepare; none stands for all that the program usually has.
+        length: most positions of a prompt and its answer together.
+        variants: names of the variants to prepare; if empty, all that the program usually has.
         num_servers: servers at once that share this machine's devices.
     """
 
@@ -59,8 +59,8 @@ class Loaded:
     """A program with its models.
 
     Attributes:
-        variants: its ways to generate by name, "plain" among them.
-        versions: those of what it is made of.
+        variants: its functions that generate, by name; "plain" is among them.
+        versions: versions of the program and its libraries, by name.
         before: functions that prepare a variant; after one that returns True, an answer does not count.
     """
 

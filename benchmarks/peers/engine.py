@@ -1,4 +1,4 @@
-"""Programs that are measured, ours among them, each in a process of its own that `child.answer` runs."""
+"""Programs to measure, ours among them; each has a process of its own, in which `child.answer` runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Peer:
     """A program to measure.
 
     Attributes:
-        module: of this package, whose process answers.
-        dtypes: arithmetic that it has.
-        environment: end of the name of its requirements file; "" for a program that our own environment has.
+        module: name of the module in this package that its process runs.
+        dtypes: kinds of arithmetic that it has.
+        environment: name of its file in requirements/; "" for a program that our own environment has.
         most_streams: prompts at once that all its variants take.
         copies: how often its process holds the target's weights at once.
     """
@@ -57,7 +57,7 @@ OVER_VLLM = (Peer(OURS, "over_vllm", ("float32", "bfloat16")), Peer("vLLM", "vll
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Answers of a variant to prompts that it had all at once."""
+    """Answers of a variant to prompts that it got at once, and the seconds that they took."""
 
     seconds: float
     token_ids: list[list[int]]
@@ -101,7 +101,7 @@ class Engine:
         return Timed(found["seconds"], found["token_ids"])
 
     def close(self) -> None:
-        """End the process, which ends at the end of its input; kill one that does not."""
+        """End the process by closing its input; kill it if it does not end in time."""
         try:
             self._process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Environments of Python for peers, under build/peers: our packages, and above them those of requirements/PEER.txt."""
+"""Python environments for peers, under build/peers: the packages of requirements/PEER.txt on top of ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UnavailableError(Exception):
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of an environment that has requirements/NAME.txt; make it unless it is there.
+    """Return the interpreter of the environment with the packages of requirements/NAME.txt; make a missing environment.
 
     Raises:
         UnavailableError: pip could not install the packages.

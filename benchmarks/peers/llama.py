@@ -1,7 +1,7 @@
 """llama.cpp's server, plain, with a draft model and with lookup of n-grams; each variant is a server of its own.
 
 Prompts go to `/completion` as token ids and answers return as such, so its tokenizer has no part in it. Answers are not
-streamed. The time of HTTP is in its figures: 1 or 2 ms of an answer.
+streamed. Its figures include HTTP's time, 1 or 2 ms an answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""llama.cpp's server, built from the source package that requirements/llamacpp.txt names, for this very processor."""
+"""llama.cpp's server, built for this machine's processor from the source package in requirements/llamacpp.txt."""
 
 from __future__ import annotations
 

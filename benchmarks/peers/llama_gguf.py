@@ -57,7 +57,7 @@ def write_gguf(checkpoint: str, file: Path, *, dtype: str) -> None:
 
 
 def stored_type(shape: Sequence[int], dtype: str) -> gguf.GGMLQuantizationType:
-    """Return how a tensor is stored, as `llama-quantize` has it: rows that are no multiple of a block in float16."""
+    """Return a tensor's storage type as `llama-quantize` chooses it: float16 where rows are no multiple of a block."""
     if dtype == "float32" or len(shape) == 1:
         return gguf.GGMLQuantizationType.F32
     return gguf.GGMLQuantizationType.F16 if shape[-1] % Q8_BLOCK else gguf.GGMLQuantizationType.Q8_0
@@ -107,7 +107,7 @@ def _tensor_name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """Return a tensor as llama.cpp stores it, which rotates neighbours in a head, not elements half a head apart."""
+    """Return a tensor with rows in llama.cpp's order: its RoPE rotates neighbours, not elements half a head apart."""
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if num_heads is None:
         return tensor

@@ -25,7 +25,7 @@ BLOCK = 32
 
 
 def load(setup: Setup) -> Loaded:
-    """Return OpenVINO's variants; its `GenerationConfig` has the lengths of drafts and the confidence."""
+    """Return OpenVINO's variants; the lengths of drafts and the confidence are set in its `GenerationConfig`."""
     target, draft = (str(setup.converted(name, partial(_export, setup.dtype))) for name in ("target", "draft"))
     properties = _properties(setup.dtype)
     plain, drafted, looked_up = (
@@ -54,7 +54,7 @@ def _export(dtype: str, checkpoint: str, folder: Path) -> None:
 
 
 def _properties(dtype: str) -> Mapping[str, Any]:
-    """Return the arithmetic of OpenVINO; in 8 bits its defaults decide on activations and on keys and values."""
+    """Return OpenVINO's settings; in int8, its defaults choose the types of activations, keys and values."""
     common = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return common | (exact if dtype == "float32" else {})

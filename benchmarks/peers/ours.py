@@ -14,7 +14,7 @@ FIXED = (4, 8, 16)
 
 
 def load(setup: Setup) -> Loaded:
-    """Return the target alone, with the draft as long as it pays, with fixed lengths, and with prompt lookup."""
+    """Return our variants: the target alone, drafts of adaptive and of fixed lengths, and prompt lookup."""
     settings: dict[str, Any] = {
         "dtype": setup.dtype,
         "threads": 1,

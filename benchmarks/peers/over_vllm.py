@@ -1,7 +1,8 @@
 """Our target over vLLM, in vLLM's environment: alone, and with one and two draft workers at several round trips.
 
 Each target has a gateway in our own environment, .venv, and workers of its own, which reach it by the comparison's
-network proxy. After a change of the round trip an answer does not count, since workers measure it again.
+network proxy. The first answer after a change of the round trip does not count, since workers measure the new one
+meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class Way(NamedTuple):
-    """How a variant is served; variants that differ only in their round trip share servers."""
+    """Flags and round trip of a variant; variants that differ only in the round trip share servers."""
 
     flags: tuple[str, ...]
     num_workers: int = 0
@@ -66,11 +67,11 @@ class Network:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def link(self, port: int) -> DelayProxy:
-        """Return a new proxy before a port of this machine."""
+        """Return a new proxy that forwards to a port of this machine."""
         return self._run(self._stack.enter_async_context(delay_proxy(port)))
 
     def set_rtt(self, proxy: DelayProxy, rtt_ms: int) -> bool:
-        """Set a round trip; return whether it was another one before."""
+        """Set a proxy's round trip in milliseconds; return whether it changed."""
         wanted = LinkConditions(rtt_ms / 1e3)
         is_new, proxy.conditions = proxy.conditions != wanted, wanted
         return is_new
@@ -80,7 +81,7 @@ class Network:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a target for each variant that is asked for, and its workers; round trips share targets and workers."""
+    """Start a target with workers for each wanted variant; those that differ only in the round trip share them."""
     prepare(setup)
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
     network, variants, before = Network(), {}, {}
@@ -106,7 +107,7 @@ def _target(setup: Setup, flags: Sequence[str]) -> tuple[Server, int]:
 
 
 def _gateway(target: int) -> Server:
-    """Start a gateway to the target at a port, in our own environment: vLLM's has an older FastAPI."""
+    """Start a gateway to the target at this port, in our own environment, since vLLM's has an older FastAPI."""
     own = ["--stream_chunk=pass", f"--target_host=127.0.0.1:{target}", f"--http_port={(port := free_port())}"]
     return Server([str(PYTHON), *MAIN, "gateway", *own, "--grace_s=1"], port)
 

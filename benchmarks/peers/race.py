@@ -1,4 +1,4 @@
-"""Race of engines: each variant of each answers the same prompts, in turns that begin with another one every time."""
+"""Race of engines: all their variants answer the same prompts, in turns that begin with a different variant each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = "plain"
 
 
 class Racer(Protocol):
-    """An engine, as far as a race needs it."""
+    """Part of an engine that a race needs."""
 
     peer: Peer
     variants: list[str]
@@ -25,7 +25,7 @@ class Racer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of a race: tokens of an answer, rounds over all prompts, and how many prompts are sent at once."""
+    """Size of a race: tokens of an answer, rounds over all prompts, and the numbers of streams to race with."""
 
     num_tokens: int
     num_rounds: int
@@ -37,9 +37,10 @@ class Row:
     """Record of one variant.
 
     Attributes:
-        tokens_per_s: of each prompt the median of its rounds; with several streams, of each round that of all together.
-        same_as_plain: answers that equal those of the same program's plain decoding; None if that failed.
-        same_as_ours: answers that equal those of our plain decoding in the same arithmetic.
+        tokens_per_s: with one stream, the median of the rounds for each prompt; with several, the sum of all for each
+            round.
+        same_as_plain: number of answers equal to those of the program's plain decoding; None if that failed.
+        same_as_ours: number of answers equal to those of our plain decoding in the same arithmetic.
     """
 
     engine: str
@@ -54,7 +55,7 @@ class Row:
 
 @dataclass(slots=True)
 class Entry:
-    """A variant in a race: its seconds by turn, its answers, and why it is out of the race, if it is."""
+    """A variant in a race: its seconds by turn, its answers, and the failure that took it out of the race, if any."""
 
     engine: Racer
     variant: str
@@ -63,7 +64,7 @@ class Entry:
     failure: str = ""
 
     def run(self, turn: int, prompts: Sequence[list[int]], num_tokens: int) -> None:
-        """Answer the prompts of one turn, all at once; a failure takes the variant out."""
+        """Answer all prompts of one turn at once; a failure takes the variant out of the race."""
         if self.failure:
             return
         try:

@@ -1,4 +1,4 @@
-"""Server of a peer: a command with an HTTP port, which runs until this process ends."""
+"""Server of a peer: a process with an HTTP port, which ends with this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Server:
     """Process of a server, and its log.
 
     Args:
-        port: HTTP port, which the command names too.
+        port: HTTP port; the command must name the same.
     """
 
     def __init__(self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> None:
@@ -47,7 +47,7 @@ class Server:
         """Return once the server is ready.
 
         Raises:
-            UnavailableError: it has ended, with the last line of its log, or was not ready in time.
+            UnavailableError: it has ended (the message is its log's last line), or was not ready in time.
         """
         ends = time.monotonic() + seconds
         while not is_ready():
@@ -85,6 +85,6 @@ class Server:
 
 
 def at_once(one: Callable[[list[int]], list[int]], prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Return the answers to all prompts, each asked for in a thread of its own."""
+    """Return the answers to all prompts; `one` gets each prompt in a thread of its own."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(one, prompts))

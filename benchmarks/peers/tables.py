@@ -27,7 +27,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
-    """Return a shape's runs: earlier ones without what this one measured again, then this one.
+    """Return a shape's runs: the earlier ones without rows that the new run measured again, then the new run.
 
     Rows of one arithmetic and number of streams are of one run, so a ratio never compares two runs.
     """
@@ -46,7 +46,7 @@ def _place(row: Row) -> tuple[str, int]:
 
 
 def median(row: Row) -> float:
-    """Return tokens per second of a row."""
+    """Return the median of a row's tokens per second."""
     return float(statistics.median(row["tokens_per_s"]))
 
 
@@ -67,7 +67,7 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def goals_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows: our best speculation over each peer's best; a ratio that misses its goal is marked."""
+    """Return header and rows of our best speculation over each peer's; an asterisk marks a ratio below its goal."""
     found: dict[tuple[str, int], dict[str, str]] = {}
     for ours, best in goals(rows):
         over = ratio(ours, best)
@@ -99,7 +99,7 @@ def vllm_table(rows: Sequence[Row]) -> Table:
 
 
 def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
-    """Return the ratio of our variant to the best of vLLM's with this name; one that misses its goal is marked."""
+    """Return our variant's ratio to vLLM's best one named `base...`; an asterisk marks a ratio below the goal."""
     ours = [row for row in rows if row["engine"] == OURS and row["variant"] == variant]
     theirs = [row for row in rows if row["engine"] != OURS and row["variant"].startswith(base)]
     if not ours or not theirs:
@@ -111,7 +111,7 @@ def _over(rows: Sequence[Row], variant: str, base: str, goal: float) -> str:
 
 
 def rates_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows: tokens per second of all variants, by arithmetic and number of streams."""
+    """Return header and rows of the tokens per second of all variants, by arithmetic and number of streams."""
     places = list(dict.fromkeys(map(_place, rows)))
     found = {(row["engine"], row["variant"], *_place(row)): row for row in rows}
     variants = dict.fromkeys((row["engine"], row["variant"]) for row in rows)
@@ -122,7 +122,7 @@ def rates_table(rows: Sequence[Row]) -> Table:
 
 
 def texts_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on answers that are our text: all of a program's variants, by arithmetic."""
+    """Return a sentence on how many answers of each program equal ours, by arithmetic."""
     known = [row for row in rows if row["engine"] != OURS and row["same_as_ours"] is not None]
     parts = []
     for engine, dtype in dict.fromkeys((row["engine"], row["dtype"]) for row in known):
@@ -144,7 +144,7 @@ def plain_sentence(rows: Sequence[Row]) -> str:
 
 
 def changed_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on programs whose speculation gave other answers than their plain decoding, and how many."""
+    """Return a sentence on programs that answered otherwise with speculation than without, and how often."""
     changed: dict[str, dict[str, int]] = {}
     for row in rows:
         if row["same_as_plain"] is not None:

@@ -1,7 +1,7 @@
 """Stock vLLM over HTTP, in its environment: plain, at its defaults, and with its own ways to speculate.
 
-All but "defaults" and "asynchronous" run as the engine core below our server runs: the classic runner, synchronous
-scheduling, no graphs. A way that does not start is skipped by name, with the last line of its log.
+All variants but "defaults" and "asynchronous" run as vLLM's engine core does below our server: the classic runner,
+synchronous scheduling, no graphs. A variant that does not start is skipped, with the last line of its log.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a server for each variant that is asked for."""
+    """Start a server for each wanted variant."""
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
     servers = {name: _started(setup, flags, name) for name, flags in chosen.items()}
@@ -60,10 +60,10 @@ def load(setup: Setup) -> Loaded:
 
 
 def usable(server: Server, shown: Mapping[str, object]) -> Generate:
-    """Return a server's way to generate; one that does not start raises the reason at each use.
+    """Return a function that generates on a server; if the server does not start, each call raises the reason.
 
     Args:
-        shown: fields of a request for the ids of its tokens.
+        shown: fields of a request by which the server returns token ids.
     """
     try:
         server.wait(partial(server.answers, "/v1/models"), START_S)
@@ -73,7 +73,7 @@ def usable(server: Server, shown: Mapping[str, object]) -> Generate:
 
 
 def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
-    """Raise UnavailableError with the reason for which there is no server to ask."""
+    """Raise UnavailableError with the reason for which the server did not start."""
     raise UnavailableError(reason)
 
 
@@ -85,7 +85,7 @@ def prepare(setup: Setup) -> None:
 
 
 def engine_flags(setup: Setup) -> list[str]:
-    """Return the flags of the engine that all servers have, ours too."""
+    """Return the flags of vLLM's engine that all servers get, ours too."""
     flags = ["--dtype", setup.dtype, "--max-model-len", str(setup.length), "--max-num-seqs", str(setup.num_streams)]
     if torch.cuda.is_available():
         memory = ["--gpu-memory-utilization", f"{0.9 / setup.num_servers:.2f}"]

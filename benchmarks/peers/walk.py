@@ -39,7 +39,7 @@ def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def steps(num_tokens: int, unsure: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each token the walk's next one, a wrong one, and which part of the highest logit each of the two has.
+    """Return each token's next one on the walk, a wrong one, and both ones' share of the highest logit.
 
     The walk visits all tokens before it returns to one. The shapes are [num_tokens] twice, and [2, num_tokens].
     """

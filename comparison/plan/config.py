@@ -60,7 +60,7 @@ class Topology(enum.Enum):
 
 
 STARTED = tuple(topology for topology in Topology if topology is not Topology.ENDPOINT)
-"""Topologies whose servers the comparison starts."""
+"""Topologies for which the comparison starts servers."""
 
 
 class ClientSite(enum.Enum):
@@ -121,7 +121,7 @@ class NetworkConfig:
         _require_distinct("rtt_ms", self.rtts_ms)
 
     def is_crossed(self, *, at_edge: bool) -> bool:
-        """Return whether the client's link to a server has the round trip time; `at_edge`: the server is there."""
+        """Return whether the client's link to a server is delayed; `at_edge` is True for a server at the edge."""
         return at_edge is not (self.client_site is ClientSite.EDGE)
 
 
@@ -193,7 +193,7 @@ class Contender:
     """One way to serve: a topology, and how it drafts.
 
     Attributes:
-        draft: directory, "ngram", or "lookup" for a target that drafts by itself; None for the target alone.
+        draft: a model's directory, "ngram", or "lookup" for a target that drafts by itself; None for the target alone.
         gamma: draft tokens per round; None for the target alone.
         schedule: rounds (sync) or run-ahead (async); None where there is no choice.
         branches: maximum number of branches beside the draft's chain; None if the draft does not run ahead.
@@ -238,7 +238,7 @@ class Contender:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Contender:
-        """Return the contender whose `as_json` gave these values."""
+        """Return the contender that `as_json` wrote as these values."""
         schedule = values["schedule"] and Schedule(values["schedule"])
         return cls(**{**values, "topology": Topology(values["topology"]), "schedule": schedule})
 
@@ -399,7 +399,7 @@ class ComparisonConfig:
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Machines: the first has the target, or both models; the second, if any, the draft of a split topology.
+        """Machines: the first for the target, or for both models; a second for the draft if a topology is split.
 
         Raises:
             ConfigError: the host has too few cores.
@@ -436,9 +436,9 @@ class ComparisonConfig:
 
     @property
     def uses_locust(self) -> bool:
-        """Return whether Locust sends concurrent requests, for all contenders or none: texts only, without endpoints.
+        """Return whether Locust sends concurrent requests. It cannot send conversations, nor to endpoints.
 
-        A search for capacities sends its own, since Locust takes seconds to start.
+        A search for capacities sends them itself, since Locust takes seconds to start.
         """
         texts = (isinstance(it, str) for prompt_set in self.workload.prompt_sets for it in prompt_set.prompts)
         return self.capacity is None and max(self.workload.concurrencies) > 1 and not self.endpoints and all(texts)

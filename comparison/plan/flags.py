@@ -74,7 +74,7 @@ class ComparisonSettings:
         capacity: instead of comparing, search for the most streams within --slo, up to this number (64 without one).
         one_at_a_time: start, measure and stop one contender after the other, for a host too small for all at once.
         output: directory for results.csv, results.json, report.html and the plots.
-        page: Markdown page whose part between <!-- bench: NAME --> and <!-- /bench --> this command writes.
+        page: Markdown page; this command writes its part from <!-- bench: NAME --> to <!-- /bench -->.
         llmperf: also write LLMPerf's two JSON files for each measurement, into DIR/llmperf.
     """
 

@@ -18,7 +18,7 @@ Table = dict[str, str | int | bool]
 
 
 def service_toml(config: ComparisonConfig, contender: Contender | None, reason: str) -> str:
-    """Return the --config file for serving with a contender, and why; contender None is the target alone."""
+    """Return the --config file for serving with a contender, with `reason` as a comment; None is the target alone."""
     lines = [f"# {line}" for line in ("Written by specdec study.", reason, _ADDRESSES)]
     for role, table in _roles(config, contender).items():
         lines += ["", f"[{role}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]

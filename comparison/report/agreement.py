@@ -49,7 +49,7 @@ class Agreement:
     Attributes:
         num_requests: number of compared answers.
         differences: differences in the order of measurement, but for near-ties.
-        near_ties: differences at two tokens whose log-probabilities differ by no more than rounding may.
+        near_ties: differences at two tokens of log-probabilities that differ by no more than rounding may.
         not_comparable: labels of contenders that are not known to share a model with another one.
         by_text: whether answers of servers that send no tokens were compared by their text.
     """

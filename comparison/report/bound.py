@@ -94,9 +94,9 @@ def run_ahead_s(num_tokens: float, costs: Costs, alpha: float, gamma: int, *, rt
 
 
 def acceptance_probability(rounds: Iterable[Round]) -> float | None:
-    """Return alpha, the accepted share of the draft tokens that were decided on; None if there were none.
+    """Return alpha, the accepted share of the draft tokens that were tested; None if there were none.
 
-    A round ends at its first rejection. Later tokens were never decided on; acceptance_rate counts them and is lower.
+    A round ends at its first rejection, and later tokens are not tested; acceptance_rate counts them and is lower.
     Passes over the target's own proposals do not count.
     """
     num_accepted = num_decided = 0

@@ -50,7 +50,7 @@ _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), i
 
 @cache
 def look_of(series: Contender) -> Look:
-    """Return the look of a series; endpoints, which have none of their own, get the next free one."""
+    """Return the look of a series; an endpoint has none of its own and gets the next free one."""
     if series in _LOOKS:
         return _LOOKS[series]
     draft, known, hatch = next(_OTHERS)
@@ -142,7 +142,7 @@ def bound_line(axes: Axes, at: Sequence[float], bounds: Sequence[float], colour:
 
 
 def name_bound(axes: Axes) -> None:
-    """Add the dashes of bounds to the legend."""
+    """Add the bounds' dashes to the legend."""
     axes.plot([], [], color="black", linestyle="--", label=BOUND)
 
 

@@ -40,7 +40,7 @@ def in_full(write: Callable[[Path], Figures], directory: Path, figures: Callable
     figures are printed on stdout.
 
     Args:
-        figures: returns the content of the JSON file, which `write` returns too.
+        figures: function that returns the content of the JSON file, which `write` returns too.
 
     Returns:
         The content, and the directory that has the files.

@@ -98,7 +98,7 @@ def _best_at(findings: Findings, rtt_ms: float) -> tuple[Contender | None, float
     """Return the simplest of the contenders with the largest geometric mean of speed-ups over all kinds of prompts.
 
     Returns:
-        The contender and that mean. It is None, the target alone, if no contender gains by `MARGIN`, or none whose
+        The contender and that mean. It is None, the target alone, if none gains by `MARGIN`, or if no
         difference from it is beyond doubt for any kind.
     """
     gains: dict[Contender, list[float]] = defaultdict(list)

@@ -39,7 +39,7 @@ class Picture:
     """Kind of picture.
 
     Attributes:
-        finding: function that returns its sentences, none if there is nothing to draw.
+        finding: function that returns the picture's sentences; none if there is nothing to draw.
     """
 
     name: str
@@ -75,12 +75,12 @@ def draw_all(findings: Findings, directory: Path) -> list[Drawn]:
 
 
 def _drafting(findings: Findings) -> list[Contender]:
-    """Return all series except the baseline's."""
+    """Return all series but the baseline's."""
     return [series for series in findings.config.series if series != findings.config.baseline.series]
 
 
 def _by_kind(findings: Findings, what: str) -> list[str]:
-    """Return the names of the y axes of a row per prompt kind."""
+    """Return a name of the y axis for each prompt kind."""
     return [f"{kind.replace('_', ' ')}\n{what}" for kind in findings.kinds]
 
 
@@ -221,7 +221,7 @@ def _rates_of_many(findings: Findings) -> list[str]:
 def speedup_over_gamma(findings: Findings) -> Figure:
     """Draw a row per series and round trip, a column per prompt kind, a line per draft; dashes are bounds.
 
-    The rows are more than the columns in most runs: a page is too narrow for them side by side.
+    Most runs have more rows than columns, and a page is too narrow for the opposite.
     """
     rows = [(series, rtt_ms) for series in _drafting(findings) for rtt_ms in _rtts_of(findings, series)]
     what, over = f"speed-up over {findings.config.baseline_name}", "gamma (draft tokens per round)"

@@ -1,4 +1,4 @@
-"""Columns of texts for figures, tables on the terminal, and the table of load, in Markdown: few streams and many."""
+"""Tables of figures: columns, tables for the terminal, and the Markdown table of load."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ LEAST = 0.97
 
 
 def load_table(findings: Findings) -> str:
-    """Return conditions, tables, and how many cells are below `LEAST` of the target's speed."""
+    """Return conditions, tables, and a sentence on how many cells are below `LEAST` of the target's speed."""
     conditions = dict(findings.conditions)
     head = [f"{conditions[name].removesuffix('.')}." for name in ("Prompts", "Machines", "Host", "Host load")]
     label = emulation_of(findings.config)
@@ -110,9 +110,9 @@ def load_table(findings: Findings) -> str:
 
 
 def verdict(findings: Findings) -> str:
-    """Return how many contenders are slower than the target alone, and the slowest one.
+    """Return a sentence with the number of contenders slower than the target alone, and the slowest one.
 
-    Rounds, which wait for the network, are not counted.
+    Synchronous rounds, which wait for the network, are not counted.
     """
     asked = [it for it in findings.summaries if it.cell.contender.topology is not Topology.TARGET]
     medians = {it.cell: it.speedup.median for it in asked if it.speedup and it.cell.contender.schedule != Schedule.SYNC}
@@ -125,7 +125,7 @@ def verdict(findings: Findings) -> str:
 
 
 def _by_load(findings: Findings, figure: str, text_of: Callable[[CellSummary], str]) -> str:
-    """Return a table with a row for each contender, kind of prompts and round trip, and a column for each load."""
+    """Return a Markdown table with a row for each contender, prompt kind and round trip, and a column for each load."""
     rows: dict[tuple[str, str, float], dict[str, str]] = {}
     for it in findings.summaries:
         rows.setdefault((it.cell.contender.label, it.cell.kind, it.cell.rtt_ms), {})[it.cell.load] = text_of(it)

@@ -25,7 +25,7 @@ async def connected(config: ComparisonConfig, address: Callable[[Contender], str
     """Yield a connected client of each contender, until the block is left.
 
     Args:
-        address: returns the address of a contender that the comparison has started.
+        address: function that returns the address of a contender that the comparison has started.
 
     Raises:
         ConfigError: a file with certificates or a token cannot be used, or a prompt is too long for a server.

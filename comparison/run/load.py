@@ -40,7 +40,7 @@ START_S = 30.0
 
 
 def num_requests(count: int, concurrency: int) -> int:
-    """Return the number of requests: each prompt once, but enough to keep many clients busy."""
+    """Return the number of requests: one per prompt, but more if they are too few to keep all clients busy."""
     return count if concurrency == 1 else max(count, REQUESTS_PER_CLIENT * concurrency)
 
 
@@ -84,8 +84,8 @@ async def steady(ask: Ask, count: int, streams: int, limit_s: float) -> list[Req
 async def as_they_come(ask: Ask, count: int, arrivals_s: Sequence[float]) -> list[RequestRecord]:
     """Send `count` prompts in turn at these times, in seconds from now, without waiting for answers.
 
-    A request's times count from the time at which it was due. A delay of the server, or of this process, therefore
-    counts for every request that it makes late (no coordinated omission).
+    A request's times count from the time at which it was due. So every request that a delay makes late shows this delay
+    ("coordinated omission" is avoided).
     """
     began = time.monotonic()
 

@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator[Pair]:
     """Yield each comparable answer with its reference, the first answer to its prompt by a server of the same model.
 
-    For prompts of the warm-up that is the answer of the target alone, if it takes part, since it warms up first.
+    For prompts of the warm-up the reference is the target alone, if it takes part, since it warms up first.
 
     Args:
         equal_weights: whether all endpoints have the same weights, according to the user.
@@ -56,7 +56,7 @@ def pairs(samples: Sequence[Sample], *, equal_weights: bool = False) -> Iterator
 
 
 def _by_model(samples: Sequence[Sample], *, equal_weights: bool) -> list[tuple[str, Sample, RequestRecord]]:
-    """Return (model, sample, record) of each answer whose model several contenders share, or that was started here."""
+    """Return (model, sample, record) of each answer by a model that several contenders share, or we have started."""
     answers = [(sample, record) for sample in samples for record in sample.records]
     started = {record.model_id for sample, record in answers if sample.cell.contender.endpoint is None}
 

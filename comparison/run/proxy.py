@@ -108,7 +108,10 @@ class _Lane:
 
 
 class _End(asyncio.Protocol):
-    """One end of a proxied connection. What it receives leaves by the other end, at the time that the lane computes."""
+    """One end of a proxied connection.
+
+    Bytes that it receives leave by the other end, at the time that the lane computes.
+    """
 
     peer: _End
 

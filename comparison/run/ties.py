@@ -1,4 +1,4 @@
-"""Margins of the tokens at which answers part: a server is asked again, for the log-probabilities of its tokens."""
+"""Margins of tokens at which answers part; a server gets the prompt again, with a request for log-probabilities."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def with_margins(
 
 
 class _Asking:
-    """Requests to the servers of a comparison for log-probabilities, at most one per server and prompt."""
+    """Sender of requests for log-probabilities, at most one per server and prompt."""
 
     def __init__(self, config: ComparisonConfig, clients: Clients) -> None:
         self._prompts = {each.kind: each.prompts for each in config.workload.prompt_sets}

@@ -59,7 +59,7 @@ class Prices:
 
 
 class Evidence:
-    """Trials of a study, by place and contender."""
+    """Trials of a study, grouped by conditions (places) and contenders."""
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
         self.space = space

@@ -143,7 +143,7 @@ class Searcher:
     """Search within the budget; holds what it has found.
 
     Args:
-        progress: shows what is measured.
+        progress: display of the measurement that runs.
     """
 
     def __init__(self, config: ComparisonConfig, progress: Progress) -> None:

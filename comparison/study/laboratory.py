@@ -72,7 +72,7 @@ class Laboratory:
     """Laboratory of a study: its configuration, its budget of time, and the results of all groups so far.
 
     Args:
-        progress: shows what is measured.
+        progress: display of the measurement that runs.
     """
 
     def __init__(self, config: StudyConfig, progress: Progress) -> None:
@@ -84,7 +84,7 @@ class Laboratory:
         self.summaries: list[CellSummary] = []
 
     def take(self, group: Group, samples: Sequence[Sample]) -> Speeds:
-        """Take the samples of a group, the target alone's among them; return its speed-ups over the target alone."""
+        """Add the samples of a group, with the target alone's; return the group's speed-ups over the target alone."""
         config = comparison_of(self.config, group)
         self.differences += map(str, check_agreement(samples, near_tie=config.workload.near_tie).differences)
         summaries = list(Summarizer(config, samples).summaries())

@@ -57,7 +57,7 @@ def over_conditions(evidence: Evidence, names: list[str]) -> Figure:
 
 
 def _place(evidence: Evidence, axes: Axes, row: list[str], column: int) -> None:
-    """Draw the panel of a place of the grid; the last row may have fewer than the others."""
+    """Draw the panel at a place of the picture's grid; the last row may have fewer panels than the others."""
     if column < len(row):
         _panel(axes, evidence, row[column])
     else:

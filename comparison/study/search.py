@@ -114,7 +114,7 @@ def _size(group: Group) -> int:
 
 
 async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]:
-    """Search within the budget; return the groups that it did not allow or did not let end."""
+    """Search within the budget; return the groups for which there was no time, or not enough."""
     steps, skipped = search(space), []
     group = next(steps, None)
     while group is not None:
@@ -129,7 +129,7 @@ async def conduct(space: Space, measure: Measure, budget: Budget) -> list[Group]
 
 
 async def _in_time(group: Group, measure: Measure, budget: Budget) -> Speeds | None:
-    """Return the speed-ups of a group; None if there is too little time for it, or the time ends meanwhile."""
+    """Return the speed-ups of a group; None if there is too little time for it, or it does not end in time."""
     if not budget.allows(group):
         return None
     before_s = budget.left_s

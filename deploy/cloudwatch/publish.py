@@ -3,7 +3,7 @@
 A source is a results.json of compare_architectures.py, or a folder of LLMPerf's results as deploy/llmperf writes them.
 Each answered request is published at its own time, by Variant (endpoint, or topology) and TestCase (prompt kind), so
 that CloudWatch draws curves and takes any percentile. A source without requests, such as the last line of a
-comparison's log, has one median of each cell, at the time of the file. boto3 sends them, with the credentials and the
+comparison's log, gives one median of each cell, at the file's time. boto3 sends them, with the credentials and the
 region that it finds. `--stdout` writes lines in CloudWatch's embedded metric format instead, which its log agents turn
 into the same metrics, and needs Python alone.
 
@@ -44,7 +44,7 @@ class PublishError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Figures of one request of a variant on a prompt kind, or the medians of all; `figures` by the names of METRICS.
+    """Figures of one request of a variant on a prompt kind, or medians over its requests; METRICS has their names.
 
     `at_s` is in seconds since the epoch.
     """
@@ -56,7 +56,7 @@ class Case:
 
     @classmethod
     def of(cls, variant: str, name: str, at_s: float, values: Mapping[str, float | None]) -> Case:
-        """Return the case with the figures that `values` knows by their names in the sources."""
+        """Return a case with the metrics that `values` has a figure for, under the source's name."""
         found = {metric: values.get(figure) for metric, (figure, _) in METRICS.items()}
         return cls(variant, name, at_s, {metric: value for metric, value in found.items() if value is not None})
 

@@ -1,6 +1,6 @@
 """Smoke test inside an image: serves the bundled pair, requests a completion, and ends the server.
 
-`make images` feeds it to the image's Python; it needs only what the image holds.
+`make images` pipes it to the image's Python; it needs nothing else than the image holds.
 """
 
 import json
@@ -38,7 +38,7 @@ def _wait(server: "subprocess.Popen[bytes]", *, seconds: float) -> None:
 
 
 def main() -> int:
-    """Run the test; return the server's exit code, 0 for a drained one."""
+    """Run the test; return the server's exit code, which is 0 if it drained."""
     for role in ROLES:
         subprocess.run([sys.executable, "main.py", "--role", role, "--help"], check=True, stdout=subprocess.DEVNULL)
     started = time.monotonic()

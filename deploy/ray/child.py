@@ -72,7 +72,7 @@ class Child:
         return await asyncio.to_thread(self._process.wait)
 
     async def is_alive(self) -> bool:
-        """Return whether the child answers, within `PROBE_S`, that it is alive."""
+        """Return whether the child answers its liveness probe within `PROBE_S`."""
         return await asyncio.to_thread(self._probe)
 
     def _probe(self) -> bool:
@@ -86,7 +86,7 @@ class Child:
             connection.close()
 
     def kill(self) -> None:
-        """Kill the child, which does not answer; `ended` returns then."""
+        """Kill a child that does not answer; `ended` then returns."""
         self._process.kill()
 
     async def load(self) -> pb.GetLoadResponse:

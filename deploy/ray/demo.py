@@ -1,8 +1,8 @@
 """Demo of a Ray cluster on one machine, with figures: load, a killed node, from one target to three and back.
 
 Run by `make ray-demo`, on Linux, where each node has a loopback address of its own, as on a machine of its own. Every
-answer is compared with the one that the first target gave undisturbed. This script starts Ray's processes in a folder
-and with a token of their own, and ends them.
+answer is compared with the first target's undisturbed one. Ray's processes get a folder and a token of their own, and
+end with this script.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AUTOSCALING = {
 
 
 class Town:
-    """Ray cluster. Every node but the head has room for one target and one gateway, whose port is the same on all."""
+    """Ray cluster; every node but the head has room for one target and one gateway, all gateways at one port."""
 
     def __init__(self, cluster: Any, folder: str) -> None:
         self._cluster = cluster
@@ -188,7 +188,7 @@ class Clients:
         return answers
 
     async def during(self, num_clients: int, what: Callable[[], Awaitable[Any]]) -> Answers:
-        """Run clients that ask without a break while `what` runs, then wait for their last answers."""
+        """Run clients that ask without a break while `what` runs; return once their last answers have ended."""
         answers, over, began = Answers(), asyncio.Event(), time.monotonic()
 
         async def one(number: int) -> None:
@@ -252,7 +252,7 @@ class Clients:
 
 
 async def show(place: Town) -> int:
-    """Run all parts and print the table; return the number of answers that were lost or different."""
+    """Run all parts and print the table; return how many answers were lost or differed."""
     clients, table, wrong = Clients(place.gateways), Table(title="Ray on one machine", box=box.SIMPLE), 0
     for head in ("part", "targets", "same answer", "asked again", "tokens/s", "TTFT p50", "longest gap", "took"):
         table.add_column(head, justify="left" if head in ("part", "took") else "right", no_wrap=True)

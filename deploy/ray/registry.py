@@ -1,4 +1,4 @@
-"""Registry of targets: leases, held by one named Ray actor. Followers wait for the next version of the list.
+"""Registry of targets: leases, held by one named Ray actor. Followers wait for the next version of the list of targets.
 
 `Leases` knows no Ray. The actor may die: it restarts empty, and targets renew their leases within a beat.
 """
@@ -67,7 +67,7 @@ class Leases:
             self._tell()
 
     async def leases(self) -> dict[str, Lease]:
-        """Return the leases that are good now."""
+        """Return the leases that have not expired, by key."""
         self._expire()
         return dict(self._leases)
 

@@ -1,4 +1,4 @@
-"""Supervisors that Ray Serve places, restarts and scales, each of one ordinary server process. No token passes here.
+"""Supervisors that Ray Serve places, restarts and scales; each runs one ordinary server process. Tokens bypass Ray.
 
 `targets`, `drafts` and `gateways` build the applications that serve.yaml names.
 """
@@ -35,7 +35,7 @@ class Supervisor:
 
     Args:
         flags: flags of the role.
-        host: address to listen on; "node" is the one by which other nodes know this one.
+        host: address to listen on; "node" is this node's address in the cluster.
         security: fields of `DialSecurity` for dialling the server, for targets with certificates or tokens.
     """
 
@@ -66,7 +66,7 @@ class Supervisor:
         return self._child
 
     async def _keep(self, child: Child) -> None:
-        """Begin another server whenever one has ended."""
+        """Start another server each time one has ended."""
         while True:
             beside = [self._background(work) for work in (self._attend(child), self._watch(child))]
             code = await child.ended()
@@ -109,7 +109,7 @@ class Supervisor:
             self._fault = task.exception()
 
     async def check_health(self) -> None:
-        """Report a failure to Serve.
+        """Raise a background task's failure, on which Serve replaces the replica.
 
         Raises:
             BaseException: a background task has failed, such as another start of the server.
@@ -118,7 +118,7 @@ class Supervisor:
             raise self._fault
 
     async def __del__(self) -> None:
-        """Drain the server; Serve announces the end of a replica in no other way."""
+        """Drain the server; Serve calls this method alone at the end of a replica."""
         for task in self._tasks:
             task.cancel()
         if self._child is not None:
@@ -153,7 +153,7 @@ class Target(Supervisor):
                 self._registry.remove.remote(self._key)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the load for `scaling.by_slots`: requests never pass Serve, so it cannot count them."""
+        """Return the load for `scaling.by_slots`; Serve cannot count requests, since they bypass it."""
         return {"busy": self._load.num_running + self._load.num_waiting, "slots": self._load.num_slots}
 
 

@@ -24,7 +24,7 @@ class Context(Protocol):
 
 
 def by_slots(context: Context) -> tuple[int, dict[str, Any]]:
-    """Return the number of targets at which all sessions, running or waiting, take `FULL` of the slots.
+    """Return the number of targets at which all sessions, running or waiting, fill the share `FULL` of the slots.
 
     Serve keeps the number within the limits of the deployment.
     """

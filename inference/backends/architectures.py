@@ -19,7 +19,7 @@ from specdec.inference.errors import UnsupportedModelError
 
 DEFAULT_LENGTH = 2048
 
-# Prefixes of `model_type` whose state is not keys and values per position.
+# Prefixes of `model_type` for models that do not keep keys and values per position.
 RECURRENT = (
     "mamba", "falcon_mamba", "falcon_h1", "rwkv", "jamba", "bamba", "zamba", "recurrent_gemma", "xlstm", "lfm2",
     "qwen3_next", "qwen3_5", "granitemoehybrid", "nemotron_h", "kimi_linear", "olmo_hybrid",

@@ -67,7 +67,7 @@ def take_cores(cores: str | None, tp_degree: int) -> None:
     """Make this process take the given cores; call this before the Neuron runtime starts.
 
     Args:
-        cores: such as 0-3,8; None leaves the choice to the environment.
+        cores: list of cores, such as 0-3,8; None leaves the choice to the environment.
 
     Raises:
         ConfigError: there are fewer cores than tp_degree.

@@ -1,4 +1,4 @@
-"""Facts and memory of the host: slots' memory, provided page by page as tokens are written; instruction sets."""
+"""Facts and memory of the host: lazily allocated memory for slots, and the processor's instruction sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def lazy_zeros(num_bytes: int) -> mmap.mmap:
-    """Return zeroed memory whose pages are taken at the first write; it is freed with the last array over it.
+    """Return zeroed memory that takes a page at the first write to it, and is freed with the last array over it.
 
     A slot's tokens are spread over a row per layer and head, so with pages of 2 MiB ten tokens would take the memory of
     the whole slot. NumPy asks for such pages, and `torch.zeros` writes to all memory at once.

@@ -85,10 +85,10 @@ def available_memory() -> int:
 
 
 def examine(config: ModelConfig) -> Fit:
-    """Return how a model would be served; loads nothing.
+    """Return how a model would be served; load nothing.
 
     Raises:
-        ConfigError: it would not be; the message has the way out.
+        ConfigError: the model would not be served; the message has the way out.
     """
     from specdec.inference.backends.architectures import architecture_name, require_supported_config, resolve_length
     from specdec.inference.backends.checkpoint import load_config

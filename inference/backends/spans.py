@@ -32,7 +32,7 @@ def check_spans(spans: Sequence[Span], backend: Backend) -> None:
 
 
 def wanted_rows(spans: Sequence[Span]) -> list[int]:
-    """Return the rows of the flattened tokens whose logits are wanted."""
+    """Return the rows of the flattened tokens for which logits are wanted."""
     rows: list[int] = []
     end = 0
     for span in spans:

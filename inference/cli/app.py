@@ -114,7 +114,7 @@ class QuietLibraries(logging.Filter):
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the fastest event loop that exists for this platform: uvloop's, or asyncio's own."""
+    """Return uvloop's event loop if uvloop runs on this platform, else asyncio's own."""
     try:
         import uvloop
     except ImportError:

@@ -233,7 +233,7 @@ class DraftModel(Models):
     """Settings of a draft worker's model, or of prompt lookup instead of one.
 
     Attributes:
-        tokenizer: model directory whose tokenizer the target has, where the draft has another (default: the draft's).
+        tokenizer: model directory with the target's tokenizer, where the draft has another (default: the draft's).
         tokenizer_revision: branch, tag or commit of the model with that tokenizer.
     """
 

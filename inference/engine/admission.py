@@ -115,7 +115,7 @@ class Admission(Generic[HolderT]):
         self._waiting[holder] = account
 
     def _new(self) -> dict[HolderT, str]:
-        """Return the waiting holders that have never had a slot, with their accounts."""
+        """Return the waiting holders that have not had a slot yet, with their accounts."""
         return {holder: account for holder, account in self._waiting.items() if holder not in self._begun}
 
     def _make_room(self, account: str) -> None:

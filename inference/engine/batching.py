@@ -1,7 +1,6 @@
 """Choice of a pass: which sessions take part, how long it waits for draft tokens, and how many of them it verifies.
 
-Owns the measured costs that decide. Does not know the decoder, slots, the clock or the event loop: sessions go in,
-turns come out.
+Owns the measured costs by which it chooses. Does not know the decoder, slots, the clock or the event loop.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Batching:
     def _room(self, sessions: Sequence[TargetSession]) -> int:
         """Return how many prompt tokens the next pass may read; without limit unless sessions also decode in that pass.
 
-        A decoder whose prompt parts have a fixed length reads one part of each prompt per pass.
+        A decoder with prompt parts of a fixed length reads one part of each prompt per pass.
         """
         num_decoding = sum(session.num_unread == 1 for session in sessions)
         if not num_decoding or self._chunk_tokens:
@@ -69,7 +68,7 @@ class Batching:
         return self._parts.room(self._steps.of(num_decoding).seconds(0))
 
     def wait_s(self, turns: Turns, now: float) -> float:
-        """Return the seconds after which a pass with draft tokens beats one begun now without any; else 0 or less."""
+        """Return for how many seconds waiting for draft tokens beats a pass without any now; 0 or less for no wait."""
         if not turns or any(not _could_wait(session, turn) for session, turn in turns):
             return 0.0  # the pass runs anyway, so the others join it
         costs = self._passes.of(1)

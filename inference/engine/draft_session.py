@@ -268,7 +268,7 @@ class DraftSession:
         self.num_wasted_tokens += num_tokens - self._num_tokens
 
     def _learn(self, token_ids: Sequence[int]) -> None:
-        """Record, for each chain token up to the first rejected one, whether it was accepted; others are untested."""
+        """Record which of the chain's tokens were accepted, up to the first rejected one; later ones are untested."""
         for token, committed in zip(self._path.tokens, token_ids, strict=False):
             self._confidence.record(token, accepted=token.token_id == committed)
             if token.token_id != committed:

@@ -46,7 +46,7 @@ Scheduler: TypeAlias = Callable[[Sequence[SessionT]], list[tuple[SessionT, WorkT
 
 
 class ModelThread:
-    """Only thread that runs a model. A running function cannot be interrupted, but its result can be ignored."""
+    """The only thread that runs a model. A running function cannot be interrupted, but its result can be ignored."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")

@@ -179,7 +179,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                 await self._wake.wait()
 
     def _check(self) -> None:
-        """Log, once, if the slots do not add up while the engine has no session: one is lost, or is still held."""
+        """Log once if slots do not add up while there are no sessions: one is missing, or still held."""
         if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
             self._contradicted = True
             logger.error("the idle engine contradicts itself, please report this: %s", fault)

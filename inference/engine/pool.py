@@ -322,7 +322,7 @@ class DraftPool:
                 self._hand(session, worker)
 
     def _choice(self, useless: set[str]) -> Worker | None:
-        """Return the worker with most room whose id is not in `useless`; None if there is none."""
+        """Return the worker with most room that is not in `useless`, a set of ids; None if there is none."""
         public = (worker for worker in self._workers if not worker.scope)
         willing = (worker for worker in public if worker.id not in useless and self._room(worker) >= 1)
         return max(willing, key=self._room, default=None)

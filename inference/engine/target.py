@@ -64,9 +64,9 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
     """Engine that decodes requests without a draft, as a `TokenSource`, and verifies the proposals of draft workers.
 
     Args:
-        decoder: runs the steps.
+        decoder: decoder that runs the steps.
         limits: see `EngineLimits`.
-        grammars: compiles the grammars of requests; without it, requests with a grammar are refused.
+        grammars: compiler of requests' grammars; without it, requests with a grammar are refused.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End a session if its client leaves too many bytes unread; if all clients together do, end the worst one."""
+        """End a session with too many unread bytes; if all sessions together have too many, end the one with most."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:

@@ -97,13 +97,13 @@ class Gateway:
     """Completer, model and settings of the application.
 
     Attributes:
-        completer: serves the requests.
-        codec: tokenizes for clients; None if there is no tokenizer.
-        card: describes the model that is served now.
-        metrics: are shown at /metrics.
+        completer: completer that answers the requests.
+        codec: codec that tokenizes for clients; None if there is no tokenizer.
+        card: card of the model that is served now.
+        metrics: metrics at /metrics.
         is_healthy: function that returns whether requests can be served now.
         config: settings of the HTTP API.
-        spans: makes a span of every request; None makes none.
+        spans: source of a span for every request; None makes none.
         kept: number of log-probabilities held for answers that do not stream.
     """
 

@@ -17,8 +17,7 @@ class Matcher(Protocol):
     """Compiled grammar, which decides which tokens may follow the output of one sequence.
 
     Callers pass the whole output each time: the committed tokens after the prompt, and any draft tokens to count with
-    them. One thread at a
-    time uses a matcher.
+    them. One thread at a time uses a matcher.
     """
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:

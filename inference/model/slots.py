@@ -18,7 +18,7 @@ class Span:
         slot: room for the sequence's keys and values, 0 <= slot < num_slots.
         start: absolute position of the first token; all positions before it have been written to the slot.
         token_ids: one or more ids, each below the vocabulary's size.
-        num_logits: number of last tokens whose logits are wanted, 0 <= num_logits <= len(token_ids).
+        num_logits: number of last tokens for which logits are wanted, 0 <= num_logits <= len(token_ids).
     """
 
     slot: int
@@ -115,8 +115,8 @@ class CompiledBackend(Protocol):
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
         """Return whether a prompt of `num_tokens` should reuse the first `num_held` tokens that a slot holds.
 
-        The answer is True if measurements show that this is faster than reading the whole prompt. The event loop calls
-        this method, also during a pass.
+        It should if measurements show that this is faster than reading the whole prompt. The event loop calls this
+        method, also during a pass.
         """
 
 

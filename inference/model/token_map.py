@@ -95,7 +95,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the draft model's ids of the sequence. Of a view (see `logged`) only the log is remembered."""
+        """Return the draft model's ids of the sequence, remembering a view's log (see `logged`) without its tail."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

@@ -48,7 +48,7 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 
 
 class Load(Protocol):
-    """Source of the current load: an engine, or a completer that counts."""
+    """Source of the current load: an engine, or a completer that counts its requests."""
 
     @property
     def num_running(self) -> int: ...
@@ -65,7 +65,7 @@ class Replaceable(Protocol):
 
 
 class Certificate(Replaceable, Protocol):
-    """TLS certificate of a server, whose files may be replaced while it runs."""
+    """TLS certificate of a server; its files may be replaced while the server runs."""
 
     @property
     def days_left(self) -> float: ...
@@ -252,7 +252,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a counter of requests that ran without this process's drafts, as when a proxy separates their streams."""
+        """Add a counter of requests that ran without this process's drafts, as if a proxy splits their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 
@@ -392,6 +392,6 @@ class RequestMetrics:
         self._metrics._failures.labels(self._metrics._name, code).inc()
 
     def left(self, *, late: bool = False) -> None:
-        """End the request; one that neither finished nor failed was cancelled, or was too late."""
+        """End the request; unless it finished or failed, count it as cancelled, or with `late` as over its deadline."""
         if not self.status:
             self.failed("DEADLINE_EXCEEDED" if late else "CANCELLED")

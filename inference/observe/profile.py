@@ -39,7 +39,7 @@ class Profile:
         self._requests: list[tuple[str, RequestStats]] = []
 
     def add(self, label: str, stats: RequestStats) -> None:
-        """Add a request under `label`, its id at a server, else its prompt.
+        """Add a request under `label`: its id in a server's profile, its prompt in others.
 
         The request may still run and change `stats`.
         """

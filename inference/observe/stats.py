@@ -65,7 +65,7 @@ class RequestStats:
         arrivals: (time, number of tokens) of each message with tokens.
         num_own_tokens: tokens of passes that had no proposal to verify.
         passes_by_draft_tokens: [i] counts the passes that verified i draft tokens.
-        drafted_by_position, accepted_by_position: [i] counts the proposals whose token i was verified, or accepted.
+        drafted_by_position, accepted_by_position: [i] counts the proposals of which token i was verified, or accepted.
         by_source: numbers of draft tokens by (source, whether they were accepted).
     """
 

@@ -1,6 +1,6 @@
 """A time-line of one process in Chrome's trace format, for chrome://tracing, Perfetto or scripts/plot_trace.py.
 
-Times are CLOCK_MONOTONIC, so that traces of several processes on one machine can be laid over each other.
+Times are CLOCK_MONOTONIC, so traces of several processes of one machine share a time axis.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def best_of_blocks(
 
 
 def _table(sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Sequence[bytes | None]) -> Any:
-    """Return what the kernel knows of each row, in one array for one copy to the device."""
+    """Return the kernel's inputs for each row as one array, so that one copy brings them to the device."""
     kinds = [0 if params.greedy else _KINDS[params.noise] for params in sampling]
     keys = [law.LAWS[p.noise][0]([p.seed], [at])[0] for p, at in zip(sampling, positions, strict=True)]
     divisors = np.array([np.float32(divisor(p)) if p.noise is Noise.VLLM else divisor(p) for p in sampling])

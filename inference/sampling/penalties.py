@@ -10,7 +10,7 @@ Transformers' as far as it has them:
     held_back             minus infinity, below the position where the sequence may end
     grammar               minus infinity, if the token may not follow: the caller makes the masks
 
-Only the tokens concerned are touched, in double, by single IEEE operations: numpy and torch give the same bits.
+Only logits of such tokens change, in double and by single IEEE operations, so numpy and torch give the same bits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TokensBefore:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], output_start: int, tally: Tally | None = None) -> TokensBefore:
-        """Count a sequence whose first output token has position `output_start`; `tally` may have counted it before."""
+        """Count a sequence with its first output token at `output_start`; `tally` may have counted it before."""
         log, drafts = logged(token_ids)
         row = cls(*(tally or Tally(output_start)).count(log))
         for token_id in drafts:

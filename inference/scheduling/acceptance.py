@@ -28,7 +28,7 @@ class Acceptance:
 
     A rejected token ends a proposal, so the tokens after it are not tested. The estimate starts as if `prior_tested`
     tokens had been tested at `prior_rate`. The weight of old tests falls with every pass, also with one that tests
-    nothing, so a draft whose tokens are no longer verified gets another chance.
+    nothing, so a draft gets another chance after its tokens are no longer verified.
     """
 
     prior_tested: float = _PRIOR_TESTED

@@ -51,7 +51,7 @@ NO_BRANCHES = Branching()
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How far, how broadly and in what messages a draft worker drafts for one sequence.
+    """Limits of a draft worker's drafting for one sequence: length, branches and messages.
 
     Attributes:
         window: most draft tokens past the committed ones; 0 stops drafting.

@@ -74,7 +74,7 @@ class PassCosts:
         return len(self._recent) > 1 and max(self._recent) >= 2 * min(self._recent)
 
     def asks_for_short(self) -> bool:
-        """Return whether a pass with few draft tokens should run next, to show by comparison what draft tokens cost.
+        """Return whether a pass with few draft tokens should run next, to show by comparison the cost of many.
 
         The answer is True at most NUM_SHORT times, because such a pass is not recorded if it also verifies tokens of
         another source or reads a prompt.

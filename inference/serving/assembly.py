@@ -67,7 +67,7 @@ class LoadedDraft:
     min_share: float = 0.0
 
     def for_target(self, tokenizer: Tokenizer) -> LoadedDraft:
-        """Return this draft for a target with another tokenizer, which takes a second if that has many ids.
+        """Return this draft, mapped to a target with another tokenizer; a large vocabulary takes a second.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens, or no model.
@@ -109,10 +109,10 @@ class RunningTarget:
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
-        collectors: makers of further metrics, from the registry that they are shown beside.
+        collectors: functions that make further metrics, given the registry of ours.
         adapters: digests of the model's adapters, by name.
         noise: law of the noise in all requests.
-        lend: takes the pool of draft workers, for an engine with requests of its own.
+        lend: function to call with the pool of draft workers, for an engine with requests of its own.
     """
 
     engine: ServedEngine[Any]

@@ -114,7 +114,7 @@ class EdgeWork(DraftWork):
 
 
 def _edge_card(card: ModelCard | None, draft: LoadedDraft) -> ModelCard:
-    """Return the model card that a draft worker shows its clients: the target's, or one by the draft while unknown."""
+    """Return the model card that a draft worker shows its clients: the target's, or its own while that is unknown."""
     if card is not None:
         return replace(card, topology=DISTRIBUTED)
     words, length = draft.vocabulary, draft.proposer.max_length

@@ -100,8 +100,8 @@ class Ports:
 
         Args:
             servicers: gRPC services; a `GenerationServicer` among them is served over HTTP too, if configured.
-            is_healthy: returns whether the servers that this one needs are serving.
-            changes: yields the same, now and at each change; None if this server needs no other.
+            is_healthy: function that returns whether the servers that this one needs are serving.
+            changes: generator of the same, now and at each change; None if this server needs no other.
         """
         fronts = self.side_fronts(observers, metrics, is_healthy)
         for servicer in servicers:

@@ -82,8 +82,8 @@ class Host:
         work: runner of requests, which is watched and drained.
         fronts: ports, in the order in which they open.
         config: durations of a drain.
-        metrics: record the event loop's lag.
-        operation: source of drain calls; None has none.
+        metrics: metrics that record the event loop's lag.
+        operation: source of drain calls; None if no call can drain the server.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Host:
         self._operation = operation
 
     async def run(self, until: Awaitable[object] | None = None) -> None:
-        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`), the end of `until`, or broken work.
+        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`) or of `until`, or a fault for good.
 
         Raises:
             Exception: the error that `until`, or the watch of the work, ended with.
@@ -169,7 +169,7 @@ class Host:
             watching.result()
 
     async def _watch(self) -> None:
-        """Report the state of the work to the fronts, until it breaks."""
+        """Report the state of the work to the fronts, until it is broken for good."""
         reported, was_ready = (True, True), False
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs

@@ -1,7 +1,7 @@
 """Model ids of the Hugging Face hub, wherever a command takes a model directory.
 
-Owns which names are ids, what of a repository is needed, and what its failures mean. Cache, tokens, offline mode and
-progress bars are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT count here as everywhere.
+Decides which names are ids, which files of a repository are needed, and how failures are explained. Cache, tokens,
+offline mode and progress bars are huggingface_hub's own, with HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def model_directory(model_id: str, revision: str | None = None, wanted: Sequence[str] = WANTED) -> Path:
-    """Return the model's directory in the hub's cache, complete as far as its files are wanted.
+    """Download the wanted files of a model, unless they are cached; return the directory in the hub's cache.
 
     Raises:
         ConfigError: the model cannot be had; the message names the reason.

@@ -1,6 +1,6 @@
 """Server processes of this project, for the demo, the comparison and the tests.
 
-None outlives its context, however that is left. Needs no torch.
+Each ends with its context manager, even after an exception. Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Life cycle of a target whose engine is vLLM: its start, a warm-up before it serves, and the end of all processes.
+"""Life cycle of a target with vLLM as its engine: start, a warm-up before it serves, and the end of all processes.
 
-vLLM runs in processes of its own. They share a process group with this one and nothing else, so that none outlives it.
+vLLM runs in processes of its own. They and this process have a process group of their own, so that all can be ended
+together.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ async def _answer(engine: VllmEngine, proposal: Sequence[int]) -> list[int]:
 
 
 def _keep_stdout() -> None:
-    """Let what others print go to stderr, by every process that is started from here on; our own stdout stays."""
+    """Send to stderr what this and all child processes print, except through this process's `sys.stdout`."""
     ours = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = os.fdopen(ours, "w", buffering=1)

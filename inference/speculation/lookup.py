@@ -31,7 +31,7 @@ _READ_AT_ONCE = 1024
 
 
 class NgramIndex:
-    """Index of the positions where each short piece of a growing sequence last ended; constant time per token."""
+    """Index of where each n-gram of a growing sequence ended last; constant time per token."""
 
     def __init__(self) -> None:
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHES}
@@ -48,7 +48,7 @@ class NgramIndex:
         self.num_read = max(self.num_read, end)
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Return the position after the latest earlier occurrence of the last few tokens; None if they are new."""
+        """Return the position after the latest earlier occurrence of the sequence's last n-gram; None if it is new."""
         last = tuple(token_ids[-max(MATCHES) :])
         for length, ends in self._ends.items():
             end = ends.get(last[-length:]) if len(last) >= length else None

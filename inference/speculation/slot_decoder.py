@@ -84,7 +84,7 @@ def _scores(turns: Sequence[Turn], logits: Array) -> tuple[list[tuple[TokenLogpr
 
 
 def rows_not_finite(logits: Array) -> list[int]:
-    """Return the rows whose logits are not finite: the first NaN, or token 0, would be chosen silently."""
+    """Return the rows with logits that are not finite: the first NaN, or token 0, would be chosen silently."""
     xp = array_api_compat.array_namespace(logits)
     finite = xp.isfinite(xp.max(logits, axis=-1))  # [num_rows]; a NaN is the maximum of its row
     return [] if bool(xp.all(finite)) else [row for row, good in enumerate(finite.tolist()) if not good]

@@ -1,4 +1,4 @@
-"""Sources of a session's draft tokens: a draft model and the session's own tokens, with what each has been worth."""
+"""Sources of a session's draft tokens, a draft model and the session's own text, and estimates of their worth."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class GrammarCompiler:
     """Compiler of grammars for one model. A call takes up to about 0.1 s: keep it off the event loop.
 
     Args:
-        tokenizer: the model's; its end-of-sequence ids end an output.
+        tokenizer: tokenizer of the model; its end-of-sequence ids end an output.
         vocab_size: rows of the model's output layer.
     """
 
@@ -98,7 +98,7 @@ class GrammarMatcher:
     do: the library's copies share their states, and after an error silently refuse everything.
 
     Args:
-        matcher: stands at the beginning of an output.
+        matcher: the library's matcher, at the beginning of an output.
         eos_token_ids: tokens that may end the output.
         remake: function that compiles the grammar again.
     """

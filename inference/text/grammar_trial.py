@@ -83,10 +83,7 @@ def _ended() -> int:
 
 
 def _serve() -> None:
-    """Compile the grammars that arrive on standard input; runs in the trial process.
-
-    Invalid grammars are ignored here.
-    """
+    """Compile the grammars that arrive on standard input, in the trial process, and ignore invalid ones."""
     from llguidance import LLMatcher, LLTokenizer
 
     os.nice(5)  # requests in service go first

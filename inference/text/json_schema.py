@@ -74,7 +74,7 @@ def _close(part: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def adapted(schema: Any) -> Any:
-    """Return a schema that the library takes, if there is one all of whose values match the given one."""
+    """Return a schema that the library takes and that allows no value which the given one does not, if possible."""
     alternatives = _Alternatives(schema)
 
     def adapt(part: dict[str, Any], _: str) -> dict[str, Any]:

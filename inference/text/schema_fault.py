@@ -1,4 +1,4 @@
-"""Faults of JSON schemas and their places. The library reports what is wrong; a client wants to know where."""
+"""Places of faults in JSON schemas, which the library's messages do not name."""
 
 from __future__ import annotations
 

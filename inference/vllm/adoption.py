@@ -1,4 +1,4 @@
-"""Requests that vLLM has from its own clients, in our terms: vLLM sees a greedy request, and our choice its sampling.
+"""Requests of vLLM's own clients in our terms: vLLM gets a greedy request, and our choice of tokens its sampling.
 
 The penalties, seeds and limits are those of vLLM's fields; what vLLM refuses beside speculation comes by `vllm_xargs`.
 """

@@ -1,6 +1,6 @@
 """Our choice in vLLM's workers: bias, penalties, minimum length, grammar and noise, as in our own engine.
 
-Knows requests by vLLM's ids, and nothing of its runners: a module per runner asks for the tokens that win its rows.
+Knows requests by vLLM's ids, and no runner: a module per runner asks for the token of each of its rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Choice:
     """Choice of tokens for the requests of one worker.
 
     Args:
-        model: directory of the model, whose tokenizer grammars need; it is loaded at the first one.
+        model: directory of the model, from which the first request with a grammar loads the tokenizer.
     """
 
     def __init__(self, model: Path, vocab_size: int) -> None:
@@ -89,7 +89,7 @@ class Choice:
         ]
 
     def _winners(self, place: int, allowed: Allowed, token_ids: list[int]) -> Winners:
-        """Return the winners of a span; an end where its grammar fails: the front then finds the output refused."""
+        """Return the winners of a span; from where its grammar fails, an end token, which shows the front the fault."""
         num_judged = 0 if allowed.error is not None else len(token_ids if allowed.masks is None else allowed.masks)
         if num_judged < len(token_ids):
             end = min(self._grammars().eos_token_ids)

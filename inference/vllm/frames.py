@@ -82,14 +82,14 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Has(msgspec.Struct, frozen=True, tag="has"):
-    """A request has arrived at the core; its draft tokens may be sent from now on."""
+    """Frame of a core: a request has arrived, and its draft tokens may be sent from now on."""
 
     name: Name
     wanted: Wanted | None = None
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """A request of vLLM's own has left the core, after the reports of its passes."""
+    """Frame of a core: a request of vLLM's own has left it, after the reports of its passes."""
 
     name: Name
 
@@ -131,7 +131,7 @@ class Passed(msgspec.Struct, frozen=True, tag="passed"):
 
 
 class Help(msgspec.Struct, frozen=True, tag="help"):
-    """Draft tokens of a new worker follow, whose node numbers start at 0."""
+    """Frame of a front: draft tokens of a new worker follow, with node numbers from 0."""
 
     name: Name
     help: Count
@@ -146,14 +146,14 @@ class Chain(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grow(msgspec.Struct, frozen=True, tag="grow"):
-    """Draft tokens for a request."""
+    """Frame of a front: draft tokens for a request."""
 
     name: Name
     chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """A request decodes alone again."""
+    """Frame of a front: a request has no draft worker any more, and decodes alone."""
 
     name: Name
 

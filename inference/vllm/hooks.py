@@ -92,7 +92,7 @@ class _Sources:
         self._modules: dict[str, dict[str, ast.stmt] | None] = {}
 
     def missing(self, hook: str) -> str | None:
-        """Return what is missing of "module:name" or "module:Class.attribute": all of it, the attribute, or nothing."""
+        """Return the part of "module:name" or "module:Class.attribute" that vLLM lacks; None if it has all of it."""
         module, _, path = hook.partition(":")
         name, _, attribute = path.partition(".")
         if not self._has(module, name, "", frozenset()):
@@ -100,7 +100,7 @@ class _Sources:
         return None if self._has(module, name, attribute, frozenset()) else hook
 
     def _has(self, module: str, name: str, attribute: str, seen: frozenset[str]) -> bool:
-        """Look a name up, through imports and base classes; names of other packages count as there."""
+        """Return whether a name exists, through imports and base classes; names of other packages count as existing."""
         if module.partition(".")[0] != "vllm":
             return True
         bound, here = self._bound(module), f"{module}:{name}"

@@ -103,7 +103,7 @@ class LendingEngine(Proposals):
 
     @property
     def broken(self) -> str | None:
-        """Return a fault where vLLM serves another model by now: its tokens would be others."""
+        """Return the fault that vLLM serves another model than at the start, which has other tokens; else None."""
         hello = self._mailbox.hello
         changed = hello is not None and hello.model_id != self._model_id
         return "vLLM's tokens are of another model by now: start the pool again" if changed else None

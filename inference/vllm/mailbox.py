@@ -138,7 +138,7 @@ class Mailbox:
                 writer.close()
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
-        """Return the rank of a new core, whose link replaces an older one's."""
+        """Return the rank of a new core; its link replaces an older one of this rank."""
         if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
             raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
         rank, self.hello = next(self._numbers) if self._lasts else hello.rank, hello

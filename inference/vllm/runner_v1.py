@@ -39,7 +39,7 @@ class WinningSampler(Sampler):
     def apply_logits_processors(
         self, logits: torch.Tensor, sampling_metadata: Any, predict_bonus_token: bool
     ) -> torch.Tensor:
-        """Let our winners win the rows, after vLLM's own processors."""
+        """Set the logits so that our winners are the greedy choice, after vLLM's own processors."""
         logits = super().apply_logits_processors(logits, sampling_metadata, predict_bonus_token)
         if predict_bonus_token and self.last is not None:
             return crown(logits, self.last)
@@ -109,7 +109,7 @@ class WinningVerifier(RejectionSampler):
         return seen
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
-        """Let our winners win every row of a request but its last, which `WinningSampler` decides."""
+        """Set the logits of all rows but each request's last (see `WinningSampler`) so that our winners are greedy."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
 

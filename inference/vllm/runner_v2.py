@@ -73,7 +73,7 @@ class WinningProcessor(LogitsProcessor):
         return slot in self._requests and position + 1 >= self._states.prefill_len.np[slot]
 
     def _read(self, ends: Mapping[int, int]) -> None:
-        """Read the tokens up to these ends, by slot, as far as they are new: in one go, since the device must wait."""
+        """Read each slot's new tokens up to its end in `ends`, by one copy for all, since the device waits for it."""
         table = self._states.all_token_ids.gpu  # [num_slots, max_length]
         new = {slot: table[slot, len(self._requests[slot].token_ids) : end] for slot, end in ends.items()}
         token_ids = iter(torch.cat(list(new.values())).tolist() if new else [])

@@ -1,6 +1,6 @@
 """Scheduler in vLLM's engine core: vLLM's own, which gets the draft tokens that have arrived before each pass.
 
-Overrides methods of vLLM's `SchedulerInterface` alone. Of a request it reads tokens, limits and `extra_args`.
+Overrides methods of vLLM's `SchedulerInterface` alone, and reads tokens, limits and `extra_args` of requests.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DraftScheduler(Scheduler):
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
     def add_request(self, request: Any) -> None:
-        """Take a request, and report that its draft tokens are welcome."""
+        """Take a request, and report to the front that it may send draft tokens for it."""
         if not self._is_owned and request.sampling_params is not None:
             adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size)
         super().add_request(request)

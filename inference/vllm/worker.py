@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, which puts our choice into its runner by itself: no front of ours asks it to."""
+"""vLLM's worker on this platform, which installs our choice of tokens itself, without a front of ours."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Command of `make trainium-report` and `make gpu-report`: measures a target without and with its draft on a device.
 
 With --device the torch backend computes there, and its own tests and benchmarks run first. One server runs at a time,
-since on most instances each takes every core. The bundle of what explains the figures is written even if a server
-failed, because then the bundle is needed most.
+since on most instances each takes every core. The support bundle is written even if a server failed, because then it is
+needed most.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def _measure_all(args: argparse.Namespace, variants: Sequence[Variant]) ->
 
 
 def _load(args: argparse.Namespace) -> list[str]:
-    """Return the load of the comparison, as its flags."""
+    """Return the comparison's flags for the requests to send."""
     values = {
         "tokenizer": args.target_model,
         "input_tokens": args.prompt_tokens,
@@ -110,7 +110,7 @@ def _configured(files: Sequence[Path] | None, args: argparse.Namespace) -> list[
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command's own flags; those after `--` are both servers'."""
+    """Parse the command's own flags; those after `--` go to both servers."""
     where = [*arguments, "--"].index("--")
     args = parser().parse_args(arguments[:where])
     args.server_flags = list(arguments[where + 1 :])

@@ -1,6 +1,6 @@
 """Support bundle: everything that explains a report, and nothing private.
 
-It holds only those environment variables that belong to Neuron and its compiler: others may be secrets.
+Of the environment it holds the variables of Neuron and its compiler alone: others may be secrets.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _write_csv(file: Path, cells: Sequence[dict[str, Any]]) -> None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Return named figures, or the value itself; messages are in results.json alone."""
+    """Return the figures of a distribution by name, or a value alone; lists of messages go to results.json alone."""
     if isinstance(value, dict):
         return list(value.items())
     return [] if isinstance(value, list) else [("", value)]
@@ -80,7 +80,7 @@ def _version(package: str) -> str | None:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Return the command's output, or why there is none."""
+    """Return the command's output, or the reason why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -16,12 +16,12 @@ TIMEOUT_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Command of the project, and what came of it.
+    """Command of the project to run on the device.
 
     Attributes:
         title: heading in the report.
         arguments: arguments of `python -m`.
-        why_not: reason for which it cannot run here.
+        why_not: reason for which it cannot run here; empty if it can.
     """
 
     title: str
@@ -29,7 +29,7 @@ class Step:
     why_not: str = ""
 
     def run(self, output: Path) -> Done:
-        """Run the command in the project's folder; its output is kept in a file of `output`, too."""
+        """Run the command in the project's folder; keep its output in a file of the folder `output` too."""
         if self.why_not:
             return Done(self, True, f"Not run: {self.why_not}.")
         command = [sys.executable, "-m", *self.arguments]

@@ -1,4 +1,4 @@
-"""Variant of serving the target, and the figures that the comparison measured there."""
+"""Server that the report measures, and the figures that the comparison found."""
 
 from __future__ import annotations
 

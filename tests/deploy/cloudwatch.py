@@ -1,4 +1,4 @@
-"""CloudWatch's API as moto serves it on loopback, asked by boto3 from the environment of the deploy extra."""
+"""CloudWatch's API as moto serves it on loopback; boto3 from the environment of the deploy extra asks it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def python_with_boto3() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch:
-    """CloudWatch on loopback: the environment of programs that take it for AWS's, and its log, a line a request."""
+    """CloudWatch on loopback: an environment for programs that makes boto3 use it, and its log, a line per request."""
 
     environment: dict[str, str]
     log: Path
@@ -70,13 +70,13 @@ def _place(metric: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """Return an environment in which boto3 finds a region, keys and the service at `url`."""
+    """Return an environment with a region, keys and the service's `url` for boto3."""
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
     return without_credentials() | keys | {"AWS_ENDPOINT_URL": url}
 
 
 def without_credentials() -> dict[str, str]:
-    """Return an environment in which boto3 finds nothing."""
+    """Return an environment without any settings for boto3."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return {**ours, **nowhere, "AWS_EC2_METADATA_DISABLED": "true"}

@@ -1,6 +1,6 @@
-"""Checks beyond any schema: the parts of a deployment name each other, and its command lines are ours.
+"""Checks beyond schemas: the parts of a deployment refer to each other, and its command lines parse.
 
-`faults` reads the manifests of one namespace and yields, in words, each fault that they would have when applied.
+`faults` reads the manifests of one namespace, and returns a sentence for each fault.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pod_of(workload: Manifest) -> Manifest:
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return a server's flags as it sees them, variables expanded; {} where the container is no server of ours."""
+    """Return a server's flags with variables expanded; {} where the container does not run a server of ours."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -75,7 +75,7 @@ def _labels(workload: Manifest) -> dict[str, str]:
 
 
 def _chosen(selector: Manifest, documents: list[Manifest]) -> list[Manifest]:
-    """Return the workloads that have pods which a selector matches."""
+    """Return the workloads with pods that match a selector."""
     wanted = selector.get("matchLabels", {})
     among = selector.get("matchExpressions", [])
     return [
@@ -111,7 +111,7 @@ def _unmatched_selectors(documents: list[Manifest]) -> Iterator[str]:
 
 
 def _is_for_absent_role(document: Manifest, documents: list[Manifest]) -> bool:
-    """Return whether a policy lets an absent role in: a target's does so for draft workers and gateways."""
+    """Return whether a policy admits an absent role: the target's always admits draft workers and gateways."""
     has_others = any("--attach" in arguments_of(each, documents) for each in of_kind(documents, "Deployment"))
     return document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "target" and not has_others
 
@@ -205,7 +205,7 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
 
 
 def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Check flags by the parser of the role, and hosts by the Services."""
+    """Yield the faults that the role's parser finds in the flags, and hosts that no Service has."""
     role = arguments["--role"]
     rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     complaint = io.StringIO()
@@ -238,7 +238,7 @@ def _replicas(documents: list[Manifest]) -> set[str]:
 
 
 def _impatience(documents: list[Manifest]) -> Iterator[str]:
-    """Yield gateways that wait for a target for less time than it may take to load."""
+    """Yield a sentence for each gateway that waits for a target for less time than it may take to load."""
     for target in of_kind(documents, "StatefulSet"):
         probe = pod_of(target)["containers"][0]["startupProbe"]
         loading_s = probe["periodSeconds"] * probe["failureThreshold"]
@@ -299,7 +299,7 @@ def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
-    """Yield the faults of containers that claim other logical cores than the file of flags shards over."""
+    """Yield the faults of containers that claim another number of logical cores than their file of flags uses."""
     if "--config" not in arguments or arguments["--compile"] == "only":
         return
     settings = tomllib.loads((ROOT / arguments["--config"]).read_text())

@@ -41,7 +41,7 @@ def _why_not() -> str | None:
 
 
 def need_kubectl() -> None:
-    """Skip the test, with the reason, where no kubectl builds components."""
+    """Skip the test, with the reason, where kubectl cannot build components."""
     if (why := _why_not()) is not None:
         pytest.skip(why)
 

@@ -1,4 +1,4 @@
-"""Tests of deploy/prometheus and CloudWatch's files: alerts fire when they should, and use metrics that exist."""
+"""Alerts of deploy/prometheus and CloudWatch fire when they should, and use metrics that exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_alert_is_tried() -> None:
 
 
 def test_complete_jobs_raise_no_alert() -> None:
-    """The story: a pod that has ended is not ready, so the benchmark's pods fired an alert, for ever."""
+    """The story: a pod that has ended is not ready, so the pods of a finished benchmark fired an alert for ever."""
     [rule] = [each for each in RULES if each.get("record") == "specdec:pod_ready"]
     [excluded] = re.findall(r'pod!~"([^"]+)"', rule["expr"])
     jobs = {job["metadata"]["name"] for name in KUSTOMIZATIONS for job in of_kind(manifests(KUBERNETES / name), "Job")}
@@ -52,7 +52,7 @@ def test_complete_jobs_raise_no_alert() -> None:
 
 
 def exported_names() -> set[str]:
-    """Return the series of a server with slots and certificates, without the ends that histograms and counters add."""
+    """Return the series of a server with slots and certificates, without the suffixes of histograms and counters."""
 
     class Files:
         num_running, num_waiting, num_slots = 0, 0, 8

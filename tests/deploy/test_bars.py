@@ -1,7 +1,7 @@
 """Operations of a cluster as clients see them: the bars of docs/kubernetes.md, on processes of this machine.
 
-The command lines are the manifests' own; addresses, paths and, for the GPU's, models are all that differs. A test
-asserts that no request is refused and that tokens are the undisturbed ones. Times are printed, and asserted by none.
+The command lines are the manifests', but for addresses, paths and, on GPUs, models. A test asserts that no request is
+refused and that tokens equal undisturbed ones. Times are printed, not asserted.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Work = Coroutine[Any, Any, None]
 
 @dataclass(frozen=True)
 class Site:
-    """Files of this machine in place of those that the manifests mount into pods.
+    """Files on this machine in place of those that the manifests mount into pods.
 
     Attributes:
         access: folder of the tokens.
-        trust: CA of the certificates; None: plain text.
-        documents: manifests; none means those of cpu-demo.
+        trust: CA of the certificates; None for plain text.
+        documents: manifests; if empty, those of cpu-demo.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class Site:
         )
 
     def issue(self, name: str) -> None:
-        """Write the files of a Secret of cert-manager, or write new ones in their place."""
+        """Write new certificates into the files of a Secret, as cert-manager does."""
         assert self.trust is not None
         issued = self.trust.authority.issue(["target", "api", "localhost", "127.0.0.1"])
         (secret := self.folder / name).mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def addresses(members: Sequence[Member]) -> str:
 
 @asynccontextmanager
 async def running(*members: Member) -> AsyncGenerator[None]:
-    """Run pods until the block is left, where they end at once."""
+    """Run pods until the block ends."""
     async with AsyncExitStack() as stack:
         for member in members:
             stack.push_async_callback(member.stop)
@@ -114,7 +114,7 @@ async def learn(site: Site, target: Member) -> Load:
 
 @dataclass(frozen=True)
 class Demo:
-    """The pods of cpu-demo, and what is known of a target's answers."""
+    """The pods of cpu-demo, and a load that knows the target's answers."""
 
     targets: list[Member]
     drafts: list[Member]
@@ -135,7 +135,7 @@ async def cpu_demo(site: Site) -> AsyncGenerator[Demo]:
 
 
 async def roll(members: Sequence[Member]) -> None:
-    """Replace pods one after the other, each by one on its ports."""
+    """Replace pods one after the other; each new one takes the ports of the old one."""
     for member in members:
         await member.end()
         await member.start()
@@ -147,7 +147,7 @@ Bar = Callable[[str, Site, Sequence[Member], Load, Work], Coroutine[Any, Any, No
 
 @pytest.fixture
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
-    """Work under load, with no request refused, and its row of the table."""
+    """Return a function that does some work under load, checks that no request is refused, and prints a table row."""
 
     async def under_load(what: str, site: Site, fronts: Sequence[Member], load: Load, work: Work) -> None:
         async with AsyncExitStack() as stack:
@@ -179,7 +179,7 @@ def serving_draft(site: Site, targets: str) -> Member:
 
 
 async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """Draft workers that gateways dial, as in docs/failover.md, are in no manifest."""
+    """Draft workers that gateways dial, as in docs/failover.md; no manifest has them."""
     grant = ("--auth_file", site.access / "auth.toml", "--name", "edge", "--grant", "client", "--speaks_for_others")
     (site.access / "edge").write_text((await run_command("--role", "token", *grant)).stdout)
     targets = [site.pod("target", {}, *SLOW) for _ in range(2)]
@@ -193,7 +193,7 @@ async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> 
 
 
 async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """Clients call fused servers themselves: requests end at a server that drains, within its grace."""
+    """Clients call fused servers themselves, and a draining server finishes its requests within its grace."""
     small = {"--target_model": "models/target", "--draft_model": "models/draft", "--sequence_length": "2048"}
     gpu = Site(site.folder, site.access, documents=manifests(KUBERNETES / "overlays" / "gpu"))
     fused = [gpu.pod("target", {**small, "--device": "cpu"}, "--threads=1", *SLOW) for _ in range(2)]
@@ -206,10 +206,7 @@ async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> N
 
 
 async def test_a_node_is_lost_with_all_that_runs_on_it(site: Site, bar: Bar) -> None:
-    """A target, a draft worker and a gateway, killed at once; others take their place later.
-
-    A client of that gateway loses its connection, and asks the other one: once.
-    """
+    """A target, a draft worker and a gateway are killed at once; clients of that gateway ask the other one, once."""
     async with cpu_demo(site) as demo:
         node = [demo.targets[0], demo.drafts[0], demo.gateways[0]]
 
@@ -247,7 +244,7 @@ async def shown(port: int) -> str:
 
 
 async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) -> None:
-    """cert-manager writes new certificates into the Secrets of targets and gateways; open connections go on."""
+    """cert-manager renews the certificates of targets and gateways; open connections continue."""
     (tmp_path / "tls").mkdir()
     documents = with_components(tmp_path / "tls", "overlays/cpu-demo", "components/tls")
     secure = Site(site.folder, site.access, pki(tmp_path / "ca"), documents)

@@ -1,4 +1,4 @@
-"""deploy/kubernetes/benchmark: its Jobs' commands, with real servers and moto's CloudWatch; LLMPerf is a stand-in."""
+"""Commands of the Jobs in deploy/kubernetes/benchmark, with real servers, moto's CloudWatch and a double of LLMPerf."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ done
 
 
 class Pod:
-    """The inputs of a Job's only container: its command here, its variables, and its files in a folder."""
+    """A Job's only container: its command on this machine, its variables, and its files in a folder."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._documents = manifests(KUBERNETES / "benchmark")
@@ -73,7 +73,7 @@ class Pod:
         return data
 
     def run(self, environment: Mapping[str, str], *further: str) -> subprocess.CompletedProcess[str]:
-        """Run the Job's command to its end; of a flag that is given again the last one counts."""
+        """Run the Job's command to its end; a flag in `further` replaces the Job's own."""
         shell, script = self.container["command"]
         own = [word.replace("/access/", f"{self._access}/") for word in self.container["args"]]
         command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]
@@ -126,7 +126,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """The files that an earlier run has left are not published either."""
+    """Endpoints do not answer: the Job publishes nothing, not even the files of an earlier run."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()
@@ -140,7 +140,7 @@ def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) ->
 
 @pytest.mark.parametrize("published", [0, 1])
 def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Path) -> None:
-    """Tokens that differ, except at a near-tie, give exit code 1 after everything is measured."""
+    """Answers that differ, except at a near-tie, make the Job end with exit code 1 after it measured everything."""
     measured = (
         'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
     )
@@ -152,7 +152,7 @@ def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Pa
 
 
 def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
-    """Run the Job with a stand-in for the Python of LLMPerf's environment; LLMPerf is taken to be installed."""
+    """Run the Job with LLMPerf taken as installed, and a stand-in for the Python of its environment."""
     (folder / "venv").mkdir()
     stand_in(folder / "venv", "python", program)
     (folder / ".installed").touch()
@@ -164,10 +164,7 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """The flags are those of token_benchmark_ray.py at the pinned commit; prompts are lines of a text.
-
-    The story: the sample's one long open-ended load, LLMPerf's own text, was missing.
-    """
+    """Flags are those of the pinned token_benchmark_ray.py. The story: the sample's one long load was missing."""
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "told").read_text().splitlines()
@@ -205,7 +202,7 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
 
 
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
-    """Files with the places of all edits stand in for LLMPerf's sources; another commit of LLMPerf is refused."""
+    """Texts with all edited places stand in for LLMPerf's sources; a second edit, or another commit, is refused."""
     from deploy.llmperf.edits import EDITS
 
     for name in {name for name, *_ in EDITS}:
@@ -238,7 +235,7 @@ def test_the_jobs_ask_services_of_the_overlays(tmp_path: Path) -> None:
 
 
 def test_the_jobs_do_not_run_at_once() -> None:
-    """The Jobs have the images that they need: ours from the own registry, Python's as it is."""
+    """Only one Job starts by itself; images are ours from our registry, and Python's as published."""
     jobs = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests(KUBERNETES / "benchmark"), "Job")}
     assert {name: spec.get("suspend", False) for name, spec in jobs.items()} == {"measure": False, "llmperf": True}
     images = {name: spec["template"]["spec"]["containers"][0]["image"] for name, spec in jobs.items()}

@@ -1,9 +1,8 @@
-"""overlays/cpu-demo, its own command lines as processes of this machine: addresses and paths are all that differs."""
+"""Command lines of overlays/cpu-demo as processes of this machine; only addresses and paths differ."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import subprocess
@@ -20,16 +19,17 @@ from specdec.inference.serving.processes import free_port
 from tests.deploy.consistency import arguments_of
 from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind
 from tests.deploy.test_scripts import KUBECTL, stand_in
+from tests.support.clients import Load, ask_http, questions
 from tests.support.cluster import Member
 
 pytestmark = pytest.mark.deploy
 
 
 def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifest] = ()) -> list[str]:
-    """Return role and flags of a workload, with other values of flags, and other folders of Secrets, where given.
+    """Return role and flags of a workload, after replacing values of flags and folders of Secrets.
 
     Args:
-        documents: manifests; none means those of cpu-demo.
+        documents: manifests; if empty, those of cpu-demo.
     """
     documents = list(documents) or manifests(KUBERNETES / "overlays" / "cpu-demo")
     workloads = {each["metadata"]["name"]: each for each in of_kind(documents, "StatefulSet", "Deployment")}
@@ -43,7 +43,7 @@ def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifes
 
 @pytest.fixture
 def access(tmp_path: Path) -> str:
-    """Make the Secret as access.sh does; return its folder."""
+    """Make the Secret of tokens as access.sh does; return its folder."""
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
     subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
@@ -72,7 +72,7 @@ def member_of(
 
 @asynccontextmanager
 async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -> AsyncGenerator[Member]:
-    """Run a pod of a workload, with these addresses in its flags."""
+    """Run a pod of a workload with the flags' values in `given` until the block ends."""
     one = member_of(name, Path(access), {"/access": access, "--drain_delay_s": "0", **given}, *more)
     try:
         await one.start()
@@ -88,14 +88,14 @@ async def scrape(pod: Member, token: str = "") -> httpx.Response:
 
 
 class Service:
-    """One address of several pods, as kube-proxy makes it: new connections lead to those that are ready, in turn."""
+    """One address of several pods, as kube-proxy makes it: each new connection goes to the next pod that is ready."""
 
     def __init__(self, pods: Sequence[Member], *, grpc: bool = False) -> None:
         self._pods = pods
         self._grpc = grpc
 
     async def __aenter__(self) -> int:
-        """Listen; returns the port."""
+        """Listen; return the port."""
         self._listening = await asyncio.start_server(self._lead, "127.0.0.1", 0)
         return int(self._listening.sockets[0].getsockname()[1])
 
@@ -123,7 +123,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def dialled(targets: Sequence[Member], stack: AsyncExitStack) -> dict[str, str]:
-    """Return flags of the gateway: the replicas that its manifest names, or else the one address of a Service."""
+    """Return the gateway's flags: the addresses of targets if its manifest names replicas, else that of a Service."""
     host = next(flag for flag in flags_of("gateway", {"/access": ""}) if flag.startswith("--target_host"))
     if numbers := [int(number) for number in re.findall(r"target-(\d+)\.targets:50051", host)]:
         return {"--target_host": ",".join(f"127.0.0.1:{targets[i].port}" for i in numbers if i < len(targets))}
@@ -136,17 +136,13 @@ def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
 
 
 def accepted_by(metrics: str) -> float:
-    """Return how many of a draft worker's own tokens were accepted."""
+    """Return how many of a draft model's tokens were accepted, by a target's metrics."""
     [value] = re.findall(r'^specdec_draft_tokens_total{accepted="true",.*source="draft"} (.*)$', metrics, re.MULTILINE)
     return float(value)
 
 
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool draft attaches with its token; without one, a target on a network refuses it, and sends it no prompts.
-
-    The story: draft pods had no port. A rollout of drafts that every target refused was successful, and which of them
-    was bad could not be seen.
-    """
+    """The story: draft pods had no port for probes, so a rollout of drafts that every target refused succeeded."""
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
@@ -174,53 +170,8 @@ async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: p
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 
 
-STREAMS = [body(f"{number}, ", 150, temperature=0.8, seed=number, ignore_eos=True) for number in range(4)]
-"""Requests that take longer, at one token a pass of 30 ms, than a draining target keeps those that can move."""
-
-
-class Stream:
-    """One long answer."""
-
-    def __init__(self, url: str, asked: dict[str, Any]) -> None:
-        self.begun = asyncio.Event()
-        self.answer = asyncio.create_task(self._read(url, asked))
-
-    async def _read(self, url: str, asked: dict[str, Any]) -> str:
-        text = ""
-        async with (
-            httpx.AsyncClient(timeout=60) as client,
-            client.stream("POST", url, json={**asked, "stream": True}) as answer,
-        ):
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
-                    self.begun.set()
-        return text
-
-
-async def status_of(url: str) -> int | str:
-    """Return the outcome of a short request over a new connection."""
-    try:
-        async with httpx.AsyncClient(timeout=60) as client:
-            return (await client.post(url, json=body("1, 2, 3,", 2))).status_code
-    except httpx.TransportError as error:
-        return repr(error)
-
-
-async def undisturbed(target: Member, token: str) -> list[str]:
-    """Return the answers of a target alone."""
-    url = f"http://127.0.0.1:{target.http_port}/v1/completions"
-    async with httpx.AsyncClient(timeout=60, headers={"Authorization": f"Bearer {token}"}) as client:
-        answers = await asyncio.gather(*(client.post(url, json=asked) for asked in STREAMS))
-    return [answer.json()["choices"][0]["text"] for answer in answers]
-
-
 async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: gateways dialled a Service's one address.
-
-    Each had one connection, to one target, which it could not leave while that target drained: 47 of 61 requests of a
-    rolling restart were refused, while the other target was idle.
-    """
+    """The story: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests."""
     monkeypatch.chdir(ROOT)
     token = (Path(access) / "gateway").read_text().strip()
     async with AsyncExitStack() as stack:
@@ -228,14 +179,20 @@ async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch
         starting = (stack.enter_async_context(pod_of("target", access, {}, *slow)) for _ in range(2))
         targets = await asyncio.gather(*starting)
         gateway = await stack.enter_async_context(pod_of("gateway", access, await dialled(targets, stack)))
-        url = f"http://127.0.0.1:{await stack.enter_async_context(Service([gateway]))}/v1/completions"
-        streams = [Stream(url, asked) for asked in STREAMS]
-        await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), 60)
-        targets[0].send(signal.SIGTERM)
-        statuses = []
-        while not all(stream.answer.done() for stream in streams):
-            statuses.append(await status_of(url))
-            await asyncio.sleep(1)
-        answers = [await stream.answer for stream in streams]
-        assert answers == await undisturbed(targets[1], token)
-    assert set(statuses) == {200}
+        port = await stack.enter_async_context(Service([gateway]))
+        alone, client = (
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{each}",
+                timeout=60,
+                headers={"Authorization": f"Bearer {token}"},
+                limits=httpx.Limits(max_keepalive_connections=0),
+            )
+            for each in (targets[1].http_port, port)
+        )
+        await stack.enter_async_context(alone)
+        await stack.enter_async_context(client)
+        asked = questions(4, [150])
+        load = Load(dict(zip(asked, await asyncio.gather(*(ask_http(alone, each) for each in asked)), strict=True)))
+        await load.during(client, 4, targets[0].end())
+    assert (load.refused, load.other, load.num_cut) == ([], [], 0)
+    assert load.num_same >= 4

@@ -1,6 +1,6 @@
-"""The walk of docs/eks.md: its lines run by a shell, `aws` by AWS's own command line against moto.
+"""The walk of docs/eks.md: a shell runs its lines, and AWS's own command line calls moto.
 
-No account of AWS has taken them. Programs that need a cluster are stand-ins, which write down their arguments.
+No AWS account has run them. Programs that need a cluster are stand-ins that record their arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def blocks(text: str) -> list[str]:
 
 
 class Walk:
-    """A shell in the project's root with moto's client as `aws`, and a log of the calls."""
+    """A shell in the project's root with an `aws` that calls moto, and a log of the calls."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         need_kubectl()
@@ -64,7 +64,7 @@ class Walk:
         self._environment = environment | {"PATH": path, "LOG": str(self._log), "AWS_PAGER": ""}
 
     def run(self, script: str) -> None:
-        """Run lines of the page; one that fails does not keep the next from running."""
+        """Run lines of the page; the lines after one that fails still run."""
         site = blocks(WALK)[0]
         done = subprocess.run(
             ["bash", "-u", "-c", f"{site}\n{script}"],
@@ -153,7 +153,7 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
 def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
-    """Commands within sentences are checked too. A line with names to fill in is refused by the service."""
+    """Commands within sentences are checked too. The service refuses a line with placeholders."""
     text = page.read_text(encoding="utf-8")
     text = text.replace(WALK, "")
     lines = [line for block in blocks(text) for line in block.splitlines() if line.startswith("aws ")]
@@ -182,7 +182,7 @@ def cluster() -> Manifest:
 
 
 def test_every_namespace_of_ours_has_its_role() -> None:
-    """The story: the role was described in words, and the first thing that fails without it is a mount that hangs."""
+    """The story: the page described the role in words alone, and without the role the first mount hung."""
     folders = (*(f"overlays/{name}" for name in COMPILED), "weights", "benchmark")
     documents = {name: manifests(KUBERNETES / name) for name in folders}
     bound = {each["namespace"]: each for each in cluster()["iam"]["podIdentityAssociations"]}
@@ -230,7 +230,7 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_nodes_on_demand_are_for_claims() -> None:
-    """The story: a node pool for claims took a reservation only; on demand it needed an edit."""
+    """The story: the node pool for claims took reserved instances alone; on-demand ones needed an edit."""
     pools = {name: of_kind(manifests(KUBERNETES / "nodes" / name), "NodePool")[0] for name in ("on-demand", "reserved")}
     kinds = {name: each["spec"]["template"]["spec"]["requirements"][0]["values"] for name, each in pools.items()}
     assert kinds == {"on-demand": ["on-demand"], "reserved": ["reserved"]}

@@ -1,4 +1,4 @@
-"""deploy/images: recipes that keep their rules, and locks of what requirements.txt names. `make images` builds them."""
+"""Recipes in deploy/images keep their rules, and locks match requirements.txt. `make images` builds them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
 
 
 def test_a_base_is_written_once_for_each_recipe() -> None:
-    """A digest after the tag is an edit of one line, and cpu and cuda stand on the same Debian."""
+    """A change of the base's digest is an edit of one line, and cpu and cuda have the same Debian."""
     bases = {}
     for recipe in RECIPES:
         [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)
@@ -75,7 +75,7 @@ def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
-    """A lock is current if `make lock` was run after the last change of pyproject.toml."""
+    """A lock is current if `make lock` ran after the last change of pyproject.toml."""
     files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()

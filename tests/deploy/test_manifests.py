@@ -1,6 +1,6 @@
-"""deploy/kubernetes: every kustomization builds, fits the schemas of Kubernetes, and is consistent in itself.
+"""Every kustomization in deploy/kubernetes builds, fits the schemas of Kubernetes, and is consistent in itself.
 
-No cluster is needed, and none has taken these manifests: schemas and our own parsers are the limit of what is checked.
+No cluster is needed, and none has run these manifests: schemas and our own parsers check them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_custom_resources_fit_their_schemas(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """An unknown kind would only bring a warning, and is refused instead."""
+    """kubernetes-validate only warns of an unknown kind, so this test refuses it."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     assert known <= {
         *(
@@ -127,7 +127,7 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
-    """The story: any specdec.json would do, so a server of a new SDK was let through to what the old one compiled."""
+    """The story: a server waited for any specdec.json, so one of a new SDK took what the old SDK had compiled."""
     [waiting] = pod_of(server := of_kind(manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0])["initContainers"]
     assert waiting["image"] == pod_of(server)["containers"][0]["image"]
     [line] = re.findall(r"^until python3 main.py (.*); do$", waiting["args"][0], re.MULTILINE)
@@ -135,7 +135,7 @@ def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
 
 
 def served_priority(workload: Manifest) -> str:
-    """Return the priority of a server's pods, a class that nodes/ has."""
+    """Return the priority class of a server's pods, which nodes/ must define."""
     classes = {each["metadata"]["name"] for each in of_kind(manifests(KUBERNETES / "nodes/reserved"), "PriorityClass")}
     name: str = pod_of(workload)["priorityClassName"]
     assert name in classes
@@ -143,7 +143,7 @@ def served_priority(workload: Manifest) -> str:
 
 
 def cpus(workload: Manifest) -> float:
-    """Return the CPUs that the scheduler keeps for one pod, beside which an init container's count only if larger."""
+    """Return the CPUs that one pod reserves; those of its init containers are not larger."""
     return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
 
 
@@ -152,10 +152,7 @@ def devices(workload: Manifest) -> bool:
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The story: the Job wanted 190 CPUs and 8 devices of a node with 192 and 16, all held by two servers.
-
-    It stayed pending until both were scaled to 0, so every upgrade of the SDK was hours without service.
-    """
+    """The story: the Job asked for CPUs and devices that two servers had, so each upgrade took the service down."""
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
     near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")
@@ -166,7 +163,7 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
 
 
 def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
-    """The story: draft pods asked for 16 CPUs of nodes that have 16 less what every node runs, and stayed pending."""
+    """The story: draft pods asked for all 16 CPUs of a node, some of which daemons need, and stayed pending."""
     [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
     template = pool["spec"]["template"]
     sizes = {each["key"]: each["values"] for each in template["spec"]["requirements"]}
@@ -180,10 +177,7 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """The story: three overlays listened on all addresses in plain text without tokens.
-
-    They relied on network policies, which a default EKS cluster does not enforce.
-    """
+    """The story: three overlays had no tokens, and relied on network policies, which EKS does not enforce."""
     documents = manifests(KUBERNETES / "overlays" / name)
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
         arguments = arguments_of(workload, documents)
@@ -210,7 +204,7 @@ def test_nothing_but_its_operator_moves_a_server_that_loads_for_an_hour(name: st
 
 
 def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
-    """Return the tags of our images, by name without the registry."""
+    """Return the tags of our images by the image's name without its registry."""
     tags: dict[str, set[str]] = {}
     for workload in of_kind(documents, "StatefulSet", "Deployment", "Job"):
         for container in (*pod_of(workload)["containers"], *pod_of(workload).get("initContainers", [])):
@@ -220,11 +214,7 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 
 
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
-    """The story: tags named the variants (specdec:cpu, specdec:neuron), so that versions had no tag of their own.
-
-    An overlay's `newTag` made target, gateways and drafts one image, and nodes did not pull a push under a tag that
-    they had.
-    """
+    """The story: tags were variants, so versions had none, and nodes did not pull a new image under an old tag."""
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
     (copy / "kubernetes" / "components" / "version" / "version.env").write_text("VERSION=2.3.4-rc1\n")
@@ -247,10 +237,7 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """The story: "TTFT unchanged" came out false on CloudWatch.
-
-    The baseline went on from a kept prefix, and the fused graph read each prompt whole.
-    """
+    """The story: the baseline reused a kept prefix, and the fused graph read each prompt whole."""
     found = set()
     for name in COMPILED:
         server = of_kind(serving := manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0]
@@ -274,7 +261,7 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """Other components replace claims/xl; the file of flags shards over 32 cores, and a whole instance has 64."""
+    """Other components replace claims/xl; the file of flags uses 32 cores, and a whole instance has 64."""
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"
     copy.mkdir()
@@ -305,7 +292,7 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
 def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
-    """The story: no overlay was reachable from outside of its cluster. A proxy with a time limit would cut streams."""
+    """The story: no overlay could be reached from outside of its cluster. A proxy's time limit must not cut streams."""
     documents = with_components(tmp_path, f"overlays/{overlay}", "components/route")
     assert faults(documents) == []
     assert validated(core(documents), "1.34", tmp_path) == ""

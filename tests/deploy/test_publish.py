@@ -1,4 +1,4 @@
-"""deploy/cloudwatch/publish.py: metrics in CloudWatch, the same as lines, and errors that name what is missing."""
+"""deploy/cloudwatch/publish.py sends metrics to CloudWatch or prints them as lines; its errors name what is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """Return a cell as in results.json; its figures differ from their mean."""
+    """Return a cell of results.json with medians that differ from the means."""
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 
@@ -41,7 +41,7 @@ def write(folder: Path, cells: Sequence[dict[str, Any]], emulated: str | None = 
 
 
 def request(sent_s: float, factor: float, error_code: str | None = None) -> dict[str, Any]:
-    """Return one request as results.json and LLMPerf's individual responses have it."""
+    """Return one request in the format of results.json and of LLMPerf's individual responses."""
     figures = {figure: factor * value for figure, _, value in FIGURES.values()}
     return {"timestamp_ms": round(sent_s * 1e3), "error_code": error_code, "error_msg": "", **figures}
 
@@ -52,7 +52,7 @@ def requests(now_s: float) -> list[dict[str, Any]]:
 
 
 def llmperf(folder: Path, variant: str, case: str, found: Sequence[dict[str, Any]]) -> None:
-    """Write the two files that LLMPerf writes of a run."""
+    """Write the two files of one run of LLMPerf."""
     place = folder / variant / case
     place.mkdir(parents=True)
     summary = {"version": "2023-08-31", "variant": variant, "test_case": case, "results_ttft_s_quantiles_p50": 9.0}
@@ -76,7 +76,7 @@ def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
 
 
 def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    """A cell in which nothing was answered has no figures, an answer of one token has no gap."""
+    """A cell without answers has no figures, and an answer of one token has no inter-token latency."""
     silent = cell("SD", "a") | {figure: {} for figure, _, _ in FIGURES.values()}
     short = cell("SD", "json") | {"inter_token_latency_s": {}}
     file = write(tmp_path, [cell("Base", "a"), cell(None, "a"), silent, short])
@@ -93,7 +93,7 @@ def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: Clo
 
 @pytest.mark.parametrize("source", ["results.json", "llmperf"])
 def test_every_answer_is_a_datum_at_its_own_time(source: str, tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    """The story: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case: no curve of a run."""
+    """The story: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case instead of a curve."""
     found = requests(time.time())
     if source == "llmperf":
         llmperf(tmp_path / source, "SD", "a", found)

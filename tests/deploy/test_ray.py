@@ -1,4 +1,4 @@
-"""deploy/ray: its parts without Ray, in the ordinary suite; and a cluster that loses a node, in `make ray-test`."""
+"""Parts of deploy/ray without Ray; and, in `make ray-test`, a cluster that loses a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN_FLAGS = {
 
 
 class Clock:
-    """A time that a test sets."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,7 +41,7 @@ class Clock:
 
 
 async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
-    """Let time pass, in which the registry looks at its leases as often as its followers make it look."""
+    """Move the clock in ten steps; at each the registry expires leases, as it does when followers ask."""
     for _ in range(10):
         clock.now += seconds / 10
         await leases.leases()
@@ -75,7 +75,7 @@ async def test_a_target_is_there_as_long_as_its_lease() -> None:
 
 
 async def test_a_restarted_registry_waits_for_all_leases() -> None:
-    """An answer at once would make followers leave the targets that renew last."""
+    """An early list would make followers leave the targets that renew their leases last."""
     clock = Clock()
     leases = Leases(clock)
     await leases.put("a", "h:1", "n")
@@ -86,10 +86,7 @@ async def test_a_restarted_registry_waits_for_all_leases() -> None:
 
 
 async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> None:
-    """The story: a registry that had been stopped for longer than a lease found all leases expired.
-
-    The list that it gave next had one target, the first to renew, so gateways left the others.
-    """
+    """The story: after a hung registry all leases had expired, and its next list had one target alone."""
     clock = Clock()
     leases = Leases(clock)
     await leases.put("a", "h:1", "n")
@@ -107,7 +104,7 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
 
 
 async def test_every_wait_ends() -> None:
-    """A follower that has died would keep one of the actor's places."""
+    """Without an end, a dead follower would keep one of the actor's places for calls."""
     clock = Clock()
     leases = Leases(clock)
     clock.now += 2 * BEAT_S
@@ -142,7 +139,7 @@ def test_requests_wait_until_a_target_has_reported(metrics: dict[str, dict[str, 
 
 @pytest.mark.parametrize("application", CONFIG["applications"], ids=lambda each: each["name"])
 def test_every_command_line_is_one(application: dict[str, Any]) -> None:
-    """Command lines with hosts beyond loopback parse, too, where a server asks for a rule of access."""
+    """The command lines parse, also with hosts beyond loopback, where a server requires a rule of access."""
     args = application["args"]
     words = [*OWN_FLAGS[application["name"]], "--probe_port=0", *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
@@ -172,7 +169,7 @@ async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Town]:
-    """Run a cluster of three nodes with two targets and two gateways; leave no process of it."""
+    """Yield a cluster of three nodes with two targets and two gateways; check at the end that no process is left."""
     with town() as place:
         place.serve(num_replicas=2)
         yield place
@@ -180,12 +177,12 @@ def place() -> Iterator[Town]:
 
 
 def pids(place: Town, word: str) -> set[int]:
-    """Return the processes with this word in their command lines."""
+    """Return the ids of processes with this word in their command lines."""
     return {pid for pid, words in processes_of(place).items() if word in words}
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until another process has taken the place of one."""
+    """Wait until another process has replaced the one with this id."""
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes
@@ -193,7 +190,7 @@ async def replaced(place: Town, word: str, pid: int) -> None:
 
 
 def during(place: Town, what: Callable[[], Awaitable[Any]]) -> Answers:
-    """Return what six clients have seen while `what` ran, by which no request may be refused or answered otherwise."""
+    """Return figures of six clients while `what` runs; none of their requests may be refused or answered wrongly."""
 
     async def all_of_it() -> Answers:
         clients = Clients(place.gateways)
@@ -222,10 +219,7 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """The story: a target counted as hung while the registry did not take the renewal of its lease.
-
-    So Serve ended all healthy targets 22 s after the registry had been stopped, and 3,246 requests were refused.
-    """
+    """The story: a target whose lease the registry did not renew counted as hung, and Serve ended all of them."""
     import ray
 
     from deploy.ray.replicas import HUNG_S
@@ -247,7 +241,7 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 @pytest.mark.release
 @pytest.mark.parametrize("role", ["gateway", "draft"])
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
-    """The story: a gateway or draft worker that hung was never replaced, since only its end was noticed."""
+    """The story: a gateway or draft worker that hung was never replaced, since its supervisor noticed its end alone."""
     hung = min(pids(place, f"--role {role}"))
 
     async def stop() -> None:
@@ -259,7 +253,7 @@ def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
 
 @pytest.mark.ray
 def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
-    """A node dies with its target, gateway and all else; a third node is free for new ones."""
+    """A node dies with its target and gateway; a third node has room for new ones."""
 
     async def lose() -> None:
         dead = min(await place.targets())

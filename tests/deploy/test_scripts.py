@@ -1,4 +1,4 @@
-"""The shell scripts of deploy/kubernetes, with programs in place of kubectl and hf that write down what is asked."""
+"""The shell scripts of deploy/kubernetes, with stand-ins for kubectl and hf that record their arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for file in a.safetensors config.json original/params.json; do echo "$2 $file" >
 
 
 def stand_in(folder: Path, name: str, script: str) -> dict[str, str]:
-    """Return an environment with `script` under that name on its PATH."""
+    """Return an environment with `script` as the first program of this name on PATH."""
     program = folder / "bin" / name
     program.parent.mkdir(exist_ok=True)
     program.write_text(script)
@@ -72,7 +72,7 @@ def policy_check(*addresses: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_policy_check_succeeds_only_where_every_attempt_is_dropped() -> None:
-    """A full accept queue stands for a policy: the kernel drops what else comes."""
+    """A full accept queue stands for a network policy, since the kernel drops further attempts."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         silent = f"127.0.0.1:{full.getsockname()[1]}"
         while (done := policy_check(silent)).returncode != 0:  # it waits in the queue, and fills it
@@ -94,7 +94,7 @@ def fetch(folder: Path) -> str:
 
 
 def test_weights_are_fetched_once_and_config_comes_last(tmp_path: Path) -> None:
-    """A run that was killed before config.json goes on with what is missing; no file is written twice."""
+    """After a kill before config.json, the next run fetches the missing files; it writes no file twice."""
     (tmp_path / "models").mkdir()
     fetch(tmp_path)
     files = {path.relative_to(tmp_path / "models").as_posix() for path in (tmp_path / "models").rglob("*.*")}

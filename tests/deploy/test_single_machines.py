@@ -1,4 +1,4 @@
-"""deploy/compose and deploy/systemd: their commands are ours, and their ends leave time for a drain."""
+"""Commands in deploy/compose and deploy/systemd parse, and their time limits allow a drain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
 def with_defaults(text: str) -> str:
-    """Expand a word of compose.yaml as it is without an .env."""
+    """Expand variables in a text of compose.yaml to their defaults, as without an .env file."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -107,7 +107,7 @@ def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def complaints_of_systemd(folder: Path, *, spoil: tuple[str, str] = ("", "")) -> list[str]:
-    """Return the complaints of `systemd-analyze verify`, with this machine's programs and folders."""
+    """Return the complaints of `systemd-analyze verify` about the units, with programs and folders of this machine."""
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("there is no systemd-analyze")
     for unit in UNITS:

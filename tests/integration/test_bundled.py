@@ -1,4 +1,4 @@
-"""The pair that ships with the project, run as in the README: no model, no prompt named."""
+"""The bundled pair, run as in the README, with neither a model nor a prompt named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bundled_prompts() -> list[str]:
 
 
 def transformers_tokens(prompts: list[str]) -> list[list[int]]:
-    """Return the text of Transformers' own greedy decoding, in float32."""
+    """Return the token ids of Transformers' own greedy decoding, in float32."""
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_TARGET, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     outputs = []
@@ -56,7 +56,7 @@ async def target() -> AsyncGenerator[ServerProcess, None]:
 
 
 async def test_two_terminals(target: ServerProcess) -> None:
-    """A target and a draft by their commands give exactly Transformers' tokens, most of them drafted."""
+    """The commands of a target and a draft give exactly Transformers' tokens, and most are draft tokens."""
     flags = ("--port", str(target.port), "--format", "json", "--max_new_tokens", str(MAX_NEW_TOKENS))
     result = await run_command("--role", "draft", *flags)
     assert result.code == 0, result.stderr
@@ -86,7 +86,7 @@ async def test_every_topology_samples_the_same_tokens(target: ServerProcess) -> 
 
 
 async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess) -> None:
-    """A reader begins at examples/minimal.py, so it must be the same algorithm, to the token."""
+    """examples/minimal.py introduces the algorithm, so it must give the same tokens."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     asked = [(prompt, temperature) for prompt in ("1, 2, 3, 4,", "Once upon a time") for temperature in (0.0, 0.9)]
     requests = [
@@ -101,9 +101,9 @@ async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess)
 
 
 async def test_the_wire_examples_give_equal_texts(target: ServerProcess) -> None:
-    """A client and a draft worker with grpcio and the .proto alone: a reader in another language begins with them.
+    """The examples of a client and a draft worker need grpcio and the .proto alone.
 
-    The worker drafts for its own request, in rounds: the target accepts some of its tokens, the text is the client's.
+    The worker drafts for its own request, in rounds; the target accepts some tokens, and both get the same text.
     """
     prompt = "one two three one two three one two"
     client, worker = [

@@ -1,4 +1,4 @@
-"""The search for capacities over real servers with emulated passes: no machine carries more than these allow."""
+"""The search for capacities over real servers with emulated passes, which limit every machine alike."""
 
 from __future__ import annotations
 

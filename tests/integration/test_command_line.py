@@ -59,7 +59,7 @@ def assert_json(result: CommandResult, prompts: list[str]) -> None:
 async def test_draft_completes_a_prompt_file(
     target: ServerProcess, models: ModelDirectories, prompt_file: Path
 ) -> None:
-    """Drafts of either quality, with eight prompts in flight, give the target's own text for all of them."""
+    """Drafts of two qualities, with eight prompts in flight, give the target's own text for all prompts."""
     flags = ("--port", str(target.port), "--prompt_text", prompt_file, "--max_new_tokens", "12", "--format", "json")
     in_turns = ("--schedule", "sync")  # a worker that runs ahead of so fast a target may always come too late
     sampled = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "7", "--gamma", "3")
@@ -124,7 +124,7 @@ async def test_a_taken_port_is_an_error_before_a_model_loads(target: ServerProce
 
 
 def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each token has a line of its own before the text; or one object has all. The model runs in this process."""
+    """A model of this process prints each token on a line before the text, or one JSON object for all."""
     flags = ["--model", str(models.target), "--prompt", "in the", "--max_new_tokens", "6"]
     assert main(["--role", "verify_draft", *flags, "--format", "json"]) == 0
     as_json = CommandResult(0, capsys.readouterr().out, "")
@@ -138,7 +138,7 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
 
 
 def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: to see a fused pair on one prompt took a server and a client in two terminals."""
+    """The story: to try a fused pair on one prompt, a user needed a server and a client in two terminals."""
     flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
     pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]
     answers = []
@@ -152,7 +152,7 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
 def test_draft_of_another_vocabulary_is_refused(
     target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is one clear line. Equal tokens under other ids would be accepted at times, and mean something else."""
+    """The error is one clear line: equal ids of different tokens would be accepted at times, and mean another text."""
     flags = ["--port", str(target.port), "--prompt", "x"]
     assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -163,7 +163,7 @@ def test_draft_of_another_vocabulary_is_refused(
 def test_the_bundled_draft_beside_another_target_names_the_ways_out(
     target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
 ) -> None:
-    """The error named two hashes; that the draft was the bundled one, and what else there is, stood nowhere."""
+    """The story: the error had two hashes, but neither the name of the bundled draft nor the alternatives to it."""
     assert main(["--role", "draft", "--port", str(target.port), *asked]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert "need one vocabulary" in error

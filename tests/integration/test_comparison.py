@@ -1,4 +1,4 @@
-"""compare_architectures.py as users run it: real servers, tiny models, a report, and no process is left."""
+"""compare_architectures.py as users run it: real servers, tiny models, a report, and no process left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = {
 
 
 def _flags(models: ModelDirectories, output: Path) -> list[str]:
-    """Return the flags of a comparison that takes seconds, if nothing goes wrong."""
+    """Return the flags of a comparison that takes some seconds."""
     prompts = output / "structured.txt"
     prompts.parent.mkdir(exist_ok=True)
     prompts.write_text("1 2 3 and\nin the wing\n")
@@ -78,10 +78,10 @@ document.title = JSON.stringify({
 
 
 def _check_in_browser(page: Path) -> None:
-    """Check in headless Chromium that a report's page is whole.
+    """Check a report's page in headless Chromium.
 
-    A script runs over the page and prints its findings: every picture is decoded, nothing is fetched, everything is
-    reached without a mouse, and nothing hangs out of a narrow window.
+    A script in the page reports whether all pictures are decoded, nothing is fetched, all can be reached without a
+    mouse, and nothing exceeds a narrow window.
     """
     if CHROMIUM is None:
         pytest.skip("the report was not opened: no Chromium here (apt-get install chromium)")
@@ -108,7 +108,7 @@ def _check_in_browser(page: Path) -> None:
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
 ) -> None:
-    """The failure comes within 10 s, names the server, is exit code 1, and leaves no process."""
+    """The failure comes within 10 s with the server's name and exit code 1, and leaves no process."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
     async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
@@ -154,7 +154,7 @@ async def _until_measuring(process: asyncio.subprocess.Process) -> None:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Return the server processes by name."""
+    """Return the process ids of the servers, by name."""
     roles = {"target": "target", "fused_target": "fused", "draft": "draft"}
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -1,4 +1,4 @@
-"""The target's defaults for what requests leave open: the same tokens from each of its servers, over gRPC and HTTP."""
+"""A target's defaults for parameters that requests leave open: equal tokens from each server, over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HTTP: dict[str, int] = {}
 
 
 async def explicit(target: ServerProcess) -> list[int]:
-    """Return the request with every value given by the client."""
+    """Return the tokens of the request with every value given by the client."""
     return (await complete(target, CompletionRequest(PROMPT, SAMPLING, seed=SEED, max_new_tokens=9))).token_ids
 
 
@@ -63,7 +63,7 @@ async def test_a_request_without_parameters_gets_the_defaults(servers: dict[str,
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -> None:
-    """Zero asks for greedy decoding, whatever the operator's default; our own clients send it to mean that."""
+    """Temperature 0 means greedy decoding, whatever the operator's default is."""
     wanted = CompletionRequest(PROMPT, SamplingParams(), max_new_tokens=9)
     alone = SamplingParams(temperature=0.0, seed=1)
     greedy = pb.GenerateRequest(
@@ -78,7 +78,7 @@ async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
 async def test_a_body_without_parameters_gets_the_defaults(servers: dict[str, ServerProcess], name: str) -> None:
-    """The target's defaults, not OpenAI's temperature of 1 and 16 tokens; a value in the body counts before them."""
+    """The target's defaults replace OpenAI's temperature 1 and 16 tokens; a value in the body replaces both."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{HTTP[name]}", timeout=60) as client:
         silent = (await client.post("/v1/completions", json={"prompt": list(PROMPT), "seed": SEED})).json()
         body = {"prompt": list(PROMPT), "seed": SEED, "max_tokens": 3}

@@ -1,4 +1,4 @@
-"""First sight of a newcomer: `specdec demo`, as a process, on the bundled models."""
+"""`specdec demo`, as a process, on the bundled models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.servers import run_command
 
 
 def most_often(text: str, length: int) -> int:
-    """Return how often the commonest run of `length` words occurs."""
+    """Return how often the most frequent run of `length` words occurs."""
     words = text.split()
     runs = Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
     return max(runs.values(), default=0)

@@ -1,4 +1,4 @@
-"""`make trainium-report` as a person with a device runs it, on the NxDI of this test run and tiny models."""
+"""`make trainium-report` as its users run it, on this test run's NxDI and tiny models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(nxdi: Nxdi, folder: Path, arguments: str) -> subprocess.CompletedProces
 
 
 def packed(bundle: Path) -> dict[str, str]:
-    """Return the text of every file by its name within the report."""
+    """Return the text of every file in the bundle, by its name."""
     texts = {}
     with tarfile.open(bundle) as archive:
         for member in archive:

@@ -1,6 +1,6 @@
-"""Draft workers by grpcio and the .proto alone, at a scripted target in this process, over real sockets.
+"""Draft workers made of grpcio and the .proto alone, at a scripted target in this process, over real sockets.
 
-Private workers draft for the requests of their own connection and account, workers of the pool for those of all.
+Private workers draft for requests of their own connection and account, workers of the pool for all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REQUESTS = pytest.mark.parametrize("request_", [IN_ROUNDS, RUNNING_AHEAD], ids=[
 
 
 def bearer(name: str) -> tuple[str, str]:
-    """Return the metadata that shows the token of a caller."""
+    """Return the metadata with a caller's token."""
     return "authorization", f"Bearer {token_of(name)}"
 
 
@@ -58,14 +58,14 @@ def num_kept(target: Target, name: str) -> int:
 
 
 async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) -> RawSession:
-    """Send a request after its draft tokens."""
+    """Send draft tokens, and then the request that they belong to."""
     await session.propose(*branches)
     await until(lambda: num_kept(target, session.name.hex()) > 0)
     return session.send()
 
 
 async def test_names_without_a_request_cost_little() -> None:
-    """One client invents a thousand names of requests; the draft tokens of another client are kept all the same."""
+    """One client proposes for a thousand requests that never come; the target still keeps another's draft tokens."""
     flood = [after(3, *[7] * 250)] * 16
     async with serving() as target, raw_worker(target.address) as other, raw_worker(target.address) as liar:
         session = other.request(RUNNING_AHEAD)
@@ -91,7 +91,7 @@ def auth_file(tmp_path: Path) -> Path:
 
 
 async def answered_without(session: RawSession) -> bool:
-    """Return whether a request gets its tokens, and no draft token has counted."""
+    """Return whether a request gets its tokens without any draft token."""
     await session.rest()
     counted = sum(delta.num_received_tokens for delta in session.deltas)
     assert session.token_ids == ANSWER
@@ -100,10 +100,7 @@ async def answered_without(session: RawSession) -> bool:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
-    """A name counts for one account on one connection.
-
-    The same account on another connection, or another account at the same proxy, cannot draft for the request.
-    """
+    """A session name belongs to one account on one connection: no other can draft for the request."""
     async with (
         serving(auth_file=auth_file) as target,
         raw_worker(target.address, bearer("alice")) as alice,
@@ -123,10 +120,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """The story: a draft worker's server with `speaks_for_others` never got a draft token accepted.
-
-    Its session names were looked up in the account of the request's user, but the worker attaches without a user.
-    """
+    """The story: session names were looked up in the user's account, and the worker attaches without a user."""
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
         session = for_user.request(IN_ROUNDS).send()
@@ -138,7 +132,7 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
 async def test_an_account_leaves_places_for_the_workers_of_others(
     auth_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: one client could attach all 1,024 private workers of a target, and no other client got one."""
+    """The story: one client could attach all 1,024 private workers that a target takes, and leave others no place."""
     monkeypatch.setattr(service, "MAX_WORKERS", 4)
     async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
 
@@ -157,7 +151,7 @@ async def test_an_account_leaves_places_for_the_workers_of_others(
 
 
 class CallBalancer(grpc.GenericRpcHandler):
-    """Proxy that places single calls: Assist at one server, all others at another."""
+    """Proxy that balances by call: it sends Assist to one server, and all other calls to another."""
 
     def __init__(self, assists: grpc.aio.Channel, others: grpc.aio.Channel) -> None:
         self._assists = assists
@@ -190,14 +184,14 @@ async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]
 
 @dataclass
 class Edge:
-    """A client with a draft worker in this process, which has attached."""
+    """A client with an attached draft worker in this process."""
 
     completer: FailoverCompleter
     worker: PrivateWorker
     engine: DraftEngine
 
     async def num_drafted(self, num_tokens: int = 40) -> int:
-        """Complete a request, of which the tokens are checked; return its number of verified draft tokens."""
+        """Complete a request and check its tokens; return its number of verified draft tokens."""
         await until_attached(self.worker)
         request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
         (completion,) = await completed_by(self.completer, [request])
@@ -218,12 +212,7 @@ async def edge(
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: half an hour after its start, a draft worker at the edge got no draft token accepted any more.
-
-    A server accepts no more calls on a connection of that age, which is a second in this test. The requests moved to a
-    new
-    connection, while the draft tokens still went over the old one. Since then the worker opens its stream again too.
-    """
+    """The story: requests moved to a new connection after half an hour, draft tokens went over the old one."""
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
     async with (
@@ -243,7 +232,7 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
 async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: the requests took a new connection, and for an hour the draft tokens went on over the old one."""
+    """The story: requests used a new connection after the change, and draft tokens the old one for another hour."""
     monkeypatch.setattr(secured, "LOOK_S", 0.05)
     trust = pki(tmp_path)
     tls = ServerTls(*trust.pair("server"))
@@ -258,7 +247,7 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """The answers are right and have no drafts; edge and target log the reason, the edge once, and the edge counts."""
+    """Answers are right without drafts; both ends log the reason, the edge once, and the edge counts such requests."""
     caplog.set_level(logging.INFO)
     async with (
         serving() as one,
@@ -277,7 +266,7 @@ async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCa
 
 
 async def opened(worker: RawWorker) -> pb.AssistOpen:
-    """Return the session that the target hands to a worker of the pool next."""
+    """Return the next session that the target assigns to a worker of the pool."""
     while (response := await worker.call.read()).WhichOneof("message") != "open":
         pass
     opening: pb.AssistOpen = response.open
@@ -287,7 +276,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
-    """The schedule is the request's; a worker of version 1 knows no rounds, and runs ahead."""
+    """The request sets the schedule; a worker of version 1, which has no rounds, runs ahead."""
     async with (
         serving() as target,
         raw_worker(target.address, is_private=False, protocol_version=version) as worker,
@@ -302,7 +291,7 @@ async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -
 
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
 async def test_rounds_whose_worker_fails(end: str) -> None:
-    """A request in rounds waits for its worker; once that is silent for too long, leaves or errs, it decodes alone."""
+    """A request in rounds decodes alone once its worker is silent for too long, leaves, or sends a fault."""
     async with (
         serving(idle_timeout_s=0.3) as target,
         raw_worker(target.address, is_private=False) as worker,
@@ -323,11 +312,7 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: after its target died, a draft worker's process never ended.
-
-    The lost stream was about to dial again when, in the same turn of the event loop, the process was asked to end:
-    `asyncio.wait_for` of Python 3.11 lost the cancellation.
-    """
+    """The story: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never ended."""
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
     lost = AssistStream(DraftEngine(ScriptedProposer()), "127.0.0.1:1", Offer(WORDS, gamma=4, num_slots=1))
     async with grpc.aio.insecure_channel(lost.address) as channel:
@@ -342,10 +327,7 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
-    """The story: a client left at the moment when its deadline passed, and a slot of the draft model was lost for ever.
-
-    The second cancellation came while the first one was still cleaning up.
-    """
+    """The story: a second cancellation came while the first one cleaned up, and a slot was lost for ever."""
     async with serving() as target, edge(target.server.port) as client:
 
         async def ask() -> None:
@@ -363,7 +345,7 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the target sent Attached first, and a request that came right after it had no draft worker."""
+    """The story: a target sent Attached too early, so a request right after it got no draft worker."""
     write = Call.write
 
     async def busy(call: Call, message: Any) -> None:

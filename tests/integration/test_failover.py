@@ -1,6 +1,6 @@
-"""A server goes in the middle of answers: every client that has another one gets the undisturbed answer.
+"""A server dies or drains during answers: every client that knows another one gets the undisturbed answer.
 
-Real processes over real sockets. The tests stand in this order since each takes a server away.
+Real processes over real sockets. The tests run in this order, since each ends a server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRACE_S = 60.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """Targets that are replicas of each other, and the HTTP port of a gateway in front of them."""
+    """Replicas of a target, and the HTTP port of a gateway in front of them."""
 
     targets: list[ServerProcess]
     port: int
@@ -70,7 +70,7 @@ async def over_http(port: int) -> str:
 
 
 async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
-    """Streams move at once, before any answer is done and before the process has ended."""
+    """Streams move to another target before an answer is done and before the process has ended."""
     ending, others = cluster.targets[2], cluster.targets[:2]
     request = replace(REQUEST, max_new_tokens=8000)
     connection = ConnectionConfig(cluster.where, 1, 60.0)
@@ -79,7 +79,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Read tokens until the server has ended and some more have come."""
+            """Read tokens until the server has ended and some more have arrived."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:
@@ -113,7 +113,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Clients are thin ones, a gateway, and a draft of its own; the command line may start before or after the kill."""
+    """Thin clients, a gateway, an edge draft, and a command line that starts before or after the kill."""
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)
     expected = await complete(targets[0], REQUEST)

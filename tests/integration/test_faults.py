@@ -1,4 +1,4 @@
-"""Clients that vanish, targets that die, queues that are full: slots are freed, errors are clear, tokens are kept."""
+"""Clients that vanish, targets that die and full queues: slots are freed, errors are clear, and tokens are right."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def small(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]
 async def generating(
     server: ServerProcess, num_tokens: int = LONG, *, timeout_s: float = 60.0
 ) -> AsyncGenerator[Any, None]:
-    """Yield a call that has its slot and is in the middle of its stream."""
+    """Yield a call in the middle of its stream, which holds a slot."""
     async with queued(server, num_tokens, timeout_s=timeout_s) as call:
         for _ in range(3):
             await call.read()
@@ -54,7 +54,7 @@ async def generating(
 
 @asynccontextmanager
 async def queued(server: ServerProcess, num_tokens: int = 3, *, timeout_s: float = 60.0) -> AsyncGenerator[Any, None]:
-    """Yield a call that was sent."""
+    """Yield a call that has just been sent."""
     request = pb.GenerateRequest(text="the wind", max_new_tokens=num_tokens)
     async with open_channel(server.address) as channel:
         call = rpc.GenerationServiceStub(channel).Generate(request, timeout=timeout_s)
@@ -86,7 +86,7 @@ async def test_cancelled_generation_frees_its_slot(small: ServerProcess) -> None
 
 
 async def test_cancelled_rounds_free_their_slot(small: ServerProcess) -> None:
-    """The client leaves while the target waits for a proposal of its draft worker."""
+    """The client leaves while the target waits for its draft worker's proposal."""
     async with raw_worker(small.address) as worker:
         session = worker.request(IN_ROUNDS).send()
         await session.propose()
@@ -104,7 +104,7 @@ async def test_passed_deadline_frees_the_slot(small: ServerProcess) -> None:
 
 
 async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: ModelDirectories) -> None:
-    """A draft worker dies by SIGKILL in mid-stream: the closed connection is enough, no timeout has to pass."""
+    """SIGKILL ends a draft worker during a stream; its closed connection frees the slot without a timeout."""
     arguments = ("--model", models.endless, "--port", str(small.port), "--prompt", "x", "--max_new_tokens", str(LONG))
     async with command("--role", "draft", *arguments) as process:
         assert process.stdout is not None
@@ -115,7 +115,7 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 
 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
-    """A request runs, one waits, and the third is refused with a time to come again and leaves no trace."""
+    """One request runs and one waits; a third is refused with a time to retry, and leaves no trace."""
     async with generating(small) as running, queued(small) as waiting:
         await until_one_waits(small)
         refusal = await refused(small)
@@ -132,7 +132,7 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
 
 
 async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> None:
-    """Wait until so many requests are in the server's queue."""
+    """Wait until `num_waiting` requests are in the server's queue."""
     async with open_channel(server.address) as channel, asyncio.timeout(60):
         stub = rpc.GenerationServiceStub(channel)
         while (await stub.GetLoad(pb.GetLoadRequest())).num_waiting != num_waiting:  # noqa: ASYNC110
@@ -140,7 +140,7 @@ async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> Non
 
 
 async def refused(server: ServerProcess) -> Any:
-    """Send one more request and return its error, which comes at once."""
+    """Send one more request; return its error, which must come at once."""
     async with queued(server) as call, asyncio.timeout(PROMPT_S):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_all(call)
@@ -148,7 +148,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """Four prompts come at once for one slot and one place: the command line waits as refusals ask; all are served."""
+    """Four prompts meet one slot and one place: the command line retries as refusals hint, and all are served."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")
@@ -159,7 +159,7 @@ async def test_client_comes_again_when_the_server_was_full(small: ServerProcess,
 
 
 async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
-    """A server's last minutes: a request in rounds goes on without its silent worker; SIGTERM drains, exit code 0."""
+    """A request in rounds continues without its silent worker; SIGTERM then drains the server, with exit code 0."""
     flags = (*SMALL, "--idle_timeout_s", "1", "--grace_s", "60")
     async with target_server(models.endless, *flags) as server:
         async with raw_worker(server.address) as worker:
@@ -172,7 +172,7 @@ async def test_silent_draft_and_sigterm(models: ModelDirectories) -> None:
 
 
 async def drain(server: ServerProcess) -> None:
-    """Drain by SIGTERM: unhealthy at once, new requests refused, the running one finishes, exit code 0."""
+    """Drain by SIGTERM: health changes at once, new requests are refused, the running one ends; exit code 0."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(generating(server, 4000))  # far longer than a slow test takes
         channel = await stack.enter_async_context(open_channel(server.address))
@@ -192,7 +192,7 @@ async def drain(server: ServerProcess) -> None:
 
 
 async def test_target_that_comes_back_resumes_the_request(models: ModelDirectories) -> None:
-    """Killed and started anew on its port, the target goes on with the same tokens: none is lost, none comes twice."""
+    """A target that is killed and restarted on its port continues the answer; no token is lost or repeated."""
     num_tokens = 1500
     asked = ("--prompt", "x", "--temperature", "1", "--seed", "5", "--max_new_tokens", str(num_tokens))
     flags = (*asked, "--format", "json", "--reconnect_timeout_s", "60", "--model", models.endless)
@@ -215,7 +215,7 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
 
 
 async def until_busy(server: ServerProcess) -> None:
-    """Wait until another client holds the only slot of a server without a queue, which then refuses us."""
+    """Wait until another client holds the only slot of a server without a queue; a request is then refused."""
     async with asyncio.timeout(60):
         while True:
             async with queued(server, 1) as probe:

@@ -1,4 +1,4 @@
-"""The official openai package against live gateways; the same text from every topology."""
+"""The official openai package at live gateways, with equal text from every topology."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def client_of(port: int) -> openai.AsyncOpenAI:
 async def gateway_process(
     behind: ServerProcess, *flags: str, directory: Path | None = None
 ) -> AsyncGenerator[int, None]:
-    """Yield the port of a `--role gateway`, once it answers. At a signal it must end well."""
+    """Yield the port of a `--role gateway` once it answers; at the end a signal must end it with code 0."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "main.py"), "--role", "gateway",
@@ -156,7 +156,7 @@ async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology:
 
 
 async def test_chat(clients: Clients, target: ServerProcess) -> None:
-    """The chat template is applied after the gateway, which has no tokenizer; streamed and whole are one text."""
+    """The target applies the chat template, as the gateway has no tokenizer; streamed and whole answers are equal."""
     messages: Any = [{"role": "system", "content": ""}, {"role": "user", "content": "sing"}]
     fields: Any = {"model": "target", "messages": messages, "seed": 3, "max_completion_tokens": 12}
     answers = []
@@ -177,7 +177,7 @@ async def test_chat(clients: Clients, target: ServerProcess) -> None:
 
 
 async def test_stop_strings_cut_also_across_tokens(clients: Clients) -> None:
-    """Every substring of the text, as a stop string, ends it before its first occurrence, on every topology."""
+    """Any substring of the text as a stop string ends the text before its first occurrence, on every topology."""
     fields = {"seed": 3, "max_tokens": 24, "temperature": 0.8}
     (text,) = await texts(clients["target"], **fields)
     for length in (1, 2, 3, 5):
@@ -229,7 +229,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """lm-eval scores a text: nothing is generated, and the scores are those of one forward over the prompt."""
+    """lm-eval asks for a text's scores and no output; they equal those of one forward over the text."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
@@ -285,7 +285,7 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
 
 
 async def test_langchain(ports: dict[str, int]) -> None:
-    """A framework's own client: whole, streamed, in a batch, with a stop string, and where the context is full."""
+    """LangChain's client: whole, streamed, in a batch, with a stop string, and with a full context."""
     from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import AIMessage, HumanMessage
     from langchain_openai import ChatOpenAI
@@ -316,7 +316,7 @@ def value(exposition: str, name: str) -> float:
 
 
 async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict[str, int]) -> None:
-    """Every name and label that the Grafana dashboard asks for is in what gateways and servers really expose."""
+    """Gateways and servers expose every name and label that the Grafana dashboard queries."""
     with pytest.raises(openai.BadRequestError):
         await clients["distributed"].completions.create(model="target", prompt=[999])
     await texts(clients["distributed"], max_tokens=8)
@@ -337,7 +337,7 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
 
 
 async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
-    """`vllm bench serve` computes acceptance from the difference of two scrapes."""
+    """`vllm bench serve` computes acceptance from the difference between two scrapes."""
     before = await metrics_of(ports["fused"])
     client = client_of(ports["fused"])
     answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
@@ -375,7 +375,7 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """Streams and whole answers free the slot; while it is taken, others get a time to try again."""
+    """Both streams and whole answers free the slot; while it is held, others get a time to retry."""
     client = client_of(slow[1])
     for stream in (True, False):
         call = asyncio.create_task(

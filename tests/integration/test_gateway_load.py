@@ -1,4 +1,4 @@
-"""Hundreds of streams at once, in front of a server that has room for few of them."""
+"""Hundreds of streams at once at a server with few slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_STREAMS, NUM_LEAVERS, NUM_SLOTS, MAX_WAITING, NUM_TOKENS = 200, 20, 4, 120, 
 
 
 async def outcome(client: httpx.AsyncClient, number: int) -> str:
-    """Return the status of one streaming request; an accepted one has to be complete."""
+    """Return the status of one streaming request; check that an accepted one is complete."""
     body = {"prompt": f"story {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code == 429:
@@ -34,7 +34,7 @@ async def outcome(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def left(client: httpx.AsyncClient, number: int) -> str:
-    """Send a request and go away after its first event, or before."""
+    """Send a request and disconnect after its first event, or before."""
     body = {"prompt": f"story {number}", "max_tokens": 100, "ignore_eos": True, "stream": True}
     try:
         async with (
@@ -48,7 +48,7 @@ async def left(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def test_every_stream_ends_or_is_refused_with_a_time_to_retry(models: ModelDirectories) -> None:
-    """Streams never hang and slots never leak, also beside clients that leave."""
+    """No stream hangs and no slot is lost, even beside clients that leave."""
     flags = ("--batch", str(NUM_SLOTS), "--max_waiting", str(MAX_WAITING))
     limits = httpx.Limits(max_connections=NUM_STREAMS + 50)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Hub ids wherever a directory may stand, against a hub of this machine over real HTTP."""
+"""Hub ids in the place of directories, with a hub on this machine over real HTTP."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_token_opens_a_gated_model(hub: FakeHub, tmp_path: Path) -> None
 
 @pytest.mark.long
 async def test_a_hub_server_uses_the_targets_id(hub: FakeHub, tmp_path: Path) -> None:
-    """The id is not the name of the target's directory in the cache, which is a commit."""
+    """The server names its model by the hub id, not by its cache directory, which is named after a commit."""
     port = free_port()
     models = ("--target_model", "seed/target", "--draft_model", "seed/draft", "--revision", "main", "--threads", "1")
     ports = ("--port", str(free_port()), "--http_port", str(port))

@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_with(home: Path, *asked: str | Path) -> Path:
-    """Return a new environment that has what pip is asked for."""
+    """Return a new environment with these packages."""
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
     subprocess.run([*PIP, "--python", python, "install", "--quiet", *asked], check=True)
@@ -58,8 +58,8 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an environment with our wheel.
 
-    The packages that it depends on are those of the tests' environment, by a path file; tests/unit/test_requirements.py
-    checks that the wheel asks for all of them.
+    A path file adds the packages that it depends on from the tests' environment; tests/unit/test_requirements.py checks
+    that the wheel declares all of them.
     """
     made = environment_with(tmp_path_factory.mktemp("install"), "--no-deps", "--no-index", wheel)
     packages = next(made.glob("lib/python*/site-packages"))
@@ -79,7 +79,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
-    """An empty environment, and the extra `server`."""
+    """The wheel with its extra `server`, in an environment that was empty."""
     home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
@@ -110,7 +110,7 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.long
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """The environment is empty. The story: both clients ended at once, since they imported llguidance and Pydantic."""
+    """The story: both clients imported llguidance and Pydantic, which the base lacks, and ended at once."""
     client = (await asyncio.to_thread(environment_with, tmp_path, *TESTED, wheel)) / "bin"
     async with target_server(models.chat_target) as server:
         flags = ("--port", str(server.port), "--prompt", "a house", "--max_new_tokens", "4", "--format", "json")
@@ -135,7 +135,7 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 
 
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
-    """The story: four names were there, and one of them, `inference`, is another project's name too."""
+    """The story: the wheel had four top-level names, and one of them, `inference`, is another project's."""
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"specdec"}
     sources = {file.relative_to(ROOT) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
@@ -143,10 +143,7 @@ def test_one_name_is_in_the_wheel(wheel: Path) -> None:
 
 
 def test_packages_and_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """The story: an installed `specdec compare` or `study` ended at once.
-
-    It looked for its prompts beside the packages, and a wheel has them elsewhere.
-    """
+    """The story: an installed `specdec compare` or `study` looked for its prompts at a place that only a clone has."""
     code = "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
     code += "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
     code += "print([each.is_file() for each in files]); app.main(['--help'])"
@@ -175,7 +172,7 @@ COMMANDS = (
 def test_no_module_has_the_name_of_its_folder(
     is_installed: bool, command: str, environment: Path, tmp_path: Path
 ) -> None:
-    """`inference` is another project's name, and a module that is imported by two names exists twice."""
+    """`inference` is another project's name, and a module imported by two names exists twice."""
     word, *flags = command.split()
     started: list[str | Path] = [ROOT / "main.py", "--role", word]
     if word == "compare":
@@ -191,7 +188,7 @@ def test_no_module_has_the_name_of_its_folder(
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
-    """Roboflow's package has that name. The story: where both were installed, one of them did not work."""
+    """The story: if Roboflow's `inference` and our wheel were both installed, one of them did not work."""
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")
     run = subprocess.run(

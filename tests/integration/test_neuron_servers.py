@@ -1,4 +1,4 @@
-"""The neuron backend as users run it: every role a process of its own, on the NxDI of this test run.
+"""The neuron backend as users run it: each role is a process, on this test run's NxDI.
 
 The reference is the target alone on the torch backend, in this process.
 """
@@ -125,10 +125,7 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 
 
 def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
-    """The story: a draft worker asked for four times the slots that its model had been compiled for.
-
-    The others were for branches, which this backend cannot have. So it compiled the model again at its start.
-    """
+    """The story: a draft worker asked for slots for branches, which it cannot have, and compiled its model again."""
     assert "hit in" in started["eagle"].log.read_text()
     draft = started["draft"].log.read_text()
     assert "hit in" in draft
@@ -139,7 +136,7 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """The story: a draft's own lines were 8 of 250, since NxDI writes hundreds per model to the root logger."""
+    """The story: 8 of 250 log lines were the draft's own, since NxDI writes hundreds per model to the root logger."""
     for server in started.values():
         lines = server.log.read_text().splitlines()
         foreign = [line for line in lines if " root: " in line or " Neuron: " in line]
@@ -149,7 +146,7 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 
 @pytest.mark.parametrize("name", ["fused", "eagle"])
 async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
-    """The story: all were refused: temperature 0.7 (curl), 1.0 (LLMPerf's '{}') or 0.9 (the tutorials' client)."""
+    """The story: the server refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials' client)."""
     body = {"prompt": "the wind", "max_tokens": 4}
     async with httpx.AsyncClient(base_url=_http(started[name])) as client:
         for fields in ({}, {"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.0}):
@@ -190,7 +187,7 @@ def _http(server: ServerProcess) -> str:
 async def test_a_draft_may_have_a_shorter_context(
     models: ModelDirectories, started: Servers, schedule: Schedule
 ) -> None:
-    """Beyond the draft's length, or after a longer prompt, the target goes on alone: a tutorial has 2048 and 6400."""
+    """Beyond the draft's context the target continues alone; a tutorial's pair has 2048 and 6400 tokens."""
     prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
     wanted = [
         CompletionRequest(prompt, max_new_tokens=number, ignore_eos=True, schedule=schedule)
@@ -217,11 +214,7 @@ async def compare(*flags: str) -> str:
 
 
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron.
-
-    They sample: until the host chose the fused graph's tokens, it could be compared greedily alone. What
-    `--compile only` made is all that the servers load.
-    """
+    """Target, fused graph, and a draft on the CPU sample alike, and load only what `--compile only` made."""
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")
     flags = [

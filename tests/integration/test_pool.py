@@ -1,4 +1,4 @@
-"""The draft pool: workers come, go, die and fall silent; the clients of the target notice nothing but the speed."""
+"""Workers of the draft pool come, go, die and fall silent; clients notice nothing but the speed."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def some_requests() -> list[CompletionRequest]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with slower passes: a worker of the same size would never be ahead of it otherwise."""
+    """Start a target with emulated, slower passes, since a worker of equal size would never be ahead of it."""
     async with target_server(models.endless, "--emulate", "target:3ms") as server:
         yield server
 
 
 async def until_helped(target: ServerProcess) -> None:
-    """Wait until a worker is known to help: a detached worker is noticed, a new one lent, within this time."""
+    """Wait until a worker helps: in this time a dead worker is noticed, and another one assigned."""
     async with asyncio.timeout(60):
         while not (await complete(target, replace(LONG, max_new_tokens=40))).num_draft_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
 async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> list[list[int]]:
-    """Return the target's answers without help: gamma 0 keeps the workers out."""
+    """Return the target's answers with gamma 0, which no worker helps."""
     completions = await complete_all(target, [replace(request, gamma=0) for request in requests])
     assert all(completion.num_draft_tokens == 0 for completion in completions)
     return [completion.token_ids for completion in completions]
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """A worker has a health and metrics of its own. The story: `--metrics_port` was accepted, and ignored."""
+    """A worker has health and metrics of its own. The story: it accepted `--metrics_port`, and ignored it."""
     expected = await alone(pooled_target, some_requests())
     port, metrics_port = free_port(), free_port()
     flags = ("--serve", str(port), "--metrics_port", str(metrics_port))

@@ -1,4 +1,4 @@
-"""The protocol as docs/protocol.md and the .proto describe it, spoken by a client that knows nothing else."""
+"""The protocol as docs/protocol.md and the .proto describe it, with a client made of nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB_SIZE = 288
 
 @dataclass(frozen=True)
 class Peer:
-    """A target, its card, and its answer of 24 tokens to PROMPT without a draft."""
+    """A target, its card, and its answer of 24 tokens to PROMPT without draft tokens."""
 
     address: str
     card: pb.GetModelResponse
@@ -34,13 +34,13 @@ class Peer:
 
     @asynccontextmanager
     async def session(self, **fields: Any) -> AsyncGenerator[RawSession, None]:
-        """Send a request in rounds, unless `fields` have another schedule, with a worker of its own."""
+        """Send a request in rounds, unless `fields` set another schedule, with a worker of its own."""
         async with raw_worker(self.address) as worker:
             yield worker.request(asked(**fields)).send()
 
 
 def asked(**fields: Any) -> pb.GenerateRequest:
-    """Return the request for 12 tokens after PROMPT in rounds, but for `fields`."""
+    """Return a request in rounds for 12 tokens after PROMPT; `fields` change it."""
     sampling = pb.SamplingParams(temperature=1.0, seed=11)
     usual = {"token_ids": pb.TokenIds(ids=PROMPT), "sampling": sampling, "max_new_tokens": 12, "ignore_eos": True}
     return pb.GenerateRequest(**{**usual, "gamma": 64, "schedule": pb.SCHEDULE_SYNC, **fields})
@@ -57,7 +57,7 @@ async def peer(target: ServerProcess) -> Peer:
 
 
 def wrong(token_id: int) -> int:
-    """Return any other token."""
+    """Return a token id other than this one."""
     return token_id % (VOCAB_SIZE - 1) + 1
 
 
@@ -78,7 +78,7 @@ async def test_accepts_while_equal(peer: Peer) -> None:
 
 
 async def test_the_surviving_branch_is_verified_next(peer: Peer) -> None:
-    """The first child is verified; the target's own token then picks the branch that had foreseen it."""
+    """A pass verifies the first child; the target's own token then selects the branch that begins with it."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(
@@ -102,7 +102,7 @@ async def test_late_branches_count_as_far_as_they_agree(peer: Peer) -> None:
 
 
 async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
-    """A branch that disagrees with what was committed, and one from a dropped node, are no errors."""
+    """A branch that contradicts committed tokens, and one after a dropped node, are ignored without an error."""
     answer = peer.answer
     async with peer.session(max_new_tokens=20) as session:
         await session.propose(after(NUM_PROMPT, wrong(answer[0]), 7, 7))  # nodes 0 .. 2 lose
@@ -115,7 +115,7 @@ async def test_lost_branches_are_ignored_in_step(peer: Peer) -> None:
 
 
 async def test_a_resumed_answer_has_drafts_again(peer: Peer) -> None:
-    """Tokens depend on position and seed alone: a new request from what is committed continues the old one."""
+    """Tokens depend on position and seed alone, so a new request after the committed tokens continues the old one."""
     answer = peer.answer
     async with raw_worker(peer.address) as worker:
         began = worker.request(asked(max_new_tokens=1)).send()
@@ -157,7 +157,7 @@ LIES = {
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_ends_the_help_of_its_session_alone(peer: Peer, lie: list[pb.Branch], when: str) -> None:
-    """The answers are the target's own; the worker still drafts for the next request on the same stream."""
+    """The answer stays the target's own; the worker drafts for the next request on the same stream."""
     async with raw_worker(peer.address) as worker:
         session, other = worker.request(asked()), worker.request(asked()).send()
         if when == "early":

@@ -1,4 +1,4 @@
-"""Clients' own packages use the Responses API with the bundled models: a fused pair, and a distributed one."""
+"""Other projects' clients use the Responses API with the bundled models, fused and distributed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIELDS: Any = {"model": "target", "input": "Will it rain?", "max_output_tokens":
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def urls() -> AsyncGenerator[dict[str, str], None]:
-    """Start a fused server with its own HTTP, and a gateway in front of a draft worker."""
+    """Start a fused server with HTTP, and a gateway in front of a draft worker."""
     port = free_port()
     fused = fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4")
     async with AsyncExitStack() as stack:
@@ -88,7 +88,7 @@ async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.long
 async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
-    """An agent must call a tool, whole and streamed; another one goes on from there with a typed answer."""
+    """An agent must call a tool, whole and streamed; another agent continues with a typed answer."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
 
     called = []

@@ -1,4 +1,4 @@
-"""Run-ahead over a network that delays, jitters, breaks and falls silent: the tokens stay the target's own."""
+"""Run-ahead over a network that delays, jitters, breaks and falls silent keeps the target's own tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FAR = LinkConditions(rtt_s=0.04, jitter_s=0.01)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def far_target(models: ModelDirectories) -> AsyncGenerator[ServerProcess, None]:
-    """Start a target with passes as long as those of a model that is worth a draft's branches."""
+    """Start a target with emulated passes so long that branches pay."""
     async with target_server(models.endless, "--emulate", "target:8ms") as server:
         yield server
 
@@ -56,7 +56,7 @@ async def link(far_target: ServerProcess) -> AsyncGenerator[DelayProxy, None]:
 async def worker(
     models: ModelDirectories, far_target: ServerProcess, link: DelayProxy
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Start a draft worker with drafts that are partly accepted, at the far end of the link."""
+    """Start a draft worker at the far end of the link; some of its tokens are accepted."""
     flags = ("--schedule", "async", "--branches", "3", "--reconnect_timeout_s", str(RECONNECT_TIMEOUT_S))
     async with draft_server(models.related, replace(far_target, address=link.address), *flags) as server:
         yield server
@@ -141,7 +141,7 @@ async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worke
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """Rounds would verify a draft token in each pass: at gamma 1 at least 19 for 40 tokens."""
+    """Synchronous rounds would verify at least 19 draft tokens in 40 at gamma 1; run-ahead verifies fewer."""
     link.conditions = LinkConditions(rtt_s=0.3)
     completion = await complete(worker, replace(some_requests()[0], gamma=1))
     assert len(completion.token_ids) == 40
@@ -151,7 +151,7 @@ async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerPro
 async def complete_and_cut(
     worker: ServerProcess, request: CompletionRequest, link: DelayProxy, at: set[int]
 ) -> list[int]:
-    """Return a request's tokens; its link is cut for a moment whenever it has given one of `at` tokens or more."""
+    """Return a request's tokens; cut its link for a moment each time it has given one of `at` tokens."""
     token_ids: list[int] = []
     due = sorted(at)
     async with open_channel(worker.address) as channel:
@@ -185,7 +185,7 @@ async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link:
 async def test_a_worker_that_was_cut_off_serves_on(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy
 ) -> None:
-    """A test of the state after the cuts above: nothing is stuck, no slot is lost."""
+    """After the cuts of the tests above, nothing is stuck and no slot is lost."""
     requests = some_requests()
     alone = await complete_all(far_target, requests)
     assert [h.token_ids for h in await complete_all(worker, requests)] == [a.token_ids for a in alone]

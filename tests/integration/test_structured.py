@@ -1,6 +1,6 @@
-"""Grammars on every topology and schedule: the tokens are those of the target alone without any draft.
+"""Grammars on every topology and schedule give the tokens of the target alone without drafts.
 
-Servers of this process at real sockets and a proxy, so that a link can be slow or cut.
+Servers run in this process, with real sockets and a proxy that can slow or cut the link.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from specdec.inference.serving.assembly import draft_engine, load_proposer, priv
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import convert
 from specdec.inference.workers.calls.fleet import connected
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
@@ -39,6 +38,7 @@ from specdec.inference.workers.drafting.pool_worker import PoolWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
+from tests.support.ports import listening
 from tests.support.servers import Completion, complete_all, completed_by, until_attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -100,16 +100,14 @@ async def target(models: ModelDirectories) -> AsyncGenerator[Server, None]:
         words = Vocabulary(loaded.tokenizer.fingerprint, engine.vocab_size)
         card = ModelCard("target", "target", 128, words.size, words.fingerprint, model_id="m")
         generation = GenerationServicer(LocalCompleter(pool, loaded.tokenizer, model_id="m"), card)
-        server = Server("127.0.0.1:0", [VerificationServicer(pool, words), generation], status_of=to_status)
-        await server.open()
-        yield server
-        await loaded.engine.stop(grace_s=0.0)
-        await server.close()
+        async with listening(VerificationServicer(pool, words), generation) as server:
+            yield server
+            await loaded.engine.stop(grace_s=0.0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(target: Server) -> list[Completion]:
-    """Return the answers of the target alone, one token a pass: no draft, and nothing forced either."""
+    """Return the answers of the target alone, one token a pass, without draft and forced tokens."""
     return await complete_at(target, [replace(request, gamma=0) for request in some_requests()])
 
 
@@ -152,10 +150,7 @@ async def test_outputs_keep_to_their_grammars(plain: list[Completion]) -> None:
 
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
-    """A target with a grammar speculates without any draft model.
-
-    Every forced token is accepted, unless it follows one that was looked up.
-    """
+    """A target with a grammar speculates without a draft; forced tokens are right unless one before was looked up."""
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30
@@ -213,7 +208,7 @@ async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
 ) -> None:
-    """The new stream recomputes the state of the grammar from the committed tokens."""
+    """The worker recomputes the grammar's state from the committed tokens when it opens a new stream."""
     link.conditions = FAR
     async with worker(models.stranger, models, link) as completer:
         helped, cut = Completion(), False
@@ -269,7 +264,7 @@ async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
 async def test_a_peer_that_ignores_grammars_is_noticed(
     models: ModelDirectories, target: Server, link: DelayProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client notices a peer that does not know the field, and takes none of its text for structured."""
+    """A client refuses the answer of a server that does not know the field for grammars."""
     monkeypatch.setattr(convert, "_wanted_grammar", lambda _: None)
     with pytest.raises(InvalidRequestError, match="grammar"):
         await complete_at(target, some_requests()[:1])

@@ -1,4 +1,4 @@
-"""The study over real servers with a known optimum, since their passes are emulated: it must recommend that."""
+"""The study must recommend the known optimum of real servers with emulated passes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = [
 
 
 def test_a_free_draft_looks_far_ahead_when_cheap(models: ModelDirectories, tmp_path: Path) -> None:
-    """Rounds over 900 ms lose to the target alone; both models in one server gain the more the further they draft.
+    """Rounds over 900 ms lose to the target alone; in one server more draft tokens gain more.
 
-    Draft and target are one model, at a temperature where nothing repeats, so every draft token is right.
+    Draft and target are one model, at a temperature at which nothing repeats, so every draft token is right.
     """
     (tmp_path / "prompts.txt").write_text("in the wing\n")
     flags = [

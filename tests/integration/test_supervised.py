@@ -1,7 +1,7 @@
-"""Supervision of servers, as by Ray, Kubernetes or a script: real processes, ports of their choice.
+"""Supervision of servers, as by Ray, Kubernetes or a script: real processes with free ports.
 
-A supervisor reads their ports from one line, names them in a file that others follow, requests their load, drains them,
-and they end when it ends.
+A supervisor reads the ports from one line of output, writes them to a file that clients follow, asks for the load and
+drains; its servers end when it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One request is one trace through gateway, draft worker and target, as a collector of another process sees it."""
+"""One request is one trace through gateway, draft worker and target, in a collector."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients' own packages call tools of the bundled model, which knows nothing of tools: the grammar does it all.
+"""Other projects' clients call tools with the bundled model, which never learned tools: the grammar forces the calls.
 
-A target and a gateway of this process, over real sockets.
+A target and a gateway run in this process, over real sockets.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: openai.AsyncOpenAI) ->
 
 @pytest.mark.long
 async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
-    """The agent must call a tool, reads the result, and then writes an answer; streamed too."""
+    """The agent must call a tool, then writes an answer with its result; whole and streamed."""
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 
     called = []

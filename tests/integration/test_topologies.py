@@ -1,6 +1,6 @@
-"""Every topology is one service: the tokens are the target's own, and the same requests are refused.
+"""Every topology gives the target's own tokens and refuses the same requests.
 
-Real processes throughout: a target, draft workers of three qualities in front of it, and both models in one server.
+Real processes: a target, draft workers of three qualities for it, and both models in one server.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def greedy_tokens(models: ModelDirectories) -> list[list[int]]:
 
 
 def greedy_requests() -> list[CompletionRequest]:
-    """Return requests in rounds: run-ahead leaves to chance how much is verified together."""
+    """Return requests in rounds, in which the number of verified draft tokens does not depend on chance."""
     return [CompletionRequest(prompt, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC) for prompt in PROMPTS]
 
 
 def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]:
-    """Return requests with parameters all over their ranges, some greedy."""
+    """Return requests with random parameters, some greedy."""
     rng = random.Random(seed)
     requests = []
     for _ in range(num_requests):
@@ -88,7 +88,7 @@ def sampled_requests(num_requests: int, *, seed: int) -> list[CompletionRequest]
 
 
 def uncached(requests: list[CompletionRequest]) -> list[CompletionRequest]:
-    """Return the requests under salts of their own: no slot holds anything for them."""
+    """Return the requests with salts of their own, so that no slot has their prefixes."""
     return [replace(request, cache_salt=secrets.token_hex()) for request in requests]
 
 
@@ -137,10 +137,7 @@ async def test_greedy_equals_transformers_with_1_session(
 async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
-    """The draft does not wait, and the target goes on without it.
-
-    How much is verified together is left to chance: a target as small as its draft is often ahead of it.
-    """
+    """The draft waits for no verdict, so how many of its tokens are verified depends on chance."""
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
         for number, request in enumerate(greedy_requests())
@@ -160,7 +157,7 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
-    """The three drafts above differ in what is accepted; else they would be one test three times."""
+    """The three drafts differ in their acceptance, without which the tests above would repeat one case."""
     in_rounds: Any = {"gamma": 4, "schedule": Schedule.SYNC}
     requests = [
         CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, **in_rounds)
@@ -187,7 +184,7 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """The rate is exactly 1.0, also where the length limit is no multiple of gamma + 1."""
+    """The acceptance rate is exactly 1.0, also if the limit of tokens is no multiple of gamma + 1."""
     requests = [
         CompletionRequest(
             PROMPTS[number],
@@ -210,7 +207,7 @@ async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies,
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """The target goes on alone after the draft's own context ends, at 64 tokens."""
+    """The draft's context ends at 64 tokens; the target continues alone to the end of its own."""
     prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
     long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
     requests = [
@@ -260,7 +257,7 @@ async def test_refused_generate(
     parts: list[str],
     helper: str,
 ) -> None:
-    """The public service refuses alike whether the target serves it or a draft worker."""
+    """Target and draft worker refuse invalid requests with the same status and message."""
     address = (topologies | {"target": target})[helper].address
     async with open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

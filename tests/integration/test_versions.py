@@ -1,6 +1,6 @@
-"""Version 1 of the protocol beside version 2: the commands of an older wheel and ours, as docs/changes.md promises.
+"""Version 1 of the protocol beside version 2: commands of an older wheel and ours, as CHANGELOG.md promises.
 
-The wheel is built of the last commit before version 2, which a shallow clone does not have.
+The wheel is built from the last commit before version 2, which a shallow clone lacks.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(old: Path, *arguments: str | Path) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    """Run a command of version 1 until the block is left."""
+    """Run a command of version 1 until the block ends."""
     return command(*arguments, program="-m specdec", cwd=old, variables={"PYTHONPATH": str(old)})
 
 
 async def run_old(old: Path, *arguments: str | Path) -> str:
-    """Run a command of version 1 to its end; return its output, errors last."""
+    """Run a command of version 1 to its end; return its output, then its errors."""
     async with started(old, *arguments) as process, asyncio.timeout(90):
         return b"".join(await process.communicate()).decode()
 
@@ -82,12 +82,12 @@ async def old_target(old: Path, model: Path) -> AsyncGenerator[str, None]:
 
 
 def ids_in(output: str) -> list[list[int]]:
-    """Return the token ids of each answer in an output of `--format json`."""
+    """Return the token ids of each answer in the output of `--format json`."""
     return [[int(each) for each in found.split(",")] for found in re.findall(r'"token_ids": \[([^\]]+)\]', output)]
 
 
 async def test_clients_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """A client and a gateway of version 1 get the tokens of our target; an edge draft gets an error with a way out."""
+    """A client and a gateway of version 1 get our target's tokens; an edge draft gets an error that names a way out."""
     async with target_server(models.target, *SLOW) as target:
         expected = await complete(target, REQUEST)
         port = ("--port", str(target.port))
@@ -116,7 +116,7 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Our client gets the target's tokens, and our edge too, without drafts; our pool worker ends with its refusal."""
+    """Our client and our edge, without drafts, get its tokens; our pool worker ends, since the target refuses it."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

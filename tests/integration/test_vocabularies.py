@@ -1,4 +1,4 @@
-"""Drafts whose vocabulary is not their target's: in every topology the target's own tokens.
+"""Drafts with another vocabulary than their target's keep the target's own tokens in every topology.
 
 Real processes over real sockets. A draft has its target's tokenizer and is padded to another size, or it has another
 tokenizer: a disturbed twin of the target, in SentencePiece's spelling and without some of the merges.
@@ -53,10 +53,10 @@ class Kind:
     """Vocabularies of targets and drafts, as sizes; None: that of the other tokenizer.
 
     Attributes:
-        draft: drafts for `target` in a distributed and a fused pair.
+        draft: draft of `target` in a distributed and a fused pair.
         helper: a worker of the pool that helps `target` and the target `other`.
-        wanted: the ids that requests name and make more probable, and by how much.
-        shares: least and largest share of the target's ids that the draft may have.
+        wanted: ids that requests bias, with the biases.
+        shares: limits between which the draft's share of the target's ids must be.
     """
 
     target: int
@@ -88,7 +88,7 @@ of_another_tokenizer = pytest.mark.parametrize("kind", [FOREIGN], indirect=True)
 
 @pytest.fixture(scope="module")
 def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Save the four models by their names in `Kind`."""
+    """Save the four models, by their names in `Kind`."""
     root = tmp_path_factory.mktemp("models")
     for name in ("target", "draft", "helper", "other"):
         size = getattr(kind, name)
@@ -106,7 +106,7 @@ def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers of one target, and the ports of the metrics of the two with a draft."""
+    """Servers of one target, and the metrics ports of the two that have a draft."""
 
     target: ServerProcess
     distributed: ServerProcess
@@ -127,7 +127,7 @@ async def servers(models: dict[str, Path], tokenizer: tuple[str, ...]) -> AsyncG
 
 @pytest.fixture(scope="module")
 def tokenizer(kind: Kind, models: dict[str, Path]) -> tuple[str, ...]:
-    """Return the flags with which an edge draft reads its prompts as the target does."""
+    """Return the flags by which an edge draft reads prompts with the target's tokenizer."""
     return () if kind.draft else ("--tokenizer", str(models["target"]))
 
 
@@ -205,10 +205,7 @@ async def test_metrics_show_what_the_draft_can_propose(kind: Kind, servers: Serv
 
 @pytest.mark.parametrize("kind", [FOREIGN, pytest.param(FEWER, marks=long)], indirect=True)
 async def test_one_worker_of_the_pool_helps_two_targets(kind: Kind, servers: Servers, models: dict[str, Path]) -> None:
-    """A worker that lacks ids of one target, and has ids that the other lacks, helps both in the same passes.
-
-    It gets the tokenizer of the one from that target.
-    """
+    """A worker helps a target with other ids and one with fewer in the same passes; one sends its tokenizer."""
     async with target_server(models["other"], *SLOW) as other:
         asked = {servers.target: requests(kind), other: requests(kind if kind is FOREIGN else MORE)}
         expected = [await alone(target, each) for target, each in asked.items()]

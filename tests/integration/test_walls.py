@@ -1,6 +1,6 @@
-"""Attacks of strangers on a target that others use meanwhile: each recipe beside a client that must get its tokens.
+"""Attacks on a target that others use meanwhile: beside each recipe a client must get its tokens.
 
-The target is a scripted one in this process, at real sockets; tests/unit has the same limits one by one.
+The target is scripted and in this process, with real sockets; tests/unit has the limits one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.access import Access
 from specdec.inference.workers.calls.admitting import admission
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completion import ModelCard
@@ -37,6 +36,7 @@ from specdec.inference.workers.drafting import service
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.bombs import BOMBS
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.raw_worker import after, end_of, raw_worker
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
 
@@ -78,13 +78,11 @@ async def serving(
     completer = LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset()))
     generation = GenerationServicer(completer, ModelCard("tiny", "target", engine.max_length, VOCAB_SIZE, "f"))
     gate = Gate(credentials, admit=admission(Access(auth_file)), stall_timeout_s=stall_timeout_s)
-    server = Server("127.0.0.1:0", [VerificationServicer(pool, WORDS), generation], status_of=to_status, gate=gate)
-    await server.open()
-    try:
-        yield Target(server, engine, pool)
-    finally:
-        await engine.stop()
-        await server.close()
+    async with listening(VerificationServicer(pool, WORDS), generation, gate=gate) as server:
+        try:
+            yield Target(server, engine, pool)
+        finally:
+            await engine.stop()
 
 
 def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
@@ -93,7 +91,7 @@ def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
-    """The story: 10 KB of gzip, 5 million empty chat messages, froze a target for 50 s and took more than 5 GB."""
+    """The story: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s and took more than 5 GB."""
     async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
         watching = asyncio.create_task(worst_health(good))
         method = "/specdec.v1.GenerationService/Generate"
@@ -106,7 +104,7 @@ async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
 
 
 async def worst_health(channel: grpc.aio.Channel) -> float:
-    """Return the time of the longest health check until this is cancelled, in seconds."""
+    """Check health until cancelled; return the seconds of the longest check."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     worst = 0.0
     try:
@@ -127,7 +125,7 @@ async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
-    """The story: the idle time-out messaged a draft that was stuck in a write, and the only slot was taken for ever."""
+    """The story: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed held."""
     async with (
         serving(1, idle_timeout_s=0.5, stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,
@@ -143,7 +141,7 @@ async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
 
 
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
-    """The story: 5 MB of late branches took 1.2 GB."""
+    """The story: 5 MB of branches after committed tokens took 1.2 GB."""
     async with serving() as target, raw_worker(target.address) as worker:
         ids = [5] * 250
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=300, schedule=pb.SCHEDULE_SYNC)
@@ -172,7 +170,7 @@ SILENT = (
 
 @pytest.mark.parametrize("method", SILENT)
 async def test_a_first_message_that_never_comes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: gRPC waits for a single request for as long as the connection lasts, and for a stream's too."""
+    """The story: gRPC waits for a call's first message as long as its connection lasts."""
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 0.3)
     async with serving() as target, open_channel(target.address) as channel:
         call = channel.stream_stream(method, **RAW)()
@@ -190,7 +188,7 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
-    """The story: the worker's outbox grew for as long as it answered pings, and its sessions had no drafts."""
+    """The story: messages to such a worker piled up as long as it answered pings, and its sessions had no drafts."""
     async with (
         serving(stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,
@@ -207,7 +205,7 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 
 
 async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: silent calls had no limit, and each took 20 KB and time of every full garbage collection."""
+    """The story: silent calls were unlimited, and each took 20 KB and time of every full garbage collection."""
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 60.0)
     num_calls = 700
     async with serving() as target, AsyncExitStack() as stack:
@@ -230,7 +228,7 @@ async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: balancers that count no PINGs ended silent streams after 30 s to 60 s, and so emptied the pool."""
+    """The story: balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the pool."""
     monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
@@ -242,7 +240,7 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_worker_reports_its_present_room() -> None:
-    """A number of 0 slots ends the worker's stream, as in Attach, and no session of a client."""
+    """A report of 0 slots is a fault that ends the worker's stream, and no client's session."""
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)

@@ -1,4 +1,4 @@
-"""The kernel's winners are numpy's, bit for bit, in Triton's interpreter on a CPU: a line of `make test-vllm`."""
+"""The kernel's tokens equal numpy's, bit for bit, in Triton's interpreter on a CPU; `make test-vllm` runs this."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCAB_SIZE = 2085
 
 
 def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:
-    """Draw sampling parameters: each step is there or not, and a third of them are greedy."""
+    """Draw sampling parameters: each truncation is present or absent, and a third of them are greedy."""
     return MinLengthSampling(
         temperature=float(rng.choice([0.0, 0.7, 1.0])),
         top_k=int(rng.choice([0, 20])),
@@ -43,7 +43,7 @@ def drawn(rng: np.random.Generator, noise: Noise) -> SamplingParams:
 
 
 def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
-    """Draw the tokens before a row, with a mask that allows one token in eight."""
+    """Draw the tokens before a row, and optionally a grammar's mask that allows one token in eight."""
     seen = TokensBefore.of([int(token_id) for token_id in rng.integers(0, VOCAB_SIZE, 30)], 12)
     allowed = rng.integers(0, 256, (3, (VOCAB_SIZE + 7) // 8), dtype=np.uint8)
     return replace(seen, allowed=np.bitwise_and.reduce(allowed).tobytes() if mask else None)
@@ -52,14 +52,14 @@ def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
 def both(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], at: Sequence[int], seen: Sequence[TokensBefore] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the winners by the kernel and by numpy."""
+    """Return the token ids that the kernel chooses, and those that numpy does."""
     return choose_tokens(logits, sampling, at, seen), choose_tokens(logits.float().numpy(), sampling, at, seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(2))
 def test_winners_are_those_of_numpy(seed: int, dtype: torch.dtype) -> None:
-    """Rows of both laws, greedy ones among them, share a pass, with every step of the choice."""
+    """One pass has rows with either noise and greedy rows, and every step of the choice."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=2.0, size=(NUM_ROWS, VOCAB_SIZE))).to(dtype)
     sampling = [drawn(rng, Noise(noise)) for noise in rng.choice([*Noise], NUM_ROWS)]
@@ -77,7 +77,7 @@ def assert_same(
 
 @pytest.mark.parametrize("noise", Noise)
 def test_the_noise_has_the_same_bits(noise: Noise) -> None:
-    """One token per row makes the winner's score its noise, so a last bit would show that no winner shows."""
+    """The score of the only token in a row is its noise, so this test sees bits that change no choice."""
     rng = np.random.default_rng(5)
     seeds, at = [int(seed) for seed in rng.integers(0, MAX_SEED, 20, dtype=np.uint64)], [*range(1, 21)]
     keys_of, noise_of = LAWS[noise]
@@ -98,7 +98,7 @@ def test_ties_and_rows_without_a_token_go_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("noise", Noise)
 @pytest.mark.parametrize("wrong", ["position", "seed", "law"])
 def test_a_wrong_key_is_noticed(noise: Noise, wrong: str) -> None:
-    """Flat rows of noise that is one position off, of another seed or of the other law have other winners."""
+    """Flat logits choose other tokens if the noise is one position off, of another seed or of the other kind."""
     logits = torch.zeros((NUM_ROWS, VOCAB_SIZE))
     other = next(each for each in Noise if each is not noise)
     right = [SamplingParams(1.0, seed=seed, noise=noise) for seed in range(NUM_ROWS)]

@@ -3,14 +3,14 @@
 1. NeuronConfig has on_cpu set, so that models take torch's operations where they would call a kernel.
 2. An application's `compile` writes neuron_config.json, a model.pt that names the graphs, and the sharded weights.
 3. Its `load` builds the graphs from these files alone, over one memory of keys and values.
-4. A graph's wrapper runs it at its bucket's length, writes what is aliased to the memory back, and hands out the rest,
-   as a traced model does. So NxDI's host code takes the way that it takes on a device.
+4. A graph's wrapper runs it at its bucket's length, writes aliased outputs back to the memory, and returns the others,
+   as a traced model does. So NxDI's host code runs as on a device.
 5. The sampler on a CPU looks at the logits of all ranks, and gives values where they are asked for, as on a device.
 6. Medusa's pass reads hidden states at an index that tracing freezes at 0.
-7. What marks layers for the compiler (of models with experts) marks nothing.
+7. Marks of layers for the compiler (in models with experts) have no effect.
 
 Not here: the compiler, tracing, the runtime, kernels, bfloat16 as the device rounds it, time. Eager code that runs here
-may fail to trace. A process alone is one rank, whatever tp_degree says; under torchrun there are as many as it starts.
+may fail to trace. A process alone is one rank, for any tp_degree; under torchrun there are as many as it starts.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def _share_memory(module: Any, first: Any) -> None:
-    """Draft and target of a fused graph have a memory each; EAGLE has hidden states beside them."""
+    """Let a graph use the first graph's keys and values; draft and target have their own, EAGLE hidden states too."""
     for name in ("", "draft_model", "target_model"):
         part, other = (getattr(module, name), getattr(first, name)) if hasattr(module, name) else (module, first)
         if hasattr(part, "kv_mgr"):
@@ -166,7 +166,7 @@ def change_wrapper(module: ModuleType) -> None:
 
 @torch.no_grad()
 def _run_compiled(wrapper: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Check the outputs by NxDI's own table of states, which is the compiler's too."""
+    """Run a graph; check its outputs by NxDI's own table of states, which the compiler uses too."""
     bucket = wrapper.neuron_config.buckets.index(args[1].shape[-1])
     _, places = wrapper.as_device.get(bucket)
     outputs = list(run(wrapper, *args))

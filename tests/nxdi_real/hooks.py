@@ -23,7 +23,7 @@ _ENVIRONMENT = {"NXD_CPU_MODE": "1", "NXD_LOG_LEVEL": "error"}
 
 
 def arm() -> None:
-    """Let imports of Neuron packages in this process find the sources and what stands for the rest.
+    """Let imports of Neuron packages in this process find NxDI's sources, and stand-ins for other packages.
 
     Raises:
         KeyError: NXDI_SOURCES is not set.
@@ -38,7 +38,10 @@ def arm() -> None:
 
 
 class _Changes(importlib.abc.MetaPathFinder):
-    """Changes modules of NxDI after their import. The stand-ins, which need torch, come with the first of them."""
+    """Finder that changes modules of NxDI after their import.
+
+    It imports the stand-ins, which need torch, with the first one.
+    """
 
     def __init__(self, source: Path) -> None:
         self._source = source
@@ -69,7 +72,7 @@ class _Changes(importlib.abc.MetaPathFinder):
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def find_distributions(self, context: Any) -> Iterable[metadata.Distribution]:
-        """Return distributions for `importlib.metadata`, which is asked for versions."""
+        """Return distributions, from which `importlib.metadata` takes versions."""
         versions = {**VERSIONS, "neuronx-distributed-inference": self._version()}
         names = versions if context.name is None else [context.name.replace("_", "-").lower()]
         return [_Distribution(name, versions[name]) for name in names if name in versions]

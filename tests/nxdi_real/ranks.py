@@ -1,7 +1,7 @@
 """Compiled models on two ranks: `torch.distributed.run --nproc_per_node 2 -m tests.nxdi_real.ranks FOLDER`.
 
-Every rank makes the same calls, as the cores of one process do on a device; rank 0 prints what came of them, one JSON
-object per line. FOLDER is for models and artifacts.
+Every rank makes the same calls, as the cores of one process do on a device; rank 0 prints the results, one JSON object
+per line. FOLDER is for models and artifacts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def config(path: Path, **options: Any) -> ModelConfig:
 
 
 def slots(target: Path, **overrides: Any) -> dict[str, Any]:
-    """Return the distance of logits from those of Transformers, after prompts and a pass over a part of the batch."""
+    """Return how far logits are from Transformers', after prompts and after a pass over a part of the batch."""
     backend = load_neuron_backend(config(target, gamma=K - 1, overrides=overrides))
     prompts = backend.forward([Span(slot, 0, tokens, 1) for slot, tokens in enumerate(PROMPTS)])
     passes = backend.forward([Span(2, 26, TOKENS[:K], K), Span(0, 1, TOKENS[7:9], 2)])
@@ -58,7 +58,7 @@ def _logits(target: Path, tokens: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = False, **overrides: Any) -> dict[str, Any]:
-    """Return whether greedy tokens are those of Transformers."""
+    """Return whether a pair's greedy tokens equal those of Transformers."""
     options = {"method": method, "overrides": overrides, "device_sampling": device_sampling}
     decoder = load_fused_decoder(config(target, gamma=K, **options), config(draft, **options), decide)
     assert decoder is not None

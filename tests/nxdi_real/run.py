@@ -1,8 +1,7 @@
 """`make test-nxdi NXDI_SOURCES=DIR`: the neuron tests on NxDI's own sources, in a Python environment made for them.
 
-NxDI needs Transformers 4.57, which the project's environment does not have. So the tests run in one of their own, which
-lies in the user's cache under a hash of what is installed there: it is made once per set of pins.
-Standard library only.
+NxDI needs Transformers 4.57, which the project's environment does not have. So the tests run in an environment of their
+own in the user's cache, made once per set of pinned packages. This module imports the standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NUM_PROCESSES = 2
 
 
 def main() -> int:
-    """Return pytest's exit code; 2 if the argument's folder has no sources."""
+    """Run the tests; return pytest's exit code, or 2 if the folder in the argument lacks the sources."""
     if len(sys.argv) < 2 or not sys.argv[1]:
         print("usage: make test-nxdi NXDI_SOURCES=DIR, where DIR has clones of", *PACKAGES, file=sys.stderr)
         return 2

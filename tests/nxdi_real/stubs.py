@@ -1,8 +1,8 @@
 """Modules in the place of the Neuron packages that only a Neuron machine has: torch_neuronx, torch_xla, nki and others.
 
 NxDI imports hundreds of names of them and calls few on a CPU. Any name of these packages is an inert class: it may be a
-base class, a decorator, an annotation or a subscripted kernel, and raises when it is run. What NxDI does run has a
-body here. Nothing imitates a device; that is `device`'s affair.
+base class, a decorator, an annotation or a subscripted kernel, and raises when it is run. Functions that NxDI does run
+are written here. Nothing here imitates a device; `device` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLATFORM = "trn1"
 
 
 class _Inert(type):
-    """The class of inert classes."""
+    """Metaclass of the inert classes."""
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
         if "is_inert" not in cls.__dict__:  # a class that NxDI derives
@@ -88,7 +88,7 @@ class _Module(ModuleType):
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of `PACKAGES`."""
+    """Finder of every module in `PACKAGES`."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         if fullname.partition(".")[0] not in PACKAGES:
@@ -125,7 +125,7 @@ def _rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float, dim: int =
 
 
 def _hlo_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give random numbers, the one operation that NxDI writes in the compiler's language and needs here."""
+    """Return a random-number function, the only operation that NxDI writes in the compiler's language and runs here."""
     if function.__name__ == "rand_like":
         return lambda tensor: torch.rand(tensor.shape).to(tensor.dtype)
     return _configured(function.__name__)
@@ -140,7 +140,7 @@ def _collectives() -> dict[str, Any]:
 
 
 class CollectivesConfig:
-    """A configuration that NxD reads one field of, when it makes process groups."""
+    """Configuration with the one field that NxD reads when it makes process groups."""
 
     def __init__(self, replica_groups: Sequence[Sequence[int]] | None = None, *_: Any, **__: Any) -> None:
         self.replica_groups = replica_groups

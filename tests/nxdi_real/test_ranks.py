@@ -1,4 +1,4 @@
-"""tp_degree 2 as two processes that exchange their parts: shards, gathers and scatters are NxDI's own."""
+"""Two processes as ranks of tp_degree 2; shards, gathers and scatters are NxDI's own."""
 
 from __future__ import annotations
 
@@ -51,8 +51,5 @@ def test_logits_are_those_of_transformers(results: dict[str, dict[str, Any]], na
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_gives_the_tokens_of_transformers(results: dict[str, dict[str, Any]], name: str) -> None:
-    """The story: EAGLE under sequence parallelism, and so all of EAGLE3, failed on more than one core.
-
-    A draft's embeddings were gathered that had not been scattered.
-    """
+    """The story: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several cores."""
     assert results[name]["equal"]

@@ -1,9 +1,9 @@
 """Answers to real JSON schemas: each schema is sent to a fused server over HTTP, and each answer is checked against it.
 
-FOLDER has JSON files, such as the sets of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench, data/); of
-each of its subfolders --count are drawn. Each schema is sent as it is, and with `strict: true`, once per seed at
-temperature 1. An answer that was cut by its limit of tokens is no whole one, and only counted. A key that comes twice
-in an object breaks the promise of a strict schema; other schemas allow it for keys that they do not name.
+FOLDER has JSON files, such as the sets of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench, data/);
+--count files of each of its subfolders are drawn. Each schema is sent with and without `strict: true`, once per seed at
+temperature 1. An answer that the limit of tokens cut is counted, not checked. A duplicate key in an object breaks the
+promise of a strict schema; other schemas allow it for keys that they do not name.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PROMPT = "A document in JSON:"
 
 @dataclass
 class Tally:
-    """Number of requests by outcome, in one way to ask, and the wrong answers.
+    """Number of requests by outcome for one setting of `strict`, and the wrong answers.
 
     Attributes:
-        taken: files with schemas that were accepted.
+        taken: files with schemas that the server accepted.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Tally:
 
 
 def faults(schema: dict[str, Any], text: str) -> Iterator[str]:
-    """Yield "duplicate" if a key comes twice in an object of the answer, and "invalid" if the schema forbids it."""
+    """Yield "duplicate" if an object of the answer has a key twice, and "invalid" if the answer breaks the schema."""
     repeated: list[str] = []
 
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 async def ask(client: httpx.AsyncClient, file: Path, seed: int, tally: Tally, *, strict: bool, num_tokens: int) -> None:
-    """Send one request, again while the server is busy, and count what became of it."""
+    """Send one request, again if the server is busy, and count its outcome."""
     schema = read(file)
     format_ = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": strict}}
     body = {"prompt": PROMPT, "response_format": format_, "seed": seed, "temperature": 1, "max_tokens": num_tokens}
@@ -98,7 +98,7 @@ async def ask(client: httpx.AsyncClient, file: Path, seed: int, tally: Tally, *,
 
 
 def drawn(folder: Path, count: int, seed: int) -> list[Path]:
-    """Return so many files of each folder that has any, in the order in which they are sent."""
+    """Draw `count` JSON files of each folder below `folder`; return them in the order of sending."""
     folders = sorted({file.parent for file in folder.rglob("*.json")})
     chosen = []
     for each in folders:
@@ -132,7 +132,7 @@ async def schemas(trial: Trial, *, args: argparse.Namespace) -> None:
 
 
 def judge(trial: Trial, name: str, tally: Tally, num_files: int) -> None:
-    """Add the promises of one way to ask to the verdict."""
+    """Add the promises for one setting of `strict` to the verdict."""
     ends = tally.ends
     trial.promise(f"{name}: schemas taken", f"{len(tally.taken)} of {num_files}", "> 0", kept=bool(tally.taken))
     trial.promise(f"{name}: whole answers that break their schema", f"{ends['invalid']} of {ends['whole']}", 0,

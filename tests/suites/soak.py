@@ -1,6 +1,6 @@
-"""Thousands of short sessions on every topology, with cancels and deadlines: afterwards nothing is left of them.
+"""Thousands of short sessions on every topology, with cancels and deadlines, leave nothing in the servers.
 
-Slots, tasks of the event loop, descriptors, threads and memory of every server return to where they were after the
+Slots, tasks of the event loop, descriptors, threads and memory of every server return to their values after the
 warm-up, which is 10 % of the sessions and fills every slot once. Whole answers are compared with the target's.
 """
 
@@ -49,16 +49,16 @@ Ask = Callable[..., Awaitable[Answer]]
 
 
 class Enough(Exception):
-    """A client has seen what it wanted, and leaves."""
+    """Raised by a client that leaves before the end of its answer."""
 
 
 @dataclass
 class Tally:
-    """The outcome of the sessions.
+    """Outcomes of the sessions.
 
     Attributes:
-        ends: by server and end.
-        wrong: what should not have been.
+        ends: number of sessions by server and outcome.
+        wrong: descriptions of wrong answers and unexpected errors.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Figures of a server without requests."""
+    """Figures of a server that has no requests."""
 
     num_requests: int
     num_tasks: int
@@ -78,7 +78,7 @@ class Left:
 
 
 class Visitor:
-    """One of the clients that come at the same time; its connections last as long as it does."""
+    """One of several clients at a time; it keeps its connections as long as it lives."""
 
     def __init__(
         self, where: Cluster, expected: dict[Question, Answer], tally: Tally, card: pb.GetModelResponse
@@ -89,7 +89,7 @@ class Visitor:
         self._card = card
 
     async def visit(self, numbers: Iterator[int], seed: int) -> None:
-        """Take sessions from what is left, one after another."""
+        """Run sessions by the next numbers until none is left."""
         async with AsyncExitStack() as stack:
             ways: dict[str, Ask] = {}
             for name in ("target", "draft", "fused"):
@@ -131,7 +131,7 @@ class Visitor:
             self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
-        """Run a request and its worker by hand, which proposes nothing of worth; both may leave at any time."""
+        """Run a request with a worker of its own that proposes random tokens; both may leave at any time."""
         attach = pb.Attach(protocol_version=2, num_slots=1, is_private=True, vocab_size=self._card.vocab_size)
         attach.tokenizer_fingerprint = self._card.tokenizer_fingerprint
         name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
@@ -208,7 +208,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
 
 
 async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers: range, seed: int) -> dict[str, Left]:
-    """Return every server's figures after these sessions, once it has settled."""
+    """Run these sessions; return every server's figures once it is idle."""
     await drive(trial, where, visitors, numbers, seed)
     trial.promise(f"slots free after session {numbers.stop}", is_free := await where.settled(), True, kept=is_free)
     await asyncio.sleep(2)  # connections that have been closed are noticed

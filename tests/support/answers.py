@@ -1,4 +1,4 @@
-"""The answer of a generator, read to its end."""
+"""Readers of a generator's answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, that issues certificates for URIs, expired ones, and ones for any name."""
+"""Certificate authority for tests, which issues certificates for hosts, URIs or any name, and expired ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Issued:
 
 
 class Authority:
-    """A CA that keeps its key in memory alone: no more can be issued later."""
+    """A CA with its key in memory alone, so that nothing can be issued after the test."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -35,7 +35,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """The certificate that others have to trust."""
+        """The CA's certificate, for its clients to trust."""
         return self._cert.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, names: Sequence[str], *, begins: datetime | None = None, days: float = DAYS) -> Issued:

@@ -1,7 +1,7 @@
 """The contract of every slot backend: `BackendContract`, a class of tests that each backend's own test file derives.
 
-Its heart is random histories: whatever was written, overwritten or rolled back before, a span's logits are those of a
-fresh forward of plain Transformers over the tokens that the slot is supposed to hold.
+Its main test draws random histories of writes, overwrites and rollbacks: a span's logits must equal those of a fresh
+forward of plain Transformers over the tokens that the slot should hold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_LENGTH = 24
 
 @dataclass(frozen=True)
 class Move:
-    """A move of one slot in one pass, relative to what it holds: keep a part, then append."""
+    """A slot's part in a pass, relative to the tokens that it holds: keep some, then append others."""
 
     slot: int
     keep: float  # part of the held tokens that stays; 1 is plain decoding, 0 is reuse by another sequence
@@ -54,7 +54,7 @@ def moves(slot: int) -> st.SearchStrategy[Move]:
 
 
 def passes() -> st.SearchStrategy[list[Move]]:
-    """Draw passes over one to all slots, in any order."""
+    """Draw a pass over one or more slots, in any order."""
     some_slots = st.permutations(range(NUM_SLOTS)).flatmap(
         lambda slots: st.integers(1, NUM_SLOTS).map(lambda count: slots[:count])
     )
@@ -92,7 +92,7 @@ def reference(family: str) -> Reference:
 def assert_matches(
     backend: Backend, plain: Reference, history: Sequence[Sequence[Move]], *, tolerance: float = 1e-4
 ) -> None:
-    """Play a history and compare every logit that it asks for."""
+    """Play a history; compare every logit that it asks for with the reference."""
     held: dict[int, tuple[int, ...]] = dict.fromkeys(range(NUM_SLOTS), ())
     for one_pass in history:
         spans = [_span(move, held) for move in one_pass]
@@ -138,7 +138,7 @@ HELD = 4
 
 
 class BackendContract:
-    """Derive it, and give it a fixture `family` and the two methods that raise here."""
+    """Tests of a backend; a subclass adds a fixture `family` and the two methods that raise here."""
 
     tolerance = 1e-4
     max_examples = 8
@@ -146,12 +146,12 @@ class BackendContract:
     def backend_of(self, family: str) -> Backend:
         """Return the backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions.
 
-        All examples share it: the tokens that earlier ones left in its slots must not matter.
+        All examples share this backend: tokens that earlier ones left in its slots must not matter.
         """
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a backend of its own over `tiny_model("llama")`."""
+        """Return a new backend over `tiny_model("llama")`."""
         raise NotImplementedError
 
     def assert_close(self, logits: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
@@ -168,7 +168,7 @@ class BackendContract:
         check()
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
-        """Every choice is checked one by one and four by four: the tokens before it are always those of `generate`."""
+        """Passes of one and of four tokens read the text of `generate`, and choose its next token at each position."""
         backend, text = self.backend_of(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
@@ -176,7 +176,7 @@ class BackendContract:
             assert np.concatenate(logits).argmax(axis=1).tolist()[2:-1] == text[3:]
 
     def test_a_start_off_by_one_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A backend fails that reads every continued sequence as one token longer than it is."""
+        """The checks fail for a backend that takes every continued sequence for one token longer than it is."""
         backend = self.fresh()
         forward = backend.forward
 
@@ -204,10 +204,7 @@ class BackendContract:
 
     @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
     def test_a_pass_that_fails_anywhere_spoils_no_other(self, fault: tuple[list[int], int, list[int], int]) -> None:
-        """The story: memory ran out while inputs were bound to another slot, and half of them were.
-
-        The next pass read that slot's keys and values, which are another user's.
-        """
+        """The story: memory ran out with half of the inputs bound, and the next pass read another user's slot."""
         backend, plain = self.fresh(), reference("llama")
         held = [TOKENS[slot : slot + HELD] for slot in range(NUM_SLOTS)]
         backend.forward([Span(slot, 0, held[slot], 0) for slot in range(NUM_SLOTS)])
@@ -266,7 +263,7 @@ class BackendContract:
 
 
 class Uncompiled:
-    """Maker of graphs that leaves passes as they are: fixed shapes without a compiler."""
+    """Stand-in for a compiler: passes have fixed shapes and run as they are."""
 
     name, arithmetic, graphs_only = "left as they are", "", False
 
@@ -274,6 +271,6 @@ class Uncompiled:
         self.num_graphs = 0
 
     def make(self, run: Run) -> Run:
-        """Count the pass, and return it."""
+        """Count the graph; return its function uncompiled."""
         self.num_graphs += 1
         return run

@@ -1,4 +1,4 @@
-"""Messages of a few kilobytes, once gzipped, that cost a server dearly if it looks into them before it counts."""
+"""Messages of a few kilobytes (gzipped) that cost much to parse before their elements are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def varint(number: int) -> bytes:
 
 
 def field(tag: int, payload: bytes) -> bytes:
-    """Return a length-delimited field."""
+    """Return a length-delimited field of a protobuf message."""
     return bytes([tag << 3 | 2]) + varint(len(payload)) + payload
 
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe: one page, scripts and what they return. No driver is needed."""
+"""A headless Chromium, driven over its debugging pipe, without a driver program: one page and its scripts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Page:
         await self.until("document.readyState === 'complete'")
 
     async def visit(self, url: str) -> None:
-        """Open an address, and forget what pages before it asked for."""
+        """Open an address; forget the requests and complaints of earlier pages."""
         await self.open("about:blank")
         self.requested.clear()
         self.complaints.clear()
@@ -91,7 +91,7 @@ class Page:
 
 @asynccontextmanager
 async def browser_page(profile: Path) -> AsyncGenerator[Page, None]:
-    """Open a tab of a browser of its own, with its profile in a directory that may be deleted afterwards."""
+    """Yield a tab of a new browser with its profile in a directory, which the caller may delete afterwards."""
     assert CHROMIUM is not None
     commands_out, commands_in = os.pipe()
     answers_out, answers_in = os.pipe()

@@ -1,4 +1,4 @@
-"""Certificates of a test's own CA, in files."""
+"""Certificates of a CA for tests, as files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.authority import Authority, Issued
 
 @dataclass(frozen=True)
 class Pki:
-    """A CA, and a folder for what it issues."""
+    """A CA, and the folder of the certificates that it issued."""
 
     folder: Path
     authority: Authority = field(default_factory=Authority)
@@ -24,7 +24,7 @@ class Pki:
         return path
 
     def pair(self, stem: str, *names: str, expired: bool = False) -> tuple[Path, Path]:
-        """Write a certificate and its key to files of these names, in place of present ones."""
+        """Write a certificate and its key to files with this stem, over existing ones; return both paths."""
         begins = datetime.now(UTC) - timedelta(days=10) if expired else None
         issued = self.authority.issue(names or ("localhost", "127.0.0.1"), begins=begins, days=9 if expired else 30)
         return self.write(stem, issued)
@@ -36,7 +36,7 @@ class Pki:
         return cert, key
 
     def client(self, *names: str) -> ClientTls:
-        """Return a client that trusts this CA, with a certificate if it is to have names."""
+        """Return a client's TLS that trusts this CA, with a certificate if there are names for it."""
         return ClientTls(self.ca, *(self.pair("client", *names) if names else ()))
 
 

@@ -1,4 +1,4 @@
-"""Clients of the suites: a question, its answer over gRPC or HTTP, and what the answer must be."""
+"""Clients of the suites: a question, its answer over gRPC or HTTP, and the expected answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPTS = ("It was the best of times", "The wind", "Once upon a time there was",
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A client's question; the tokens follow from it alone."""
+    """A client's question, which determines the tokens of the answer."""
 
     prompt: str
     seed: int
@@ -39,13 +39,13 @@ class Question:
 
 @dataclass
 class Answer:
-    """An answer as it came, and its end.
+    """An answer as far as it came, and its end.
 
     Attributes:
-        token_ids: over gRPC alone.
-        fault: status of the error it ended with; None: it is whole.
+        token_ids: token ids of an answer over gRPC; empty over HTTP.
+        fault: status of the error that ended it; None if it is whole.
         words: further text about the error.
-        arrivals: when messages with tokens came, in monotonic seconds.
+        arrivals: monotonic seconds at which messages with tokens came.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Answer:
         return self.fault is None and self.text == expected.text and self.token_ids in (expected.token_ids, [])
 
     def begins(self, expected: Answer) -> bool:
-        """Return whether it is a beginning of the expected answer."""
+        """Return whether this is a beginning of the expected answer."""
         whole, num_tokens = expected.token_ids, len(self.token_ids)
         return expected.text.startswith(self.text.rstrip("\ufffd")) and whole[:num_tokens] == self.token_ids
 
@@ -73,7 +73,7 @@ Progress = Callable[[int], None]
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:
-    """Ask over gRPC, on a connection of its own."""
+    """Ask over gRPC, on a connection of its own, and report the number of tokens so far."""
     async with open_channel(address) as channel:
         return await ask_on(channel, question, told, gamma=gamma)
 
@@ -86,7 +86,7 @@ async def ask_on(
     gamma: int | None = None,
     deadline_s: float = 120.0,
 ) -> Answer:
-    """Ask over gRPC, on a present connection."""
+    """Ask over gRPC, on an open channel, and report the number of tokens so far."""
     request = CompletionRequest(
         question.prompt,
         sampling=SamplingParams(temperature=TEMPERATURE),
@@ -167,17 +167,17 @@ async def _documents(response: httpx.Response) -> AsyncGenerator[dict[str, Any],
 
 @dataclass
 class Load:
-    """Clients that ask without a break over HTTP, and what became of their requests.
+    """Clients that ask without a break over HTTP, and the outcomes of their requests.
 
-    A client whose connection is lost asks for the whole answer again.
+    A client that loses its connection asks for the whole answer again.
 
     Attributes:
-        expected: the questions, with the answers that nothing disturbed.
-        num_same: answers that are whole and the expected ones.
-        refused: how requests were refused, in the words of the server.
-        num_cut: connections that were lost before the end of an answer.
-        other: answers that are not what was expected, or not the beginning of it.
-        longest_gap_s: the longest time without news of an answer, from its question on.
+        expected: the questions, with their undisturbed answers.
+        num_same: number of whole answers that are as expected.
+        refused: the server's messages of refused requests.
+        num_cut: number of connections that were lost before the end of an answer.
+        other: answers that are neither the expected one nor a beginning of it.
+        longest_gap_s: the most seconds between two events of an answer, or between its question and the first.
     """
 
     expected: dict[Question, Answer]
@@ -188,7 +188,7 @@ class Load:
     longest_gap_s: float = 0.0
 
     async def during(self, client: httpx.AsyncClient, num_clients: int, work: Coroutine[Any, Any, None]) -> None:
-        """Ask until `work` is done, then wait for the answers that run."""
+        """Ask until `work` is done; return when the last answers have ended."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for number in range(num_clients):
@@ -220,16 +220,16 @@ class Load:
 
 
 def questions(num_questions: int, num_tokens: Sequence[int]) -> list[Question]:
-    """Return questions of these lengths in turn."""
+    """Return questions with answers of these lengths in turn."""
     seeds = range(num_questions)
     return [Question(PROMPTS[seed % len(PROMPTS)], seed, num_tokens[seed % len(num_tokens)]) for seed in seeds]
 
 
 async def expected_answers(address: str, asked: Sequence[Question]) -> dict[Question, Answer]:
-    """Return the answers of a target alone, undisturbed.
+    """Return a target's undisturbed answers, without draft tokens.
 
     Raises:
-        RuntimeError: it does not.
+        RuntimeError: an answer ends with an error.
     """
     answers = [await ask(address, question, gamma=0) for question in asked]
     if any(answer.fault is not None for answer in answers):

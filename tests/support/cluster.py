@@ -1,9 +1,9 @@
-"""The servers that the suites try: real processes of the bundled pair, each of which may die and come back.
+"""The servers of the suites: real processes of the bundled pair, each of which may be killed and restarted.
 
     clients -> target <- worker (pool)        gateway -> draft -> target        fused (gRPC and HTTP)
 
-With links, a proxy that can be cut, silenced and slowed stands before each server that a draft, worker or gateway
-dials, or a client of the target.
+With links, each connection of a draft, a worker, a gateway or a client of the target leads through a proxy that can be
+cut, silenced and slowed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Member:
     """One server, on ports that it keeps.
 
     Attributes:
-        port: of gRPC; 0: it has none.
-        http_port: of HTTP; 0: it has none.
-        metrics_port: of /metrics.
-        probe_port: of /livez and /readyz; 0: it has none.
-        ready_line: line of its log once it is ready; None: its health is asked.
+        port: port of gRPC; 0 if it has none.
+        http_port: port of HTTP; 0 if it has none.
+        metrics_port: port of /metrics.
+        probe_port: port of /livez and /readyz; 0 if it has none.
+        ready_line: line of its log that shows that it is ready; None if a health check shows it.
     """
 
     name: str
@@ -100,13 +100,13 @@ class Member:
         return time.monotonic() - began
 
     async def end(self) -> None:
-        """Send SIGTERM, as a cluster does, and wait for the server's end."""
+        """Send SIGTERM, as Kubernetes does, and wait for the server's end."""
         assert self.server is not None
         self.send(signal.SIGTERM)
         await self.server.process.wait()
 
     async def is_ready(self) -> bool:
-        """Return whether a Service may lead there: one failed probe counts as none, as in the manifests."""
+        """Return whether a Service may send requests there; only two failed probes count, as in the manifests."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe_port}", timeout=5) as kubelet:
             for _ in range(2):
                 with suppress(httpx.TransportError):
@@ -120,7 +120,7 @@ class Member:
 
     @property
     def branch_slots_mib(self) -> float:
-        """Return the memory of the slots that only branches use, by their number and size in its log."""
+        """Return the memory in MiB of the slots that only branches use, computed from numbers in the server's log."""
         assert self.server is not None
         log = self.server.log.read_text()
         sizes = re.findall(r"slots of \d+ tokens, ([\d.]+) MB each", log)
@@ -132,7 +132,7 @@ class Member:
         return vitals(self.pid)
 
     async def gauges(self) -> dict[str, float]:
-        """Return the server's metrics by name without labels; the last of each name."""
+        """Return the server's metrics by name, without labels; of several with one name, the last."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         async with httpx.AsyncClient(timeout=60) as client:
             lines = (await client.get(url)).text.splitlines()
@@ -141,7 +141,7 @@ class Member:
         }
 
     async def num_requests(self) -> int:
-        """Return the number of slots taken and of places taken in the queue."""
+        """Return the number of requests that run or wait."""
         gauges = await self.gauges()
         return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
 
@@ -158,7 +158,7 @@ class Cluster:
         return self.members[name]
 
     def tracebacks(self) -> list[str]:
-        """Return the unexpected errors in the logs: the line before each traceback, and its end."""
+        """Return each unexpected error in the logs: the line before its traceback, and the traceback's last line."""
         found = []
         for log in sorted(self._logs.iterdir()):
             before, *blocks = log.read_text(errors="replace").split("Traceback (most recent call last):\n")
@@ -172,14 +172,14 @@ class Cluster:
     async def touch(self) -> dict[str, float]:
         """Fill every slot once; return the memory of each server with all its slots touched, in MiB.
 
-        Slots for branches count by the server's log.
+        The memory of slots for branches is computed from the server's log.
         """
         for name in ("target", "draft", "fused"):
             await touch(self.members[name].address, PROMPT_LENGTH, NUM_SLOTS)
         return {name: member.vitals.rss_mib + member.branch_slots_mib for name, member in self.members.items()}
 
     async def settled(self) -> bool:
-        """Wait until each server is alive, ready and without requests; return False if that is not so in time."""
+        """Wait until each server is alive, ready and without requests; return False after a time limit."""
         try:
             async with asyncio.timeout(SETTLE_S):
                 for member in self.members.values():

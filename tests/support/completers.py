@@ -1,4 +1,4 @@
-"""Completers that need no model: they write what a test sets, and keep the requests."""
+"""Completers without a model: they answer with texts that a test sets, and record the requests."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SCORES = tuple(
 
 
 class ScriptedCompleter:
-    """Completer that gives passes of pieces; all but a pass's last token count as accepted.
+    """Completer that answers with scripted passes; all tokens of a pass but the last count as accepted.
 
     Args:
-        passes: the pieces of each pass, one per token.
-        error: raised at the end instead of finishing, or at once if there are no passes.
-        gap_s: seconds before each pass.
-        reason: why the text ends.
-        prompt: comes back from a request with echo.
-        origin: of what it writes.
+        passes: the texts of each pass's tokens.
+        error: exception to raise after the passes, or at once if there are none.
+        gap_s: seconds to wait before each pass.
+        reason: finish reason.
+        prompt: text of the prompt, for a request with echo.
+        origin: origin of the text's tokens.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ScriptedCompleter:
 
 
 class WordCodec:
-    """A token is a word; its id is the word's length."""
+    """Codec with a token per word; the token's id is the word's length."""
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
         text = prompt if isinstance(prompt, str) else " ".join(each.content for each in prompt.messages)
@@ -132,7 +132,7 @@ def gateway(
     codec: Codec | None = WORDS,
     **settings: Any,
 ) -> Gateway:
-    """Return a gateway in front of a completer, with metrics; the settings are those of `HttpConfig`."""
+    """Return a gateway in front of a completer, with metrics; `settings` are fields of `HttpConfig`."""
     metrics = Metrics(CARD.name)
     observed = SupervisedCompleter(completer, Observer(metrics))
     metrics.watch(observed)

@@ -1,7 +1,7 @@
 """Contract of the engines of a target: `EngineContract`, a class of tests that the test file of each engine derives.
 
-Its heart: the tokens of a request depend on model, parameters and seed alone, not on what a draft worker proposes, and
-not on the server that began it.
+Its main rule: a request's tokens depend on model, parameters and seed alone, neither on a draft worker's proposals nor
+on the server that began it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.scripted import until
 
 
 def onnx_engine(path: Path, max_length: int) -> TargetEngine:
-    """Return an engine of ours with four slots and two places in the queue, not running yet."""
+    """Return an engine on backend onnx with four slots and two places in the queue; the caller starts it."""
     config = ModelConfig(path, backend="onnx", sequence_length=max_length, num_slots=4, num_threads=1)
     backend, tokenizer = load_backend(config), Tokenizer.load(path)
     limits = EngineLimits(max_waiting=2, eos_token_ids=tokenizer.eos_token_ids, lookup=False)
@@ -62,17 +62,17 @@ REGEX = Grammar(GrammarKind.REGEX, "[a-z ]{12,30}")
 
 
 def wanted(mode: str = "noise", prompt: Sequence[int] = PROMPT, **options: Any) -> GenerationRequest:
-    """Return a request in one of the modes."""
+    """Return a request with one of the modes' sampling parameters."""
     return GenerationRequest(tuple(prompt), SamplingParams(**MODES[mode]), **{"max_new_tokens": LENGTH, **options})
 
 
 @dataclass(slots=True)
 class Drafting:
-    """Draft worker of a test: after each commit it proposes what it believes to follow, some of it wrong.
+    """Draft worker of a test: after each commit it proposes the next tokens of a known output, some of them wrong.
 
     Attributes:
-        tokens: the output that it believes in.
-        wrong: share of its tokens that are others.
+        tokens: the known output.
+        wrong: share of its tokens that are wrong.
     """
 
     tokens: Sequence[int]
@@ -80,7 +80,7 @@ class Drafting:
     chance: random.Random
 
     def branch(self, session: VerificationSession, start: int) -> Branch:
-        """Return the proposal after the tokens so far."""
+        """Return the proposal that follows the session's tokens."""
         length = len(session.token_ids)
         believed = self.tokens[length - start : length - start + 6]
         wrong = [token_id if self.chance.random() >= self.wrong else (token_id + 1) % 256 for token_id in believed]
@@ -90,7 +90,7 @@ class Drafting:
 async def completed(
     engine: Any, request: GenerationRequest, drafting: Drafting | None = None
 ) -> tuple[list[int], list[Commit]]:
-    """Return the tokens of a request and its commits, and check how they follow each other."""
+    """Return the tokens of a request and its commits; check that each commit follows the one before."""
     session = engine.open(request, grammar=await engine.compiled(request))
     start, opened = len(request.prompt_token_ids), 0
     commits: list[Commit] = []
@@ -115,7 +115,7 @@ async def completed(
 class EngineContract:
     """Tests of an engine over a tiny model.
 
-    The file of an engine overrides `engine`: four slots, no more than two requests that wait, a context of MAX_LENGTH.
+    A subclass overrides the fixture `engine`: four slots, two places in the queue, a context of MAX_LENGTH.
     """
 
     MAX_LENGTH = 128
@@ -151,7 +151,7 @@ class EngineContract:
 
     @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
     async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
-        """Penalties and the minimum length count from the first output token, which is in the prompt by now."""
+        """Penalties and the minimum length count from the first output token, though a resumed prompt contains it."""
         request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))
         tokens, _ = await completed(engine, request)
         assert len(tokens) >= 20
@@ -210,7 +210,7 @@ class EngineContract:
         assert tokens == (await completed(engine, wanted()))[0]
 
     async def test_many_branches_of_one_proposal_are_welcome(self, engine: Any) -> None:
-        """The story: vLLM's core took a proposal of more than 256 branches for garbage, and ended with its server."""
+        """The story: vLLM's core took a proposal of more than 256 branches for malformed, and ended with its server."""
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
         engine.begin_help(session, Schedule.ASYNC)
@@ -221,7 +221,7 @@ class EngineContract:
         assert drafted == tokens
 
     async def test_workers_change_while_a_request_runs(self, engine: Any) -> None:
-        """Node numbers of a new worker start at 0, and messages of the worker before it are ignored."""
+        """Each worker numbers its draft tokens from 0, and messages of an earlier worker are ignored."""
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
         drafted: list[int] = []

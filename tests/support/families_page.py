@@ -1,4 +1,4 @@
-"""Writes docs/families.md from the families that the contract suite runs: `python -m tests.support.families_page`."""
+"""Generator of docs/families.md from the families in the contract suite: `python -m tests.support.families_page`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that runs out at any point of some code, injected by a trace function, and what a decoder makes of it."""
+"""Injection of MemoryError at any line of some modules, and the check that a decoder loses no token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
-    """Run `call`, with a MemoryError at one point of it; return whether it got that far, and failed.
+    """Run `call` with a MemoryError at one point; return whether it reached the point, and failed there.
 
     Args:
         number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.
-        within: beginnings of the names of the modules that count.
+        within: prefixes of the names of the modules in which lines count.
     """
     left = number
 
@@ -44,10 +44,10 @@ def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) ->
 
 
 def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]], within: tuple[str, ...]) -> None:
-    """Let the third of some steps fail at every point in turn, and be run again as an engine does: from position 0.
+    """Let the third step fail at every point in turn, and repeat it from position 0, as an engine does.
 
     Args:
-        begun: returns the first turns of some sequences, as they are before any step.
+        begun: function that returns the first turns of some sequences.
         within: as for `strikes`.
     """
     expected = _after_steps(decoder, begun(), 0, within)
@@ -64,7 +64,10 @@ def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]
 def _after_steps(
     decoder: Decoder, turns: list[Turn], number: int, within: tuple[str, ...]
 ) -> list[Sequence[int]] | None:
-    """Return the tokens of each sequence after four steps; None if the third has no such point. 0: none fails."""
+    """Return each sequence's tokens after four steps; the third fails at point `number`, none if that is 0.
+
+    None means that the third step has no such point.
+    """
     for step in range(4):
         if step == 2 and number:
             if not strikes(partial(decoder.step, turns), number, within):

@@ -1,4 +1,4 @@
-"""A foreign server: OpenAI-compatible in part, and in trouble where the prompt asks for it."""
+"""A server of another project, compatible with OpenAI's API in part, and with faults that the prompt asks for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-E
 
 
 class ForeignServer:
-    """Server without usage and seeds, which refuses fields that it does not know, and lists its model by name."""
+    """Server without usage and seeds, which refuses unknown fields and lists its model."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ class ForeignServer:
             writer.close()
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        """Return whether the connection goes on."""
+        """Answer one request; return whether the connection stays open."""
         if path == "/v1/models":
             _send(writer, 200, {"data": [{"id": "theirs"}]})
             return True
@@ -79,10 +79,10 @@ class ForeignServer:
 
 
 class ScriptedServer(ForeignServer):
-    """Server with answers that a test writes.
+    """Server with answers that a test sets.
 
     Args:
-        script: returns status, type and text of the answer to a body.
+        script: function from a body to status, content type and text.
     """
 
     def __init__(self, script: Callable[[dict[str, Any]], tuple[int, str, str]]) -> None:
@@ -98,7 +98,7 @@ class ScriptedServer(ForeignServer):
 
 
 class TimedServer(ForeignServer):
-    """Server that counts tokens: each answer has `num_tokens`, the first after 5 ms, the others 10 ms apart."""
+    """Server with `num_tokens` tokens in each answer, the first after 5 ms and the others 10 ms apart."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__()

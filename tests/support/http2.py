@@ -1,4 +1,4 @@
-"""A proxy that answers every request by itself: just enough of HTTP/2 to send a status of HTTP's own."""
+"""A proxy that answers every request itself, with just enough of HTTP/2 to send an HTTP status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _PREFACE_BYTES, _HEAD_BYTES = 24, 9
 _HEADERS, _SETTINGS, _PING = 1, 4, 6
 _ACK, _ENDS = b"\x01", b"\x05"
-_STATUS_BY_NAME = b"\x08\x03"  # a literal field whose name is ":status", of three characters
+_STATUS_BY_NAME = b"\x08\x03"  # a literal field named ":status", of three characters
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Proxy:
 
 @asynccontextmanager
 async def answering(status: int, port: int) -> AsyncGenerator[Proxy, None]:
-    """Listen on a port, and answer all that comes with this status."""
+    """Listen on a port; answer every request with this status."""
     proxy, ends = Proxy(port), asyncio.Queue[asyncio.StreamWriter]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

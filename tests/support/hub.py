@@ -1,4 +1,4 @@
-"""A hub on this machine: what huggingface_hub asks of https://huggingface.co, over real HTTP."""
+"""A model hub on this machine, with the part of https://huggingface.co's API that huggingface_hub calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FakeHub:
 
     Attributes:
         models: directory of each model, by its id.
-        gated: ids of those that need a token.
+        gated: ids of models that need a token.
         requests: method and path of every request.
     """
 
@@ -88,7 +88,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running_hub(hub: FakeHub) -> AsyncGenerator[FakeHub, None]:
-    """Run the hub, at `hub.url`."""
+    """Run the hub, at `hub.url`, until the block ends."""
     port = free_port()
     config = uvicorn.Config(hub.app(), port=port, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)

@@ -1,8 +1,8 @@
 """A toy language model, the speculative loop over it, and the exact distribution that its output must have.
 
-Helpers of test_law.py. The loop takes every choice from `specdec.inference.sampling` and every verdict from the
-function it is given, over many seeds; the exact distribution is computed without either, by the definitions of the
-truncations. So the two can disagree, and the deliberately wrong variants in test_law.py show that they would.
+Helpers of test_law.py. The loop takes every choice from `specdec.inference.sampling` and every verdict from its
+argument `verify`, over many seeds; the exact distribution follows from the definitions of the truncations, without
+either. So the two can disagree, as the wrong variants in test_law.py show.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """Return the right key of the noise; wrong variants drop one of the two parts."""
+    """Return the right key of the noise, which has both parts; wrong variants drop one of them."""
     return seed, position
 
 
 def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -> FloatArray:
-    """Return logits of a first-order model: float64 [vocab_size (previous token), vocab_size]."""
+    """Return logits of a first-order Markov model: float64 [vocab_size (previous token), vocab_size]."""
     return rng.normal(scale=spread, size=(vocab_size, vocab_size))
 
 
@@ -129,9 +129,9 @@ def pair_counts(tokens: npt.NDArray[np.int64], vocab_size: int, position: int) -
 
 
 def g_test(counts: npt.NDArray[Any], law: npt.NDArray[Any]) -> float:
-    """Return the p-value of the G-test that `counts` were drawn from `law`; 0 if an impossible one was counted.
+    """Return the p-value of the G-test that `counts` were drawn from `law`; 0 if an impossible token was counted.
 
-    The smallest cells are pooled into one that expects at least five counts: below, the chi-squared limit is poor.
+    The smallest cells are pooled until one expects five counts; for fewer, the chi-squared limit is poor.
     """
     expected = np.ravel(law) * np.sum(counts)
     order = np.argsort(expected)

@@ -1,4 +1,4 @@
-"""LLMPerf's chat client (ray-project/llmperf, src/llmperf/ray_clients) as servers notice it: body and parser."""
+"""Body and parser of LLMPerf's chat client, as in its sources (ray-project/llmperf, src/llmperf/ray_clients)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ HEADERS = {"Authorization": "Bearer secret"}
 
 
 def body(prompt: str, max_tokens: int, *, model: str) -> dict[str, Any]:
-    """Return the body of a request as LLMPerf sends it: an empty system message, and few sampling parameters."""
+    """Return a request's body as LLMPerf sends it, with an empty system message."""
     messages = [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
     return {"model": f"/models/{model}", "messages": messages, "stream": True, "max_tokens": max_tokens}
 
 
 def reads(content: bytes) -> tuple[int, int, str]:
-    """Return what its loop makes of a stream: events counted as tokens, events that it times, text.
+    """Return LLMPerf's figures of a stream: events counted as tokens, events that it times, and the text.
 
-    The first timed event ends the TTFT. It cuts six bytes off every line.
+    The first timed event ends the TTFT. LLMPerf cuts six bytes off every line.
     """
     num_events, num_timed, text = 0, 0, ""
     for line in content.splitlines():

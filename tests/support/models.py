@@ -1,7 +1,7 @@
 """Tiny random models and tokenizers: every family that the backends support, in a few thousand parameters.
 
-Owns what tests need in place of a download. Weights are drawn larger than Transformers would, so that logits are far
-apart and greedy choices do not hang on rounding.
+Tests download nothing. Weights are drawn larger than Transformers draws them, so that logits are far apart and greedy
+choices do not depend on rounding.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "lo
 
 
 def model_type(family: str) -> str:
-    """Return Transformers' name of a family, without what a variant of it adds."""
+    """Return Transformers' name of a family, without the suffix of its variant."""
     return family.partition(",")[0]
 
 
@@ -128,9 +128,9 @@ def tiny_model(
 
     Args:
         family: a name of `FAMILIES`.
-        vocab_size: rows of its embedding.
-        seed: of the weights; equal seeds give equal models.
-        overrides: further fields of its configuration.
+        vocab_size: rows of the embedding.
+        seed: seed of the weights; equal seeds give equal models.
+        overrides: further fields of the configuration.
     """
     token_ids = {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID}
     text = {**token_ids, "vocab_size": vocab_size, **overrides}
@@ -146,7 +146,7 @@ def tiny_model(
 
 
 def disturbed(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with changed weights, a draft of what it was: some of its tokens are accepted."""
+    """Change the model's weights so that it is a draft of its old self, with some tokens accepted; return it."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -196,7 +196,7 @@ def tiny_tokenizer(variant: TokenizerVariant = "plain", chat_template: str | Non
 
 
 def _randomize(model: PreTrainedModel, seed: int) -> None:
-    """Redraw every parameter: matrices at the scale that keeps activations near one, vectors near what they were."""
+    """Redraw every parameter: matrices at the scale that keeps activations near one, vectors near their old values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,8 +1,8 @@
-"""A folder with the rules of Mountpoint for Amazon S3, put before `os` and `open`: other operations fail.
+"""A folder with the rules of Mountpoint for Amazon S3: patched functions of `os` and `open` refuse other operations.
 
-From its SEMANTICS.md: no rename, no links, no locks, no change of times or modes; nothing is overwritten; nothing is
-deleted unless it was mounted so; a file is written from its beginning to its end, not after a sync, and no reader
-sees it until it is closed; folders are local until a file is in them.
+From its SEMANTICS.md: no rename, links, locks, or changes of times and modes; no overwriting; no deleting unless
+mounted so; a file is written from beginning to end, not after a sync, and is seen once it is closed; folders are local
+until a file is in them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ CHANGING = ("w", "x", "a", "+")
 
 
 class Killed(BaseException):
-    """The end of a process that publishes."""
+    """Stands for the kill of a process that publishes a model."""
 
 
 class Mountpoint:
     """A mounted folder.
 
     Attributes:
-        operations: of writing, so far.
-        is_dead: it was killed.
-        killed_at: the operation at which the process is killed; it does nothing in the folder from then on.
+        operations: number of writing operations so far.
+        is_dead: whether the process was killed.
+        killed_at: number of the operation at which the process is killed; it writes nothing from then on.
     """
 
     def __init__(self, root: Path, *, is_read_only: bool = False, deletes: bool = False) -> None:
@@ -51,7 +51,7 @@ class Mountpoint:
         self._uploads.mkdir(exist_ok=True)
 
     def mount(self, patch: pytest.MonkeyPatch) -> None:
-        """Let the rules hold until the patch is undone."""
+        """Enforce the rules until the patch is undone."""
         self._open, self._rename, self._fsync = io.open, os.rename, os.fsync
         for name, number in REFUSED.items():
             patch.setattr(os, name, self._refusing(getattr(os, name), number))
@@ -64,7 +64,7 @@ class Mountpoint:
             patch.setattr(module, "open", self._opened)
 
     def restart(self) -> None:
-        """Let a new process take the place of a killed one: files that the killed one had open are lost."""
+        """Replace a killed process by a new one; files that it had open are lost."""
         self.is_dead, self.killed_at = False, None
         self._open_uploads.clear()
 
@@ -141,13 +141,13 @@ class Mountpoint:
         self._synced.discard(descriptor)
 
     def show(self, upload: Path, place: Path) -> None:
-        """Let a closed file appear."""
+        """Make a closed file visible to readers."""
         self._open_uploads.discard(place)
         self._rename(upload, place)
 
 
 class Upload:
-    """A file that is being written."""
+    """A file that is still being written, which no reader sees."""
 
     def __init__(self, mountpoint: Mountpoint, file: Any, upload: Path, place: Path) -> None:
         self._mountpoint, self._file, self._upload, self._place = mountpoint, file, upload, place

@@ -1,11 +1,11 @@
-"""Stand-in for TorchNeuron's compiler on a CPU: it runs what TorchNeuron is known to compile, and refuses the rest.
+"""Stand-in for TorchNeuron's compiler on a CPU: it runs graphs that TorchNeuron compiles, and refuses others.
 
-TorchNeuron is the native PyTorch backend of Neuron SDK 2.33, `torch.compile(backend="neuron")`. The rules here were
-read off its documentation and its sources (`neuron_dynamo_backend`). Every artifact has one shape. AOTAutograd keeps
-changes of inputs in the graph. An analysis of Dynamo's graph says which inputs those are: it looks for assignments
-`x[...] = y` and for methods whose names end in `_`, on an input or on a view of it. The device has no 64-bit floats, no
-complex numbers, no boolean indices and no result whose size depends on data. A graph that obeys runs eagerly on the
-CPU. So a passing test says nothing about the device's compile times, memory, speed or rounding.
+TorchNeuron is the native PyTorch backend of Neuron SDK 2.33, `torch.compile(backend="neuron")`. The rules here are
+those of its documentation and sources (`neuron_dynamo_backend`). Every artifact has one shape. AOTAutograd keeps
+changes of inputs in the graph. An analysis of Dynamo's graph finds those inputs by assignments `x[...] = y` and by
+methods with names that end in `_`, on an input or on a view of it. The device has no 64-bit floats, no complex numbers,
+no boolean indices, no results of a size that depends on data. A graph that obeys runs eagerly on a CPU. So a passing
+test shows nothing about the device's compile times, memory, speed or rounding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NeuronCompiler:
     """Backend of `torch.compile`; refusals are RuntimeErrors, which Dynamo wraps.
 
     Args:
-        lower: is given every accepted graph, such as to hand it to a real compiler.
+        lower: function that gets every accepted graph, for example to hand it to a real compiler.
 
     Attributes:
         graphs: accepted graphs, in the order of compiling.
@@ -83,7 +83,7 @@ class NeuronCompiler:
 
 
 def changed_inputs(graph: GraphModule) -> set[str]:
-    """Return the inputs of Dynamo's graph that TorchNeuron's analysis finds to be changed: `out=` is not looked for."""
+    """Return the inputs of Dynamo's graph that TorchNeuron's analysis finds changed; it does not look for `out=`."""
     inputs: dict[Node, str] = {}  # a node that is an input or a view of one -> that input
     changed: set[str] = set()
     for node in graph.graph.nodes:
@@ -111,7 +111,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _checked(graph: GraphModule, found: set[str]) -> Compiled:
-    """Return what a functional graph consists of.
+    """Return the operators of a functional graph, and the number of inputs that it changes.
 
     Raises:
         RuntimeError: TorchNeuron would refuse the graph, or compile something else.

@@ -1,6 +1,6 @@
 """The NxDI that the tests run on, the contract double or NxDI's own sources: `pytest --nxdi double|real`.
 
-What holds on one must hold on the other. A test that can only be about one of them asks for it by fixture.
+A test must pass on both. A test of only one of them requires a fixture, `on_double` or `on_real`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Nxdi:
     """NxDI as a test needs it, of either kind.
 
     Attributes:
-        is_real: NxDI's own sources.
+        is_real: whether these are NxDI's own sources.
         calls: (graph, shape of input_ids) of every call of this process, in order.
         compiled_in: work directory of every compilation of this process.
-        install: makes it importable in this process, until the patch is undone.
-        python_path: makes it importable in other processes, by what it returns for their PYTHONPATH; may write packages
-            into the folder given.
+        install: function that makes it importable in this process, until the patch is undone.
+        python_path: function that returns a PYTHONPATH by which other processes import it; it may write packages into
+            the folder.
     """
 
     is_real: bool
@@ -40,7 +40,7 @@ class Nxdi:
 
     @property
     def application_class(self) -> Any:
-        """The class that every model's class inherits `compile` and `save_quantized_state_dict` from."""
+        """The base class of every model's class, with `compile` and `save_quantized_state_dict`."""
         if not self.is_real:
             from tests.support.nxdi_double.application import NeuronApplication
 
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignore warnings of NxDI's sources while they are imported: that is not this project's affair."""
+    """Ignore warnings of NxDI's sources at import, which are not this project's."""
     if config.getoption(OPTION) == "real":
         _real()
         for module in ("neuronx_distributed", "neuronx_distributed_inference", "torch"):
@@ -87,13 +87,13 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture
 def on_double(nxdi: Nxdi) -> None:
-    """Skip on NxDI's sources: tests of the double, of a Python without NxDI, and of rules of a device."""
+    """Skip a test on NxDI's sources: one of the double, of a Python without NxDI, or of a device's rules."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 
 
 @pytest.fixture
 def on_real(nxdi: Nxdi) -> None:
-    """Skip on the double: tests of what it does not have."""
+    """Skip a test on the double: one of a feature that the double lacks."""
     if not nxdi.is_real:
         pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

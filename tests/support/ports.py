@@ -1,4 +1,4 @@
-"""A server with all of its ports, in this process: real sockets, and no model unless a test brings one."""
+"""A server with all of its ports, in this process, with real sockets, and without a model by default."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import httpx
 
 from specdec.grpc_comm.call import Call
-from specdec.grpc_comm.server import Servicer
+from specdec.grpc_comm.server import Server, Servicer
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.config import HttpConfig, ObserveConfig, PortSecurity, ServerConfig
@@ -23,14 +24,28 @@ from specdec.inference.serving.observers import Observers
 from specdec.inference.serving.processes import free_port
 from specdec.inference.workers.calls.observer import Observer
 from specdec.inference.workers.calls.scope import SupervisedCompleter
+from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completion import Completer
 from tests.support.certificates import Pki
 from tests.support.completers import CARD, ScriptedCompleter
 
 
+@asynccontextmanager
+async def listening(
+    *servicers: Servicer, address: str = "127.0.0.1:0", **settings: Any
+) -> AsyncGenerator[Server, None]:
+    """Serve at a port; the settings are those of `Server`."""
+    server = Server(address, servicers, **{"status_of": to_status, **settings})
+    await server.open()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
 class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Service that answers every draft worker with one message."""
+    """Service that answers every draft worker with the same message."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -43,19 +58,19 @@ class YesMan(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 
 def entry(name: str, role: str, more: str = "") -> str:
-    """Return the entry of a caller in an auth file."""
+    """Return a caller's entry in an auth file."""
     digest = hashlib.sha256(f"token of {name}".replace(" ", "-").encode()).hexdigest()
     return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = ["{role}"]\n{more}\n'
 
 
 def token_of(name: str) -> str:
-    """Return the token of an `entry`."""
+    """Return the token that belongs to an `entry`."""
     return f"token-of-{name}"
 
 
 @dataclass(frozen=True)
 class Served:
-    """The address of a server of these tests."""
+    """Numbers of a test server's ports."""
 
     grpc: int
     http: int

@@ -1,4 +1,4 @@
-"""Prompts of many lengths and scripts, the same on every run."""
+"""Prompts of many lengths and scripts, equal on every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client and its draft worker, by grpcio and the .proto alone: no code of inference/."""
+"""A client and its draft worker, made of grpcio and the .proto alone, without code of inference/."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OWN_CONNECTION: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1)]
 
 
 def after(prefix_length: int, *token_ids: int) -> pb.Branch:
-    """Return a branch that follows the first tokens of the sequence."""
+    """Return a branch after the first `prefix_length` tokens of the sequence."""
     return pb.Branch(prefix_length=prefix_length, token_ids=token_ids)
 
 
 def below(parent_node: int, *token_ids: int) -> pb.Branch:
-    """Return a branch that follows an earlier draft token."""
+    """Return a branch after an earlier draft token, which has the number `parent_node`."""
     return pb.Branch(parent_node=parent_node, token_ids=token_ids)
 
 
@@ -45,7 +45,7 @@ class RawWorker:
     writes: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(self, message: pb.GenerateRequest, *, name: bytes | None = None) -> RawSession:
-        """Return a request that has not been sent, under a new name unless it gets one."""
+        """Return a request to send later, under a new session name unless `name` is given."""
         session = RawSession(self, pb.GenerateRequest())
         session.name = name or session.name
         session.message.MergeFrom(message)
@@ -53,7 +53,7 @@ class RawWorker:
         return session
 
     async def closed(self) -> str:
-        """Return the id of the session that the target takes away next."""
+        """Return the id of the next session that the target closes."""
         response = await self.call.read()
         assert response.WhichOneof("message") == "close"
         return str(response.close.session_id)
@@ -69,7 +69,7 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 @dataclass
 class RawSession:
-    """Request for which its client's worker drafts, and what has come of the answer."""
+    """Request for which its client's worker drafts, and its answer so far."""
 
     worker: RawWorker
     message: pb.GenerateRequest
@@ -113,7 +113,7 @@ class RawSession:
 
 
 def attach(card: pb.GetModelResponse, **fields: Any) -> pb.AssistRequest:
-    """Return the first message of a worker that fits a target, but for `fields`."""
+    """Return the first message of a worker that fits a target; `fields` replace some of it."""
     words = {"tokenizer_fingerprint": card.tokenizer_fingerprint, "vocab_size": card.vocab_size}
     return pb.AssistRequest(attach=pb.Attach(**{"protocol_version": 2, **words, "num_slots": 8, **fields}))
 

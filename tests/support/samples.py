@@ -1,4 +1,4 @@
-"""Made-up measurements: a comparison without servers."""
+"""Measurements of a comparison, made up without servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = tuple(range(100, 112))
 
 
 def config(directory: Path, **changes: Any) -> ComparisonConfig:
-    """Return a comparison of tiny model directories; `changes` are its fields."""
+    """Return a comparison of tiny model directories; `changes` replace fields."""
     fields: dict[str, Any] = {
         "target_model": model_directory(directory, "target"),
         "draft_models": (str(model_directory(directory, "draft")),),
@@ -49,7 +49,7 @@ def config(directory: Path, **changes: Any) -> ComparisonConfig:
 
 
 def model_directory(directory: Path, name: str) -> Path:
-    """Make enough of a model for the configuration."""
+    """Write a directory that the configuration accepts as a model."""
     path = directory / name
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text("{}")
@@ -57,7 +57,7 @@ def model_directory(directory: Path, name: str) -> Path:
 
 
 def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
-    """Return `TOKENS` as this contender would serve them: two of three draft tokens are accepted per round."""
+    """Return a contender's record of an answer `TOKENS`; two of three draft tokens are accepted per round."""
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:

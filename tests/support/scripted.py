@@ -1,4 +1,4 @@
-"""A decoder and a proposer with tokens that follow from positions alone, and steps that a test can hold up or break."""
+"""A decoder and a proposer with tokens that follow from positions; a test can hold up or break their steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 
 def token_at(position: int) -> int:
-    """Return a scripted target's choice for a position; all positions below 900 differ."""
+    """Return the scripted target's token at a position; all positions below 900 have different tokens."""
     return 50 + position
 
 
@@ -24,7 +24,7 @@ def tokens_at(start: int, count: int) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until something holds."""
+    """Let the event loop run until the condition holds; raise AssertionError after 10,000 turns."""
     for _ in range(10_000):
         if condition():
             return
@@ -33,7 +33,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Gate:
-    """Lets steps pass, unless closed; a closed one holds up the model thread in the middle of a step."""
+    """Gate for steps of the model thread; a closed gate holds up a step in its middle."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -49,15 +49,15 @@ class Gate:
         self._open.set()
 
     def fail(self, error: Exception, *, times: int) -> None:
-        """Break the next steps."""
+        """Raise `error` in each of the next `times` steps."""
         self._errors = [error] * times
 
     def wait_until_reached(self) -> None:
-        """Block until a step stands at the closed gate; call it off the event loop."""
+        """Block until a step waits at the closed gate; never call this on the event loop."""
         assert self._reached.wait(TIMEOUT_S)
 
     def go_through(self) -> None:
-        """Wait at the gate; each step calls this."""
+        """Wait until the gate is open; each step calls this."""
         self._reached.set()
         assert self._open.wait(TIMEOUT_S)
         if self._errors:
@@ -90,12 +90,12 @@ def _verdict(turn: Turn) -> Verdict:
 
 
 def ids_of(extensions: Sequence[Sequence[DraftToken] | None]) -> list[list[int] | None]:
-    """Return a proposer's tokens as ids alone."""
+    """Return the token ids of a proposer's draft tokens."""
     return [None if tokens is None else [token.token_id for token in tokens] for tokens in extensions]
 
 
 class ScriptedProposer:
-    """A `Proposer`, one token per step; right about everything."""
+    """A `Proposer` that proposes the scripted target's own token, one per step."""
 
     num_slots, max_length, num_branches = 2, 40, 0
 

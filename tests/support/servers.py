@@ -1,6 +1,6 @@
 """Servers, command lines and requests of the integration tests: real processes, real sockets.
 
-Owns how a test starts `main.py` and how it asks a GenerationService. Models are tiny (models.py), one thread each.
+Owns the start of `main.py` and the calls of a GenerationService. Models are tiny (models.py), with one thread each.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> Abstr
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a pair with a fixed length, unless flags change it: a draft as large as its target never pays."""
+    """Start a fused pair with gamma 4, unless `flags` change it; it is not adaptive, as so large a draft never pays."""
     port = free_port()
     fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
@@ -82,7 +82,7 @@ async def pool_worker(
 
 
 async def until_healthy(port: int) -> None:
-    """Wait for a server's HTTP."""
+    """Wait until a server's /health succeeds."""
     async with httpx.AsyncClient() as client, asyncio.timeout(120):
         while True:
             with suppress(httpx.TransportError):
@@ -103,7 +103,7 @@ async def pieces_over_http(port: int, body: Mapping[str, object]) -> AsyncGenera
 
 
 async def figure(metrics_port: int, name: str) -> float:
-    """Return the value of a metric without labels but the model's name."""
+    """Return the value of a metric that has no label but the model's name."""
     async with httpx.AsyncClient() as client:
         figures = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
     found = re.search(rf"^{name}{{.*}} (.*)$", figures, re.MULTILINE)
@@ -112,13 +112,13 @@ async def figure(metrics_port: int, name: str) -> float:
 
 
 async def vocabulary_share(metrics_port: int) -> float:
-    """Return the share of the target's ids that a server's draft can propose, as its metrics have it."""
+    """Return, from the metrics, the share of the target's token ids that the draft can propose."""
     return await figure(metrics_port, "specdec_draft_vocabulary_share")
 
 
 @dataclass
 class Completion:
-    """The outcome of one request; draft tokens without those that the target looked up."""
+    """Outcome of one request; draft tokens that the target looked up do not count."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -151,7 +151,7 @@ class Completion:
 
 
 async def completed_by(completer: Completer, requests: Sequence[CompletionRequest]) -> list[Completion]:
-    """Return the answers of a completer to requests that it gets at once."""
+    """Send requests to a completer at once; return their outcomes."""
 
     async def one(request: CompletionRequest) -> Completion:
         completion = Completion()
@@ -190,7 +190,7 @@ def with_gamma(requests: Sequence[CompletionRequest], gamma: int) -> list[Comple
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The end of a run of `main.py`."""
+    """Result of a run of `main.py`."""
 
     code: int
     stdout: str
@@ -210,7 +210,7 @@ class CommandResult:
 async def command(
     *arguments: str | Path, program: str = "main.py", cwd: Path = ROOT, variables: Mapping[str, str] = NO_VARIABLES
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run `main.py`, another program of ours, or a module by "-m NAME"; kill it at the latest when the block is left.
+    """Run `main.py`, another program of ours, or a module by "-m NAME"; kill it when the block ends.
 
     The process gets `variables` beside those of ENVIRONMENT.
     """

@@ -1,7 +1,7 @@
-"""Foreign tokenizers made of a byte-level one, and models for them made of a model for it.
+"""Foreign tokenizers derived from a byte-level one, and models for them derived from a model for it.
 
-Each has the tokens of the first, or some of them, in another order; the rows of a model's embedding are put in that
-order. So a draft for a foreign tokenizer is the draft for the first one, under other ids.
+Each has the tokens of the first, or some of them, in another order; a model's embedding gets its rows in that order. So
+a draft for a foreign tokenizer computes as the draft for the first one, under other ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer made of another one; `rows` has, for each of its ids, the other's id of the same token."""
+    """A tokenizer derived from another one; `rows` has the other's id for each of its ids."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]
@@ -34,7 +34,7 @@ class Foreign:
         return OurTokenizer(self.tokenizer, frozenset([self.tokenizer.eos_token_id]))
 
     def save(self, directory: Path, model: PreTrainedModel) -> Path:
-        """Write the model that computes for this tokenizer what `model` does for the first one; change `model`."""
+        """Reorder `model`, which is for the first tokenizer, for this one; write both to the directory."""
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             layer.weight = torch.nn.Parameter(layer.weight.data[self.rows])
         model.tie_weights()
@@ -82,7 +82,7 @@ def foreign(
 
 
 def retrained(first: PreTrainedTokenizerFast, texts: list[str], num_ids: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer with merges of these texts, and the special tokens of the first."""
+    """Return a byte-level tokenizer trained on these texts, with the special tokens of the first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = first.backend_tokenizer.pre_tokenizer, first.backend_tokenizer.decoder
     special = [str(each) for each in (first.bos_token, first.eos_token) if each]
@@ -117,7 +117,7 @@ _SENTENCEPIECE: dict[str, Any] = {
 
 
 def _spelled(data: bytes) -> str | None:
-    """Return a token as SentencePiece writes it; None if it has a part of a character, and is no single byte."""
+    """Return a token as SentencePiece writes it; None for several bytes with only a part of a character."""
     try:
         return data.decode().replace(" ", SPACE)
     except UnicodeDecodeError:

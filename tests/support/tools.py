@@ -16,7 +16,7 @@ WEATHER: dict[str, Any] = {
 
 
 class Forecast(BaseModel):
-    """Forecast of the weather for some days."""
+    """Weather forecast for some days."""
 
     days: int = Field(ge=1, le=9)
     rain: bool

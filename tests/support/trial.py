@@ -1,4 +1,4 @@
-"""A suite's frame: promises that are kept or broken, a line that moves, a deadline, a table and one JSON line."""
+"""Frame of a suite: promises, a line of progress, a deadline, a table and one line of JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One row of the verdict."""
+    """Row of the verdict: a promise, and whether it was kept."""
 
     name: str
     measured: str
@@ -44,7 +44,7 @@ class Trial:
         self._spoke = -QUIET_S
 
     def say(self, text: str) -> None:
-        """Print the current step in the line that moves."""
+        """Print the current step over the last one, in the line of progress."""
         now = time.monotonic()
         line = f"[{now - self._began:4.0f} s] {self.name}: {text}"
         if sys.stderr.isatty():
@@ -74,7 +74,7 @@ class Trial:
 
 
 def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:
-    """Run a suite for at most `limit_s` seconds, whatever hangs, or until SIGTERM; return the exit code."""
+    """Run a suite until its end, SIGTERM or `limit_s` seconds, even if it hangs; return the exit code."""
     trial = Trial(name)
     faulthandler.dump_traceback_later(limit_s + TO_CLEAN_UP_S, exit=True)
     try:

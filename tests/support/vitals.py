@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """One look at a process.
+    """Figures of a process at one time.
 
     Attributes:
-        rss_mib: memory it has now.
-        peak_mib: the most it has had since `reset_peak`, or since it began.
-        own_mib: the part of it that is the process's own; the rest are pages of files, which the kernel can take back.
+        rss_mib: resident memory.
+        peak_mib: most resident memory since `reset_peak`, or since its start.
+        own_mib: resident memory without pages of files, which the kernel can drop.
         num_fds: open descriptors.
-        num_threads: threads.
+        num_threads: number of threads.
     """
 
     rss_mib: float
@@ -40,15 +40,15 @@ def vitals(pid: int) -> Vitals:
 
 
 def reset_peak(pid: int) -> None:
-    """Forget what memory the process has had."""
+    """Let `peak_mib` start again at the present memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def waited_s(pid: int) -> dict[int, float]:
-    """Return each thread's time, by thread id, in which it was ready to run and had no core; `pid` is the first one.
+    """Return the seconds that each thread was ready to run without a core, by thread id; `pid` is the first thread's.
 
     Raises:
-        FileNotFoundError: it has ended.
+        FileNotFoundError: the process has ended.
     """
     waits = {}
     for task in Path(f"/proc/{pid}/task").iterdir():

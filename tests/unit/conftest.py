@@ -1,7 +1,6 @@
-"""Properties are held on machines that are slow now and then: how long an example takes is no part of any of them.
+"""Hypothesis has no time limit for an example: no property is about time, and machines may be slow.
 
-The story: while others had the cores, an example of a pure function took more than Hypothesis' 200 ms, once, and a test
-failed that passed alone.
+The story: on a busy machine an example of a pure function once took more than 200 ms, and its test failed.
 """
 
 from __future__ import annotations

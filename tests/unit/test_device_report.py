@@ -1,4 +1,4 @@
-"""Figures of the Trainium report: the comparison's, of two servers side by side."""
+"""The Trainium report's figures, those of a comparison of two servers side by side."""
 
 from __future__ import annotations
 

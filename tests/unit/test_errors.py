@@ -1,4 +1,4 @@
-"""The tree of errors in the module's docstring is the one of its classes."""
+"""The tree of errors in the module's docstring equals that of its classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from specdec.inference import errors
 
 
 def drawn(text: str) -> dict[str, str]:
-    """Return each error of the docstring's tree with the one that it is drawn under."""
+    """Return the parent of each error in the docstring's tree."""
     parents: dict[str, str] = {}
     last: dict[int, str] = {}  # by indentation
     for line in (line for line in text.splitlines() if line.startswith(" ")):

@@ -1,4 +1,4 @@
-"""A sampling parameter has to be known in several places; one that forgets it fails here, not in silence."""
+"""Every place that must know a sampling parameter does; a forgotten one fails here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_FLAG = {"logit_bias"}
 
 
 def another_value(name: str) -> Any:
-    """Return a value that is not the default, and that every place can hold."""
+    """Return a value, not the default, that every place can represent."""
     if name == "logit_bias":
         return ((7, 2.5),)
     high = RANGES[name].high
@@ -72,7 +72,7 @@ def test_each_has_a_flag(role: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
-    """NaN is refused too, though every comparison with it is false."""
+    """NaN is refused too, though each comparison with it is false."""
     limits = RANGES[name]
     outside: list[Any] = [limits.low if limits.above else limits.low - 1, limits.high + 1]
     if isinstance(limits.high, float):
@@ -85,7 +85,7 @@ def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
 
 
 class Unloaded:
-    """A compiled model that no check may run."""
+    """A compiled model that no check may call."""
 
     def forward(self, **tensors: Any) -> Any:
         raise AssertionError("a check runs no graph")
@@ -127,26 +127,24 @@ def test_a_device_sampler_serves_or_names_each_parameter(decoder: DeviceDecoder,
     assert caught.value.field == name
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("later", "field", "value"),
+    [
+        (GenerationRequest((3, 4), LaterSampling(typical_p=0.3)), "typical_p", "0.3"),
+        (GenerationRequest((3, 4), LaterSampling(temperature=0.7, typical_p=0.3)), "typical_p", "0.3"),
+        (LaterRequest((3, 4), stop_words=("END",)), "stop_words", "('END',)"),
+    ],
+)
 @pytest.mark.parametrize("decoder", DEVICE_DECODERS)
-def test_a_device_refuses_an_unknown_sampling_parameter(decoder: DeviceDecoder, temperature: float) -> None:
-    """Parameters that are added later are refused too.
-
-    The story: the decoder named the refused parameters, so that another one would have been ignored in silence, and
-    the tokens would have had another distribution than the request's.
-    """
-    with pytest.raises(InvalidRequestError, match=r"typical_p 0\.3: .*chooses tokens on the device") as caught:
-        check_request(decoder, GenerationRequest((3, 4), LaterSampling(temperature=temperature, typical_p=0.3)))
-    assert caught.value.field == "typical_p"
-    check_request(decoder, GenerationRequest((3, 4), LaterSampling()))
-
-
-@pytest.mark.parametrize("decoder", DEVICE_DECODERS)
-def test_a_device_refuses_an_unknown_request_field(decoder: DeviceDecoder) -> None:
-    with pytest.raises(InvalidRequestError, match=r"stop_words \('END',\): .*chooses tokens on the device") as caught:
-        check_request(decoder, LaterRequest((3, 4), stop_words=("END",)))
-    assert caught.value.field == "stop_words"
-    check_request(decoder, LaterRequest((3, 4)))
+def test_a_device_refuses_what_is_added_later(
+    decoder: DeviceDecoder, later: GenerationRequest, field: str, value: str
+) -> None:
+    """The story: the decoder named the refused parameters, so another one would have been ignored in silence."""
+    words = re.escape(f"{field} {value}: ") + ".*chooses tokens on the device"
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        check_request(decoder, later)
+    assert caught.value.field == field
+    check_request(decoder, replace(later, **({"sampling": LaterSampling()} if field == "typical_p" else {field: ()})))
 
 
 SERVED_FIELDS: dict[str, Any] = {

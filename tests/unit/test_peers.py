@@ -1,4 +1,4 @@
-"""Comparison with other programs: what its race and its tables make of times and tokens."""
+"""Comparison with other programs: its race and its tables, from known times and tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPEED = {"plain": 1.0, "draft 4": 2.0, "broken": 0.0}
 
 
 class Clockwork:
-    """Engine whose variants take known seconds and count on from a prompt; one of them fails."""
+    """Engine with variants that take known seconds and answer with counting token ids; one of them fails."""
 
     def __init__(self, peer: Peer, tokens_per_s: float, variants: Sequence[str], step: int = 1) -> None:
         self.peer, self.variants, self._rate, self._step = peer, list(variants), tokens_per_s, step
@@ -138,7 +138,7 @@ def test_a_server_answers_or_names_its_last_words() -> None:
 
 
 def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
-    """The story: vLLM's field for token ids went to ours too, which refused every request."""
+    """The story: our server got vLLM's field for token ids too, and refused every request."""
     model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
     server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)
     answers = usable(server, SHOWN)([[5, 6, 7], [8, 9]], 8)

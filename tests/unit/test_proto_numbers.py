@@ -1,4 +1,4 @@
-"""Numbers in the comments of the .proto, where the author of a client looks, are those of the code."""
+"""Numbers in the .proto's comments equal those of the code."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ NO_LIMITS = (
 
 
 def comments(text: str) -> dict[str, str]:
-    """Return every comment by the element that follows it, or that it follows on its line."""
+    """Return every comment by the element that it precedes, or follows on one line."""
     found: dict[str, str] = {}
     container, block = "", ""
     for line in text.splitlines():
@@ -118,13 +118,13 @@ def numbers(comment: str) -> tuple[float, ...]:
 
 
 def faults(text: str) -> dict[str, tuple[float, ...]]:
-    """Return the elements whose comment has other numbers than the code, or numbers that are tied to nothing."""
+    """Return the elements with other numbers in their comment than in the code, or with unknown numbers."""
     found = {name: numbers(comment) for name, comment in comments(text).items()}
     return {name: found.get(name, ()) for name in found | TIED if found.get(name, ()) != TIED.get(name, ())}
 
 
 def test_every_number_is_that_of_the_code() -> None:
-    """A grammar's text had "1 .. 65536 characters" in the .proto, while servers took 262,144."""
+    """The story: the .proto had "1 .. 65536 characters" for a grammar, of which servers take 262,144."""
     assert faults(PROTO) == {}
 
 

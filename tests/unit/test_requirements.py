@@ -1,4 +1,4 @@
-"""pyproject.toml is the only place where packages are named; the rest follows from it."""
+"""pyproject.toml alone names packages; all other files follow from it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
-    """The story: everything was pinned, so the wheel hardly went beside another package; files keep tested versions."""
+    """The story: all versions were pinned, so few packages could be installed beside the wheel."""
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
     exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]
@@ -83,7 +83,7 @@ NEIGHBOURS = {
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_pip_leaves_a_neighbour_its_versions(neighbour: str) -> None:
-    """The story: all ranges ended at the tested version, and pip took grpcio 1.85.3 back to 1.85.1 beside vLLM."""
+    """The story: all ranges ended at the tested version, so pip replaced vLLM's grpcio 1.85.3 by 1.85.1."""
     ranges = {each.name: each.specifier for each in map(Requirement, BASE)}
     for name, version in (each.split("==") for each in NEIGHBOURS[neighbour].split()):
         assert version in ranges[name], name
@@ -127,7 +127,7 @@ except SpecDecError as error:
 
 
 def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
-    """Run code where nothing but the base seems to be installed; return exit code and stderr."""
+    """Run code that can import the base packages only; return exit code and stderr."""
     installed = closure({name_of(spec) for spec in BASE})
     owners = packages_distributions()
     blocked = {module for module, names in owners.items() if not {name_of(each) for each in names} & installed}
@@ -139,7 +139,7 @@ def run_as_client(code: str, *arguments: str) -> tuple[int, str]:
 
 
 def closure(names: set[str]) -> set[str]:
-    """Return packages with all that they depend on."""
+    """Return packages and all that they depend on."""
     found: set[str] = set()
     while names:
         found |= names
@@ -157,10 +157,7 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """The story: installing a thin client took 1.5 GB, as much as a server.
-
-    Later neither client started without the server's packages: one needed llguidance's version, the other Pydantic.
-    """
+    """The story: a thin client took 1.5 GB; later neither client started without packages of the server."""
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
     assert "Traceback" not in report
@@ -175,7 +172,7 @@ def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, .
     ],
 )
 def test_errors_of_a_thin_client_name_the_extra(code: str, arguments: str, status: int) -> None:
-    """The story: each such error was a traceback."""
+    """The story: each of these errors was a traceback."""
     code_of, report = run_as_client(code, *arguments.split())
     assert (code_of, len(report.splitlines())) == (status, 1), report
     assert "needs the extra `server` (`pip install 'specdec-serve[server]'`" in report
@@ -207,7 +204,7 @@ REFUSAL = "specdec needs Python 3.11 to 3.14, {python} is 3.10"
 
 @pytest.fixture
 def old_python(tmp_path: Path) -> Path:
-    """Stand-in of a Python 3.10, which notes whether it is asked for more than its version."""
+    """Stand-in for a Python 3.10, which records whether it is asked for more than its version."""
     python = tmp_path / "python3.10"
     python.write_text(OLD_PYTHON.format(folder=tmp_path, python=sys.executable))
     python.chmod(0o755)
@@ -216,7 +213,7 @@ def old_python(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("goal", ["demo", "install", "test", "test-python", "manifests", "lock"])
 def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
-    """The story: pip downloaded half a gigabyte of torch, and then named another package."""
+    """The story: pip downloaded half a gigabyte of torch, and then blamed another package."""
     for file in ("Makefile", *requirements()):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
@@ -229,7 +226,7 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 
 
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
-    """Before its version 24.1, pip asks for requires-python only after all downloads."""
+    """Before version 24.1, pip checks requires-python only after all downloads."""
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))
@@ -258,11 +255,7 @@ NEURON_IMAGES = {
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
-    """The story: in every image but SDK 2.29's, pip replaced the image's NxDI by one for another compiler and runtime.
-
-    The requirements pinned NxDI 0.9, torch-neuronx 2.9 and Transformers 4.57. The pin of Transformers alone would have
-    the same effect: NxDI 0.7 needs 4.56, so pip takes a newer NxDI.
-    """
+    """The story: pins of NxDI, or of Transformers alone, made pip replace the image's NxDI by another."""
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
     for name, version in zip(names, NEURON_IMAGES[sdk], strict=True):
@@ -279,7 +272,7 @@ def name_of(spec: str) -> str:
 
 
 def test_a_wheel_asks_for_whatever_it_imports() -> None:
-    """Every top-level module that our packages import, at whatever place, belongs to a declared package."""
+    """Every top-level module that our packages import anywhere belongs to a declared dependency."""
     declared = {name_of(spec) for spec in BASE}
     for extra in ("server", "tracing", "endpoints"):
         declared |= {name_of(spec) for spec in EXTRAS[extra]}

@@ -1,4 +1,4 @@
-"""Comparison of this checkout with an earlier commit: what it makes of the results of several turns."""
+"""Comparison of this checkout with an earlier commit, from results of several turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of the suites."""
+"""The frame of the suites ends what it started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.exit(run("suite", body, limit_s=600))
 
 
 async def test_servers_of_a_suite_end_with_it() -> None:
-    """The story: SIGTERM, as a CI that has waited for too long sends it, ended a suite at once and left its servers."""
+    """The story: SIGTERM, as CI sends it after a time limit, ended a suite at once, and its servers ran on."""
     suite = await asyncio.create_subprocess_exec(sys.executable, "-c", SUITE, stdout=asyncio.subprocess.PIPE)
     assert suite.stdout is not None
     try:

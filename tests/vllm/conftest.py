@@ -35,7 +35,7 @@ class Pair:
 
     Attributes:
         merged: the target with the adapter's weights added to its own.
-        broken: an adapter of the last layer, with which no logit is finite and all cached values are.
+        broken: an adapter of the last layer that makes every logit infinite or NaN, and leaves cached values finite.
     """
 
     target: Path
@@ -76,7 +76,7 @@ def save_adapter(folder: Path, model: Any, prefix: str = "", *, scale: float = 0
     """Write an adapter of a model in the format of the library peft, and add its weights to the model's own.
 
     Args:
-        prefix: beginning of the names in the whole model, if this is a part of one.
+        prefix: beginning of the layers' names, if the model is a part of a larger one.
     """
     import torch
     from safetensors.torch import save_file
@@ -100,7 +100,7 @@ def save_adapter(folder: Path, model: Any, prefix: str = "", *, scale: float = 0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
-    """Run vLLM with our engine in front of it, in processes of this one."""
+    """Run vLLM with our engine over it, in child processes."""
     from specdec.inference.serving.vllm_target import vllm_engine
 
     async with vllm_engine(VllmModel(pair.target, FLAGS, gamma=16), ServerConfig(max_waiting=2)) as (running, _):

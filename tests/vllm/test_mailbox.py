@@ -1,4 +1,4 @@
-"""The mailbox between a front and engine cores: who may speak, what is garbage, and what a lost link means."""
+"""The mailbox between a front and its engine cores: access, malformed messages, and the end of a link."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """The core's front may come late, go and come again; meanwhile draft tokens of the old front are dropped."""
+    """A front may start after its core, end and start again; meanwhile the core drops draft tokens of the old front."""
     first = Mailbox("model", tmp_path)
     await first.open()
     received: list[ToCore | None] = []
@@ -189,7 +189,7 @@ time.sleep(600)
 
 
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
-    """The story: a front that was killed left core and coordinator for ever, with the memory of their devices."""
+    """The story: after a front was killed, its core and coordinator ran on, and kept the memory of their devices."""
     core = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OWNED, mailbox.path), stdout=asyncio.subprocess.PIPE, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""Report for a GPU on the real vLLM, on a CPU: a race that runs, and one that says why it does not."""
+"""The GPU report on the real vLLM, on a CPU: one race runs, and one has the reason why it cannot."""
 
 from __future__ import annotations
 

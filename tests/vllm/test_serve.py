@@ -1,6 +1,6 @@
-"""A server of vLLM's own with our configuration, and a pool beside it: the text is that of the server alone.
+"""`vllm serve` with our configuration, and a pool beside it: the text is that of the server alone.
 
-The tests stand in this order: some of them end the pool, and the last ones vLLM.
+The tests run in this order: some of them end the pool, and the last ones vLLM.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the fields of vLLM's API for one of our modes; what vLLM refuses beside drafts goes by `vllm_xargs`."""
+    """Return the fields of vLLM's API for one of our modes; `vllm_xargs` has those that vLLM refuses beside drafts."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:
@@ -135,7 +135,7 @@ class Site:
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]  # type: ignore[attr-defined]
 
     async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
-        """Return the answers to requests of all kinds, four at a time; disturb them after the first one."""
+        """Return the answers to requests of all kinds, four at a time; call `disturb` after the first answer."""
         wanted_ = {mode: body_of(mode) for mode in MODES}
         wanted_ |= {name: {"temperature": 0.8, "seed": 7, **fields} for name, fields in OWN_FIELDS.items()}
         room, got = asyncio.Semaphore(4), {}
@@ -153,7 +153,7 @@ class Site:
         return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.http_port}/v1", api_key="none", max_retries=0)
 
     async def num_accepted(self) -> float:
-        """Return how many draft tokens vLLM itself says that it has accepted."""
+        """Return the number of accepted draft tokens, by vLLM's own counter."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         text = (await reader.read()).decode()
@@ -162,7 +162,7 @@ class Site:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
     async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
-        """Ask until draft tokens are accepted; no answer may change."""
+        """Ask until draft tokens are accepted; check every answer."""
         before = await self.num_accepted()
         async with asyncio.timeout(120):
             while await self.num_accepted() == before:
@@ -190,7 +190,7 @@ async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGen
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def right(site: Site) -> dict[str, list[Any]]:
-    """Return the answers of the server alone."""
+    """Return the answers of vLLM's server without a pool."""
     return await site.answers()
 
 
@@ -244,7 +244,7 @@ async def test_a_pool_answers_no_client(site: Site) -> None:
 
 
 async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
-    """It gets no salts, and proposes a token that no model has."""
+    """The worker gets no salts of requests, and proposes a token id beyond the vocabulary."""
     ca, token = (site.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
     async with raw_worker(f"127.0.0.1:{site.pool_port}", token, ca=ca, is_private=False) as worker:
         lying = asyncio.create_task(_lie(worker))
@@ -255,7 +255,7 @@ async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right:
 
 
 async def _lie(worker: RawWorker) -> bytes:
-    """Propose for each request that is lent, until the stream ends; return all that the pool sent."""
+    """Propose for each lent request until the stream ends; return the bytes of all messages that the pool sent."""
     sent = b""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await worker.call.read()) != grpc.aio.EOF:

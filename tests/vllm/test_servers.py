@@ -1,6 +1,6 @@
-"""Servers on the real vLLM, with TLS and an auth file: whatever is killed under streams, the answers stay the same.
+"""Servers on the real vLLM, with TLS and an auth file: a process is killed during streams, and answers stay the same.
 
-The tests stand in this order, since most of them take a server away.
+The tests run in this order, since most of them end a server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GONE_S = 60.0
 
 @dataclass(slots=True)
 class Server:
-    """Process that leads a group of its own, and its port."""
+    """Server that leads a process group of its own, and its port."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -63,11 +63,11 @@ class Server:
         await asyncio.to_thread(_until_empty, self.front)
 
     def core(self) -> int:
-        """Return the process of the engine core."""
+        """Return the process id of the engine core."""
         return next(each for each in members(self.front) if b"EngineCore" in command_of(each))
 
     def worker(self) -> int:
-        """Return the process of vLLM's worker."""
+        """Return the process id of vLLM's worker."""
         return next(each for each in members(self.front) if b"Worker" in command_of(each))
 
 
@@ -94,7 +94,7 @@ class Site:
 
     @asynccontextmanager
     async def explained(self) -> AsyncGenerator[None, None]:
-        """Add the state of all servers to an error."""
+        """Add the state of all servers to an error of the block."""
         try:
             yield
         except SpecDecError as exc:
@@ -148,12 +148,12 @@ class Site:
         return await asyncio.create_subprocess_exec(sys.executable, str(ROOT / "main.py"), "--role", "draft", *flags)
 
     def attached(self, server: Server) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach a worker of the pool that speaks the protocol by itself."""
+        """Attach a pool worker made of the protocol's messages alone."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
 
     async def asked(self, *servers: Server, disturb: Callable[[], Any] | None = None) -> tuple[list[list[int]], int]:
-        """Return the answers of the servers, and how many draft tokens were accepted; disturb them after ten tokens."""
+        """Return the servers' answers and the number of accepted draft tokens; call `disturb` after ten tokens."""
         link, begun = self.link(*servers), asyncio.Event()
         async with self.explained(), connected(link) as fleet:
             completer = FailoverCompleter(fleet, link)
@@ -246,9 +246,9 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
-    """Propose for one session after the other: each ends before the next, or the target ends the stream.
+    """Propose for one session after the other, until the target ends the stream.
 
-    A second write could meet a stream that has ended, and give it a status of the client's library.
+    A second write could meet an ended stream, which would then have a status of the client's library.
     """
     sessions: list[str] = []
     proposed = ""
@@ -264,7 +264,7 @@ async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
-    """The worker proposes 256 wrong tokens again and again, for every request and without waiting for anything."""
+    """A worker proposes 256 wrong tokens for every request, again and again, and waits for no verdict."""
     server = site.servers[0]
     async with site.attached(server) as worker:
         asking = asyncio.create_task(site.asked(server))
@@ -302,7 +302,7 @@ async def test_a_lost_front_takes_core_and_workers_along_while_they_are_busy(sit
 
 
 async def test_ctrl_c_lets_requests_finish_and_leaves_nothing(site: Site) -> None:
-    """The story: vLLM's core had Ctrl-C too, and ended before the requests that were to be finished."""
+    """The story: Ctrl-C reached vLLM's core too, which ended before the running requests had finished."""
     server = site.servers[2]
     answers, _ = await site.asked(server, disturb=lambda: server.process.send_signal(signal.SIGINT))
     assert answers == site.answers
@@ -324,7 +324,7 @@ async def test_a_lost_worker_ends_its_server(site: Site, pair: Pair) -> None:
 
 
 async def refused(*arguments: str | Path) -> str:
-    """Return the one line with which a server does not start; its exit code must be that of wrong flags."""
+    """Start a server with wrong flags; return its only line of errors, after a check of the exit code."""
     program = (sys.executable, str(ROOT / "main.py"), "--role", "target", "--engine", "vllm")
     process = await asyncio.create_subprocess_exec(*program, *map(str, arguments), stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(process.communicate(), START_S)

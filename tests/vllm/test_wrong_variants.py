@@ -1,4 +1,4 @@
-"""Wrong variants of our part of vLLM, which the checks of `test_engine.py` notice; each start takes a minute."""
+"""Wrong variants of our code in vLLM, each of which a check of `test_engine.py` notices; a start takes a minute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PENALTIES = "penalties of the output"
 
 
 class NoiseOneOff(Extension):
-    """Extension whose noise is that of the position before."""
+    """Extension with the noise of the position before."""
 
     def install_choice(self) -> None:
         turn_of = Choice._turn
@@ -56,14 +56,14 @@ class Believing(Extension):
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Return what goes to the workers, as if a resumed output began where it resumes."""
+    """Return a request's arguments to workers with a resumed output taken for a new one."""
     ours = extra_args(request, *others)
     ours[KEY]["output_start"] = len(request.prompt_token_ids)
     return ours
 
 
 async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
-    """Return in which ways the engine's output differs from our own engine's, which is right."""
+    """Return the names of the checks in which the engine's tokens differ from the right ones."""
     tokens, request = right[PENALTIES], wanted(PENALTIES)
     got = {
         "noise": (await completed(engine, wanted("noise")))[0] == right["noise"],

@@ -8,14 +8,14 @@ TIMEOUT_S = float(os.environ.get("TIMEOUT_S", "5"))
 
 
 def fault(address: str) -> str:
-    """Return why an address is not protected as far as this attempt can see; empty if the attempt was dropped."""
+    """Return the reason why an address counts as unprotected; empty if the attempt to connect was dropped."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=TIMEOUT_S):
             return "a stranger is let in: network policies are not enforced"
     except TimeoutError:
         return ""
-    except ConnectionRefusedError:  # the packet came to the pod, whose server does not listen yet
+    except ConnectionRefusedError:  # the packet came to the pod, where no server listens yet
         return "the pod refuses, where a policy would drop: network policies are not enforced"
     except OSError as exc:
         return f"nothing was tried: {exc}"

@@ -87,7 +87,7 @@ class OnnxBackend:
         return shared_places(spans, self._num_filling(spans))
 
     def _num_filling(self, spans: Sequence[Span]) -> int:
-        """Return how many tokens to add to a pass so that it takes one sweep, if its last span has room for them."""
+        """Return how many tokens to add to a pass so that it reads weights once, if its last span has the room."""
         if not self._fills_up:
             return 0
         shorter, longer = SWEEP_SIZES

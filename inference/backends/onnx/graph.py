@@ -1,10 +1,10 @@
 """The ONNX graph of a Llama-shaped decoder over slots.
 
 Linear layers run over the flattened tokens of all spans. Attention runs place by place. A place is one span, or in
-float32 a run: single tokens of sequences whose slots are neighbours. Each place has its own keys and values, which the
+float32 a run: single tokens of sequences in neighbouring slots. Each place has its own keys and values, which the
 operator extends in place. (ONNX Runtime's operator takes several sequences only if each has one new token.)
 
-In int8 every span attends with a spare token after its own, whose result is dropped: ONNX Runtime multiplies a matrix
+In int8 every span attends with a spare token after its own, which has no result: ONNX Runtime multiplies a matrix
 of one row by another kernel, which adds in another order, and a difference in the last bit can move the next layer's
 input by one of its 255 steps. With the spare token a token's logits are the same bits at every width. In float32 the
 last bit matters only to logits that tie to 1e-5; there it would cost 8 % of a pass of the bundled models. So places of
@@ -67,13 +67,13 @@ def cache_names(layer: int, place: int) -> tuple[str, str]:
 
 
 class DecoderGraph:
-    """Collects nodes; each method adds some and returns the name of their result.
+    """Builder of the graph; each method adds nodes and returns the name of their result.
 
-    `benchmarks.framework` overrides what is neither a matrix product nor attention, to see what that costs.
+    `benchmarks.framework` overrides all that is neither a matrix product nor attention, to measure its cost.
 
     Args:
         dtype: arithmetic of the linear layers, "float32" or "int8".
-        num_places: runs and spans of a pass, >= 1.
+        num_places: number of places of a pass, >= 1.
         room: positions of a slot, one of them for the spare token.
     """
 

@@ -1,8 +1,8 @@
 """Linear layers in int8: one scale per output of a weight matrix, one scale per token of what is multiplied with it.
 
-A scale for the whole tensor, as ONNX Runtime's and torch's own dynamic quantization have it, would let a token's logits
-depend on its neighbours in the pass; a scale per token does not. The products are sums of integers, which no order of
-adding changes: what a token gets is the same bits at every width.
+With a scale for the whole tensor, as in ONNX Runtime's and torch's own dynamic quantization, a token's logits would
+depend on its neighbours in the pass; with one per token they do not. Products are sums of integers, equal in any order
+of adding, so a token's logits have the same bits at every width.
 
 Activations become unsigned, 128 standing for 0, because processors multiply unsigned with signed bytes.
 """

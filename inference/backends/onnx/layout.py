@@ -1,6 +1,6 @@
 """Folder of packed weights: its files, the session over them, and its lock.
 
-Each process that reads or makes a folder holds the lock, and no other deletes what is held.
+Each process that reads or makes a folder holds its lock; no process deletes a locked folder.
 """
 
 from __future__ import annotations

@@ -53,14 +53,14 @@ class PackedDecoder:
     """A decoder on disk.
 
     Attributes:
-        folder: holds the weights' file.
+        folder: folder of the weights' file.
         dtype: arithmetic of the linear layers, "float32" or "int8".
         config: Transformers' configuration of the checkpoint, as far as it can be written down.
         weights: initializers that refer to the weights' file.
         probe_token_ids: tokens of the test at loading.
         probe_logits: their logits in Transformers, float32 [num_tokens, vocab_size].
         narrow_logits: the same with the windows of `DecoderShape.narrowed`.
-        lock: keeps the folder from being deleted for as long as it is open.
+        lock: lock that keeps the folder from being deleted while it is open.
     """
 
     folder: Path

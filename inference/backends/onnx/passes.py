@@ -17,7 +17,7 @@ from specdec.inference.backends.onnx.slots import OnnxSlots
 from specdec.inference.model.slots import Span
 
 MAX_KEPT = 48
-"""Shapes whose memory is kept, for each number of places: all widths of a pass over one."""
+"""Number of shapes for which memory is kept, per number of places: all widths of a pass over one."""
 
 
 class OnnxPass:

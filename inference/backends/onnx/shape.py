@@ -45,7 +45,7 @@ FAMILIES = {
 }
 
 PROBE_WINDOW = 3
-"""Sliding window of the test at loading, whose few tokens would never leave a model's own."""
+"""Sliding window of the test at loading, which has too few tokens to leave a model's own."""
 
 HEAD_MULTIPLE = 16
 """GroupQueryAttention on CPU takes head sizes that are multiples of this; other heads are padded with zeros."""
@@ -56,19 +56,19 @@ class DecoderShape:
     """Sizes and settings of a decoder.
 
     Attributes:
-        head_dim: of the checkpoint, even; the graph computes with `head_room`, the next multiple of 16.
+        head_dim: elements of a head in the checkpoint, even; the graph has `head_room`, the next multiple of 16.
         score_scale: factor of the attention scores.
         rms_eps: added to mean squares before the root.
         biases: names of linear layers (as in `onnx_weights`) that have a bias.
         head_norms: queries and keys are normalized head by head (Qwen3), over "all" heads at once (OLMo2), or not.
         input_norms: attention and gates read normalized inputs.
-        output_norms: what attention and gates add is normalized (Gemma2, OLMo2).
-        activation: of the gate, one of `ACTIVATIONS`.
+        output_norms: outputs of attention and gates are normalized before they are added (Gemma2, OLMo2).
+        activation: activation of the gate, one of `ACTIVATIONS`.
         score_cap: bound of the attention scores; 0 is none.
         logit_cap: bound of the logits; 0 is none.
         windows: last positions that each layer sees, its own among them; 0 is all.
         rotaries: distinct rotary positions: frequencies in radians per position, and the factor of sines and cosines.
-        layer_rotaries: index of each layer's.
+        layer_rotaries: index into `rotaries` of each layer.
     """
 
     vocab_size: int
@@ -141,7 +141,7 @@ def require_llama_shaped(config: Config) -> None:
 
 
 def shape_of(model: PreTrainedModel) -> DecoderShape:
-    """Read the facts from the modules, not from the configuration, whose names differ by family and version."""
+    """Read the facts from the modules, since names in configurations differ by family and version."""
     config = model.config.get_text_config()  # multimodal models keep the language model apart
     decoder: Any = model.get_decoder()
     layer = decoder.layers[0]

@@ -12,7 +12,7 @@ from specdec.inference.backends.onnx.shape import DecoderShape
 from specdec.inference.errors import RoomError
 
 MAX_KEPT = 1024
-"""Runs of slots whose values are kept: making one takes 6 us for each layer's keys, and for its values."""
+"""Number of runs for which ONNX Runtime's values are kept: one takes 6 us for each layer's keys, and for its values."""
 
 
 class OnnxSlots:
@@ -42,7 +42,7 @@ class OnnxSlots:
         self.memory[:, destination_slot, :, start:end] = self.memory[:, source_slot, :, start:end]
 
     def note_length(self, slot: int, length: int) -> None:
-        """Give a slot huge pages once its tokens fill half of it: at 1100 positions a pass takes 12 % less."""
+        """Give a slot huge pages once its tokens fill half of it; at 1100 positions a pass takes 12 % less time."""
         if 2 * length > self.max_length and slot not in self._well_filled:
             self._well_filled.add(slot)
             for room in self.memory:  # of a layer's keys or values

@@ -48,7 +48,7 @@ class LayerAttention(Protocol):
             query: [1, num_heads, num_tokens, dim]
             key, value: [1, num_kv_heads, num_tokens, dim]
             scaling: factor of the scores; None is one over the square root of dim.
-            options: what else the layer asked for, of which `sliding_window`, `softcap` and `s_aux` (sinks) are done.
+            options: further arguments of the layer; `sliding_window`, `softcap` and `s_aux` (sinks) have an effect.
 
         Returns:
             [1, num_tokens, num_heads, dim]
@@ -216,12 +216,12 @@ class SlotPass:
 
 
 class ShapeRecorder:
-    """A pass of one token that notes what each layer would store, and refuses layers that ask for more.
+    """Attention of a test pass over one token: it records each layer's shapes, and refuses layers that need more.
 
-    Asking the layers beats reading configurations, whose names differ by family.
+    Running the layers is surer than reading configurations, since their names differ by family.
 
     Args:
-        windows: sliding window of each layer, as the configuration has it.
+        windows: sliding window of each layer, from the configuration.
     """
 
     def __init__(self, architecture: str, windows: Sequence[int | None], max_length: int) -> None:

@@ -117,7 +117,7 @@ class TorchBackend:
 
 @torch.inference_mode()
 def _pack_linears(runner: ModelRunner, cache: SlotCache) -> None:
-    """Make passes over several tokens cost little more than over one; `cache` holds the tokens of a test."""
+    """Rearrange linear layers so that wide passes cost little more; `cache` holds the tokens of a test."""
     span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
     inputs = torch.tensor([span.token_ids, span.token_ids]) % runner.vocab_size  # [2, num_tokens]
     slot_pass = SlotPass(cache, [span], dtype=torch.float32, device=runner.model.device)
@@ -163,14 +163,14 @@ def load_torch_backend(config: ModelConfig) -> TorchBackend:
 def _warm(
     model: PreTrainedModel, num_slots: int, max_length: int, fixed: FixedShapes, device: torch.device
 ) -> TorchBackend:
-    """Return a backend whose passes are made; if one cannot be, its slots' memory is free again."""
+    """Return a backend with all of its passes made; if one cannot be made, free the memory of its slots."""
     backend = TorchBackend(model, num_slots=num_slots, max_length=max_length, fixed=fixed, device=device)
     backend.warm_up()
     return backend
 
 
 def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> None:
-    """Compile the passes of both models, whose code torch keeps for the servers that load them.
+    """Compile the passes of both models; torch keeps their code for the servers that load them.
 
     Raises:
         ConfigError: a model or the settings cannot be used.
@@ -186,7 +186,7 @@ def _fixed_shapes(config: ModelConfig, device: torch.device) -> FixedShapes | No
     Raises:
         ConfigError: the device runs nothing but compiled passes, and `--compile never` asks for others.
     """
-    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round whose draft tokens all stayed
+    widest = max(2, config.neuron.gamma + 1)  # a draft reads two tokens after a round in which all draft tokens stayed
     if config.device == DEVICE:
         if config.compile_policy == "never":
             raise ConfigError(f"compile never: device {DEVICE} runs nothing but compiled passes")

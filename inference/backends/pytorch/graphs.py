@@ -1,4 +1,4 @@
-"""Makers of graphs: what becomes of a pass of fixed shape, so that running it is one call.
+"""Makers of graphs: each turns a pass of fixed shape into a function that runs it in one call.
 
 A pass is a function without arguments: whatever changes from one run to the next is in a tensor that it reads. A
 maker captures it as a CUDA graph, or compiles it.
@@ -25,9 +25,9 @@ class Maker(Protocol):
     """Maker of graphs.
 
     Attributes:
-        name: how its graphs came to be, for logs.
+        name: kind of its graphs, for logs.
         num_graphs: number of graphs made so far.
-        arithmetic: what the compiler adds to the backend's `arithmetic`: other compilers round differently.
+        arithmetic: text that the compiler adds to the backend's `arithmetic`, since compilers round differently.
         graphs_only: whether the device runs nothing but graphs. Then copies of slots are graphs too, and attention is
             plain operations, because such a compiler would take torch's fused one apart.
     """

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 import torch
-from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, whose weights are [in_features, out_features]
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, with weights [in_features, out_features]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def pack_linears(model: torch.nn.Module, logits: Callable[[], torch.Tensor]) -> 
     """Replace the linear layers of a float32 model on CPU, if that changes nothing; else log the reason.
 
     Args:
-        logits: runs some tokens through the model as it is when called.
+        logits: function that runs some tokens through the model in its present state.
     """
     before = logits()
     plain = {

@@ -1,7 +1,7 @@
-"""Passes over spans that have been checked: what every rank of a model does, and nothing else.
+"""Passes over spans that have been checked: the part of a backend that every rank of a model runs.
 
-`TorchBackend` hands each pass, each copy of a slot and the warm-up to one object of `Passes`. A wrapper of that object
-sees all that a model on several devices must do in step. Knows nothing of the contract that callers are held to.
+`TorchBackend` hands each pass, each copy of a slot and the warm-up to one object of `Passes`. So a wrapper of that
+object sees every operation that several devices must run together. It does not check callers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model of Transformers that attends through the pass that runs, and what is learned by asking it.
+"""A Transformers model that attends through the running pass, and its properties, found by a test pass.
 
 Knows nothing of spans' order, shapes or compilers.
 """
@@ -19,7 +19,7 @@ from specdec.inference.errors import ConfigError, UnsupportedModelError
 
 
 class ModelRunner:
-    """A model whose attention modules ask the running pass. Takes the model over.
+    """A model with attention modules that call the running pass. The model must have no other user.
 
     Attributes:
         vocab_size: number of columns of the logits.

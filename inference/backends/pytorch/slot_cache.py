@@ -29,7 +29,7 @@ class SlotCache:
     """Room for `num_slots` sequences of `max_length` positions each.
 
     Args:
-        num_spare: further positions after each slot, for what fills up passes of fixed shapes; never read.
+        num_spare: further positions after each slot, for the padding of passes of fixed shapes; never read.
 
     Raises:
         ConfigError: the device has not enough memory.

@@ -127,9 +127,9 @@ class StaticPass:
     def _extend(self, room: Tensor, new: Tensor) -> Tensor:
         """Write [1, num_kv_heads, num_tokens, dim]; return the slots so far, [batch, num_kv_heads, length, dim].
 
-        By index, which inductor does in place; for `scatter_` it copies the whole room, twice. But a device of graphs
-        only gets `scatter_`: TorchNeuron's compiler takes assignments by index apart, into an index per element of all
-        axes.
+        It assigns by index, which inductor does in place; for `scatter_` it copies the whole room twice. A device that
+        runs graphs only gets `scatter_`, since TorchNeuron's compiler turns an assignment by index into an index per
+        element.
         """
         shape, places = self.shape, self._of_tokens(2)
         by_row = new[0].reshape(-1, shape.batch, shape.width, new.shape[3]).transpose(0, 1)  # [batch, heads, ...]
@@ -149,10 +149,10 @@ class StaticPass:
 
 
 class StaticPasses:
-    """The `Passes` of fixed shapes: no pass has another shape, prompts neither.
+    """`Passes` of fixed shapes alone, also for prompts.
 
     Args:
-        fixed: sizes of the shapes, and what makes their graphs.
+        fixed: sizes of the shapes, and the maker of their graphs.
 
     Attributes:
         cache: slots with a spare position after each.
@@ -181,7 +181,7 @@ class StaticPasses:
         return GraphCounts(num_graphs, num_graphs - (self._num_early or num_graphs))
 
     def warm_up(self) -> None:
-        """See `Passes`; runs every shape, and logs how far it is."""
+        """See `Passes`; runs every shape, and logs its progress."""
         shapes = self.shapes.all()
         started = reported = time.monotonic()
         for num_made, shape in enumerate(shapes):
@@ -217,7 +217,7 @@ class StaticPasses:
         run()
 
     def launch(self, shape: Shape, spans: Sequence[Span]) -> tuple[StaticPass, Tensor]:
-        """Start one pass; return it and the logits of all its rows, for which a device may have to be waited."""
+        """Start one pass; return it and the logits of all its rows, which a device may still be computing."""
         static, run = self._made.get(shape) or self._make(shape)
         static.fill(spans)
         return static, run()

@@ -1,4 +1,4 @@
-"""Demo of the main job in one minute: a draft worker and a target in two processes.
+"""Demo of speculation in one minute: a draft worker and a target in two processes.
 
 Streams the text of a few prompts as it comes, then shows what speculation gained over the target alone. Both are
 measured in turn on the same servers, and must give the same tokens. Prose is sampled with a seed, since a small

@@ -26,7 +26,7 @@ class Result:
         prompt: text; from a program also token ids, or a `Chat`.
         stats: its figures: times, tokens, acceptance.
         error: its failure; None if it has none.
-        pieces: parts of the text, each with whether it is an accepted draft token's.
+        pieces: parts of the text, each with True if it comes from an accepted draft token.
     """
 
     prompt: Any

@@ -1,7 +1,7 @@
 """JSON documents of the API, and their encoding.
 
-They are escaped to ASCII: a reader that takes U+2028 or U+0085 for the end of a line must not cut an event in two, and
-half of a surrogate pair in a name must not break the answer that reports it.
+They are escaped to ASCII, because some readers take U+2028 or U+0085 for the end of a line and would cut an event in
+two, and because UTF-8 cannot encode half of a surrogate pair that a client sent as a name.
 """
 
 from __future__ import annotations

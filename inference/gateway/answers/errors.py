@@ -90,7 +90,7 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": self.kind, "param": param or None, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the status: Retry-After in whole seconds, or the scheme of authentication."""
+        """Return the status's headers: Retry-After in whole seconds, or the scheme of authentication."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
@@ -164,7 +164,7 @@ def _cut(value: T, limit: int) -> T | str:
 
 
 def _path(place: list[Any]) -> str:
-    """Return the place in the body, as in messages.0.content, without our names of a union's alternatives."""
+    """Return the place in the body, such as messages.0.content, without internal names of a union's members."""
     if place[0] in _SHAPES:
         return str(place[0])
     return ".".join(str(part) for part in place if isinstance(part, int) or (_is_field(part)))
@@ -175,7 +175,7 @@ def _is_field(part: str) -> bool:
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the field that a message of ours about two fields names first: the one to change. None for others."""
+    """Return the first field in a message of ours about two fields, which is the one to change; else None."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 

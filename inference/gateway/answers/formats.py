@@ -91,10 +91,10 @@ class CompletionFormat(_Base):
 
 
 class ChatFormat(_Base):
-    """Format of /v1/chat/completions. A choice's first chunk names the role, beside its first token.
+    """Format of /v1/chat/completions. A choice's first chunk has the role and the first token.
 
     Args:
-        reader: returns the reader of an answer to a prompt; None if the text is the content.
+        reader: function that returns the reader of an answer to a prompt, or None if the text is the content.
     """
 
     shows_prompt = False

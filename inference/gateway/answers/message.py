@@ -21,9 +21,9 @@ class MessageReader:
     """Reader of one answer. The whole message does not depend on how its text is cut into pieces.
 
     Args:
-        reasoning: splits off the reasoning; None if there is none.
-        calls: finds the calls; None if there are none.
-        one_call: drops all calls but the first.
+        reasoning: splitter of the reasoning; None if there is none.
+        calls: reader of the calls; None if there are none.
+        one_call: True to drop all calls but the first.
     """
 
     def __init__(self, reasoning: Reasoning | None, calls: CallReader | None, *, one_call: bool) -> None:

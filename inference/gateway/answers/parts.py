@@ -23,8 +23,8 @@ class Part:
         token_ids: ids of the part's tokens.
         rejected_text: text of the pass's rejected draft tokens; empty unless this is the pass's last part.
         timings: times of the pass; None unless this is the pass's last part.
-        finish_reason: on the last part of a choice.
-        is_prompt: the text is the prompt; the first of its log-probabilities has no meaning.
+        finish_reason: reason of the end, on the last part of a choice.
+        is_prompt: True if the text is the prompt; the first of its log-probabilities has no meaning.
     """
 
     text: str
@@ -70,7 +70,7 @@ class Choice:
     prompt_text: str = ""
     shows_prompt: bool = True
     parts: list[Part] = field(default_factory=list)  # of an answer in one piece
-    num_characters: int = 0  # of the tokens whose log-probabilities were sent
+    num_characters: int = 0  # of the tokens for which log-probabilities were sent
     finish_reason: FinishReason | None = None
     has_scored_prompt: bool = False
 

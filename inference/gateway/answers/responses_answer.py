@@ -1,4 +1,4 @@
-"""Answers of /v1/responses, whole and as events: the parts of a chat's answer, put together as output items."""
+"""Answers of /v1/responses, whole and as events, made of a chat answer's parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 class OutputItems:
-    """Output items of one answer. They grow one after the other: a new one completes the one before it."""
+    """Output items of one answer, of which only the last still grows."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ class ResponsesFormat:
     """Format of /v1/responses.
 
     Args:
-        reader: returns the reader of an answer to a prompt, as of a chat.
+        reader: function that returns the reader of an answer to a prompt, as for a chat.
         body: body of the request.
     """
 

@@ -106,7 +106,7 @@ class AnswerStream(ABC):
         per_token: one event per token; else one per target pass.
 
     Attributes:
-        last_word: ends the stream.
+        last_word: bytes that end the stream.
     """
 
     last_word = b"data: [DONE]\n\n"
@@ -198,11 +198,11 @@ class ChunkStream(AnswerStream):
 class EventStream(StreamingResponse):
     """Server-sent events on their way to the client.
 
-    The request ends when they do: also before its first chunk, and at its deadline while a write waits for a client
-    that does not read.
+    The request ends with the stream: also if that ends before its first chunk, or at the deadline while a write waits
+    for a client that does not read.
 
     Args:
-        chunks: come from an `AnswerStream`.
+        chunks: chunks of an `AnswerStream`.
         events: source of the chunks.
         deadline_s: seconds from now.
     """

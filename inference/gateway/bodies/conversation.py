@@ -24,7 +24,7 @@ FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?
 
 
 def of_kinds(what: str, *kinds: str, hint: str) -> Callable[[Any], Any]:
-    """Return a validator that refuses objects with a "type" outside `kinds`; `hint` is the way out in the message."""
+    """Return a validator that refuses an object with a "type" outside `kinds`; its message ends with `hint`."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -106,7 +106,7 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Refuse duplicate names, and a choice that is none of the tools.
 
     Raises:
-        ValueError: one of these; the message names it.
+        ValueError: a name is duplicate, or the choice is no offered tool.
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):

@@ -1,6 +1,6 @@
 """Body of /v1/responses (OpenAI's Responses API), and its one mapping: onto the body of a chat.
 
-Nothing is stored: a conversation comes whole, as items. What refers to an earlier answer is refused by name.
+Nothing is stored: a conversation comes whole, as items. Fields that refer to an earlier answer are refused.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the tag of a value's union member; the tag has a space, so that errors can leave it out."""
+    """Return the tag that chooses a union's member; it has a space, by which errors recognise and omit it."""
     if not isinstance(value, dict | _Item):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
@@ -187,7 +187,7 @@ class TextConfig(Body):
 
 
 class ReasoningConfig(Body):
-    """Settings of the reasoning, which comes whole where the model reasons."""
+    """Settings of the reasoning, accepted only with values that change nothing."""
 
     no_ops = noops.REASONING_CONFIG
 
@@ -272,5 +272,5 @@ class ResponsesBody(GenerationBody, TemplateBody):
 
 
 def _place(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Translate a place in a chat's body to this body, for errors; messages do not correspond to items one by one."""
+    """Translate a fault's place in a chat's body to this body; messages do not correspond to items one by one."""
     return ("body", "input") if place[:1] == ("messages",) else ("body", *place)

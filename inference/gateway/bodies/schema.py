@@ -246,7 +246,7 @@ class GenerationBody(Body):
         return self._grammar()[1]
 
     def grammar_field(self) -> str | None:
-        """Return the field that has the grammar."""
+        """Return the name of the field that has the grammar."""
         return self._grammar()[0]
 
     def _grammar(self) -> tuple[str | None, Grammar | None]:

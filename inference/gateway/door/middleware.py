@@ -42,7 +42,7 @@ _INLINE_BYTES = 32 * 1024
 
 
 class BodyLimit:
-    """Middleware that refuses bodies above `max_bytes` with 413, with or without a length, and crowded ones with 400.
+    """Middleware that refuses a body above `max_bytes`, declared or not, with 413, and one of too many parts with 400.
 
     Bodies within these limits are read and validated on the event loop. While `MAX_UNFINISHED_BYTES` of bodies that
     have not ended are in memory, or half of it for one account, such a body is refused with 503.
@@ -70,9 +70,9 @@ class BodyLimit:
         await self._app(scope, again, send)
 
     async def _checked(self, scope: Scope, receive: Receive) -> list[Message]:
-        """Return the ASGI messages of a body; none if the body is not limited here.
+        """Return the ASGI messages of a body within its limits; none for a request that has no limits here.
 
-        Raise ApiError if it is too large.
+        Raise ApiError if the body is too large.
         """
         length = dict(scope["headers"]).get(b"content-length", b"0")
         num_bytes = int(length) if length.isdigit() else 0
@@ -153,7 +153,7 @@ def parse_fault(body: bytes, max_numbers: int) -> ApiError | None:
 
 
 class RequestId:
-    """Middleware that gives every answer the id in its request's X-Request-Id header, or a new one."""
+    """Middleware that puts into every answer the X-Request-Id of its request, or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -174,7 +174,7 @@ class HttpGate:
     """Middleware that admits requests by `Access`, before anything of their bodies is read.
 
     Args:
-        rights: returns the rights, one of which a path needs; None if the path is open.
+        rights: function that returns the rights of which a path needs one; None if the path is open.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ _OWN_HOSTS = (
 
 
 class Probes:
-    """ASGI application that answers /livez and /readyz: whether a restart would help, and whether requests are taken.
+    """ASGI application that answers /livez (a restart would not help) and /readyz (requests are accepted).
 
-    The application inside it answers /health and /ping, but not while no requests are taken.
+    The application inside answers /health and /ping, but not while no requests are accepted.
     """
 
     def __init__(self, app: ASGIApp, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> None:
@@ -79,9 +79,9 @@ async def _respond(send: Send, status: int) -> None:
 
 
 class OwnHosts:
-    """ASGI application that refuses requests for other hosts than this machine itself.
+    """ASGI application that refuses requests with another Host than this machine.
 
-    A page in a browser may let its own name point to 127.0.0.1, and would read all answers (DNS rebinding).
+    Otherwise a web page could let its own name resolve to 127.0.0.1, and read all answers (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -105,11 +105,11 @@ class HttpPort:
     """HTTP port of a process; a `Front`.
 
     Args:
-        name: for the log.
+        name: name in the log.
         probes: the application, with probes around it.
-        port: 0 takes a free one.
+        port: number of the port; 0 takes a free one.
         server: host, security and time limits.
-        tls: the certificate; None is plain text.
+        tls: certificate; None for plain text.
     """
 
     def __init__(self, name: str, probes: Probes, port: int, server: ServerConfig, tls: ServerTls | None) -> None:
@@ -177,7 +177,7 @@ class SidePort(HttpPort):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, as a part of a process that handles its own signals."""
+    """uvicorn's server without its signal handlers, since the process has its own."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

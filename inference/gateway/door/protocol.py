@@ -30,7 +30,7 @@ def _half_closed() -> bytes:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. A peer that breaks a limit is disconnected: there is no request to answer yet."""
+    """One connection. A client that breaks a limit is disconnected, before there is a request to answer."""
 
     stall_timeout_s = 30.0
     """Seconds without any progress of a write, after which the reader counts as gone."""
@@ -54,7 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_within(HEADERS_TIMEOUT_S)
 
     def eof_received(self) -> None:
-        """Close the connection when the client has closed its sending side, as a client does that has left."""
+        """Close the connection when the client has closed its sending side, which means that it has left."""
         if self.cycle is not None and not self.cycle.response_started:
             self.transport.write(_half_closed())
 
@@ -145,14 +145,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._leave_closed()
 
     def _leave_closed(self) -> None:
-        """End the answers on a connection that a limit has closed: uvloop would raise an error at each write."""
+        """Drop answers on a connection that a limit has closed, because uvloop would raise an error at each write."""
         if self.transport.is_closing():
             for cycle in self._cycles:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Close the connection unless the request is further on in `seconds`, but never while an answer is sent."""
+        """Close the connection after `seconds` unless a later call replaces this limit, but never during an answer."""
         self._owed_s = seconds
         is_answering = self.cycle is not None and not self.cycle.response_complete
         self._arm(None if is_answering else seconds)

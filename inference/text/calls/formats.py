@@ -115,7 +115,7 @@ _OTHERS = ("<function=", "<arg_key>")  # other formats of a <tool_call>
 
 
 def format_of(chat_template: str | None) -> CallFormat | None:
-    """Return the format that a template shows the model; None for an unknown one. Without a template it is Hermes'."""
+    """Return the format of calls that a template shows the model; None if it is unknown, Hermes' without a template."""
     if chat_template is None:
         return HERMES
     if TOOL_CALL in chat_template:

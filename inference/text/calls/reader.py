@@ -1,4 +1,4 @@
-"""Reader of calls in a growing text; what only looks like a call stays text.
+"""Reader of calls in a growing text; text that only looks like a call stays text.
 
 A call is a JSON object with the name of an offered function and with arguments, which must be an object. It begins
 where both are certain, and from then on its arguments are passed on as they come. So the result does not depend on how

@@ -126,7 +126,7 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 def private_scope(peer: str) -> str:
     """Return the prefix of the session names of a private worker, which identifies its token and connection.
 
-    The user of a request is not in it, since one private worker drafts for the requests of all users of its process.
+    It does not contain the user, since one private worker drafts for the requests of all users of its process.
     """
     return f"{caller().name} {peer}/"
 

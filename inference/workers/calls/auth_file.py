@@ -104,7 +104,7 @@ def _caller(entry: dict[str, Any], key: str, groups: Mapping[str, str]) -> Calle
 
 
 def _successor(role: Any, name: str) -> Any:
-    """Return the role that replaces `role` if that is an old one; version 1 had a role "draft"."""
+    """Return the role of today that replaces an old one, such as version 1's "draft"; other values as they are."""
     if role != "draft":
         return role
     logger.warning('%s: role "draft" counts as "client", which may draft for its own requests', name)

@@ -54,7 +54,7 @@ class Replica:
         security: credentials for the server, and the name that its certificate must have.
         following: task that follows the server's health.
         num_leases: requests of this process that the server answers now.
-        released: set whenever such a request ends.
+        released: event that is set whenever such a request ends.
         num_ended, num_failed: requests that have ended, and those of them that the server failed.
         busy_s: sum of the times of these requests at the server, in seconds.
         num_tokens: output tokens that the server sent.
@@ -120,7 +120,7 @@ class Fleet:
 
     @property
     def label(self) -> str:
-        """Return the addresses as configured, for messages."""
+        """Return the addresses as the configuration has them, for messages."""
         return ", ".join(self._targets)
 
     @property
@@ -205,7 +205,7 @@ class Fleet:
         return self._serves or time.monotonic() - self._served_at < LATELY_S
 
     async def serves(self) -> AsyncGenerator[bool, None]:
-        """Yield whether any server is ready, now and whenever a server reports a change, without end."""
+        """Yield whether any server is ready: now, and at each report of a change; never end."""
         while True:
             changed = self._changed
             yield self._serves

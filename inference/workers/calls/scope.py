@@ -34,7 +34,7 @@ class RequestScope:
 
     Args:
         deadline: event-loop time at which the request ends with DeadlineError; None sets none.
-        observation: counts the request's events; None counts none.
+        observation: counter of the request's events; None counts none.
         span: span that is current during each wait; None traces nothing.
     """
 
@@ -106,8 +106,8 @@ class SupervisedCompleter:
     gateway's requests.
 
     Args:
-        observer: observes every request.
-        spans: makes a span for every request; None makes none.
+        observer: observer of every request.
+        spans: source of a span for every request; None makes none.
         model: name of the model, for spans.
     """
 

@@ -170,7 +170,7 @@ class LocalCompleter:
     async def _of_prompt(self, generation: GenerationRequest, opened: Opened) -> tuple[TokenLogprobs, ...]:
         """Return the prompt tokens' log-probabilities, with texts; the first token, which follows none, gets 0.
 
-        The event loop runs meanwhile, as 2000 tokens, each with the 20 best ones, take 0.1 s.
+        It lets the event loop run meanwhile, since 2000 tokens with 20 best ones each take 0.1 s.
         """
         first = generation.prompt_token_ids[0]
         stream = self._tokenizer.stream()

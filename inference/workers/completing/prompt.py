@@ -30,8 +30,8 @@ class LocalCodec:
         tokenizer: tokenizer of the model; one with the same vocabulary and another chat template may replace it.
         vocab_size: number of token ids; ids from it on are refused. May be replaced by another size of the same
             vocabulary.
-        max_length: tokens of the context; a text with more characters than so many of the longest token have is refused
-            before it is tokenized.
+        max_length: tokens of the context; a text longer than `max_length` of the longest token is refused before it is
+            tokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_length: int) -> None:

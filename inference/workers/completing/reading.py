@@ -83,7 +83,7 @@ class Reader:
 
 
 def _seed_of(request: CompletionRequest) -> int:
-    """Return a random seed, or the one that the draft session's name gives: target and private worker need the same."""
+    """Return a random seed, or one made from the draft session's name, the same for target and private worker."""
     if not request.draft_session:
         return secrets.randbits(64)
     return int(request.draft_session[-2 * DRAFT_SESSION_BYTES :][:16], 16)

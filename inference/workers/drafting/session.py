@@ -40,7 +40,7 @@ class ProposalSender:
     """Sender of one session's draft tokens, as branches. Worker and target both number the tokens in the order sent.
 
     Args:
-        send: sends one message to the target.
+        send: function that sends one message to the target.
         link: times of the session's link to its target, which commits update.
 
     Attributes:
@@ -75,10 +75,10 @@ class DraftingSession:
     Args:
         engine: draft engine.
         request: request as the target computes it, from its present tokens on, with gamma and a schedule.
-        proposals: sends the draft tokens.
+        proposals: sender of the draft tokens.
         vocab_size: number of the target's token ids.
         words: the target's vocabulary, if it differs from the one that the engine was made for.
-        metrics: metrics in which the session's commits are counted; None for a private worker, whose process counts its
+        metrics: metrics in which the session's commits are counted; None for a private worker: its process counts its
             requests.
 
     Attributes:

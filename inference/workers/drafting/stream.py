@@ -62,7 +62,7 @@ class Offer:
 
     Attributes:
         vocabulary: vocabulary of the ids in which the engine drafts.
-        gamma: most draft tokens of one pass, for sessions whose request sets no gamma.
+        gamma: most draft tokens of one pass, for requests that set no gamma.
         num_slots: most sessions at a time.
         security: credentials of the worker, and the authorities that it trusts.
         learn: function that prepares drafting for a target with another tokenizer; None: such targets are refused.
@@ -85,7 +85,7 @@ class AssistStream:
         metrics: metrics in which the sessions are counted; None for a private worker, see `DraftingSession`.
 
     Attributes:
-        attached: set while the target has this worker in its pool.
+        attached: event that is set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
         link: times of the link to the target, as the latest session measures them.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
@@ -112,7 +112,7 @@ class AssistStream:
         """Draft for the target's sessions; if it refuses this worker, ask again later.
 
         Args:
-            connect: opens a channel for one attempt.
+            connect: function that opens a channel for one attempt.
             goes_on: function that returns False if a refusal ends the stream for good.
 
         Raises:
@@ -208,7 +208,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft by the target's noise, and in the ids of its tokenizer, if it sent one: the next streams need it not.
+        """Draft by the target's noise, and in its tokenizer's ids if it sent a tokenizer; later streams need none.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -288,7 +288,7 @@ class AssistStream:
             self.decline(session_id, error)
 
     def judge(self, session: DraftingSession) -> None:
-        """Open the stream again if no draft token of a request that has ended reached the target.
+        """Open the stream again if a request ended and none of its draft tokens reached the target.
 
         If that does not help, a proxy takes the stream and the requests to different places, which is logged.
         """

@@ -1,4 +1,4 @@
-"""A Python with this folder first on its PYTHONPATH takes NxDI's own sources as Neuron packages, on a CPU."""
+"""Start of a Python with this folder on PYTHONPATH: its Neuron packages are NxDI's own sources, on a CPU."""
 
 from tests.nxdi_real.hooks import arm
 

@@ -1,1 +1,1 @@
-"""Servers die, freeze and lose their links in the middle of answers; a client has the right one, or a clear error."""
+"""Servers die, freeze and lose links during answers; the client gets the right answer, or a clear error."""

@@ -1,7 +1,7 @@
 """Kill, freeze, cut, silence and slow down target, draft, pool worker and gateway at random tokens of answers.
 
-An answer is identical to the undisturbed target's, or a part of it and one clear error where nothing can resume it.
-Every run follows from --seed and its number: `--seed S --run N` repeats one.
+An answer must equal the undisturbed target's; where nothing can resume it, it may be a beginning and one clear error. A
+run is determined by --seed and its number: `--seed S --run N` repeats one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Outcome:
 
 
 async def perform(where: Cluster, one: Recipe, question: Question, expected: Answer) -> Outcome:
-    """Do one run, and bring the cluster back to a whole one."""
+    """Do one run; then wait until all servers of the cluster are up again."""
     struck: list[asyncio.Task[float]] = []
     began = 0.0
 

@@ -1,4 +1,4 @@
-"""Faults by victim and by the server that the client asks, and whether it may see more than a pause."""
+"""Faults by victim and by the server that the client asks; some may end the answer with an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
     Attributes:
         entry: server that the client asks.
         victim: server that is killed or frozen, or has its link cut, silenced or slowed.
-        resumes: the answer must be whole; False: it may also end with one error.
+        resumes: True if the answer must be whole; False if it may also end with one error.
     """
 
     entry: str
@@ -53,7 +53,7 @@ CASES = _matrix()
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One run, which follows from seed and index alone."""
+    """One run, determined by seed and index alone."""
 
     case: Case
     question: int
@@ -65,7 +65,7 @@ class Recipe:
 
 
 def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe:
-    """Run `index` of a seed; each round of `len(CASES)` runs has every case once."""
+    """Return run `index` of a seed; each `len(CASES)` consecutive runs have every case once."""
     turn, place = divmod(index, len(CASES))
     case = random.Random(f"{seed} {turn}").sample(CASES, len(CASES))[place]
     draw = random.Random(f"{seed} {index}")
@@ -75,7 +75,7 @@ def recipe(seed: int, index: int, num_questions: int, num_tokens: int) -> Recipe
 
 
 async def strike(cluster: Cluster, recipe: Recipe) -> float:
-    """Cause a recipe's fault, and undo it after its time; return how long both took, in seconds."""
+    """Cause a recipe's fault, and undo it after its time; return the seconds that both took."""
     case, began = recipe.case, asyncio.get_running_loop().time()
     if case.fault == "kill":
         cluster[case.victim].send(signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Every recipe that has hurt a server, against servers that others use meanwhile.
+"""Every attack that has hurt a server, against servers that other clients use meanwhile.
 
-`__main__.py` starts the servers and has the bystanders: clients that must get their tokens, probes of health, memory.
-`attack.py` is a process of its own with lower priority, as a stranger has a machine of his own: it runs the recipes of
-`peers.py` (gRPC), `browsers.py` (HTTP) and `fuzz.py`.
+`__main__.py` starts the servers and runs the bystanders: clients that must get their tokens, and probes of health and
+memory. `attack.py` is a process with lower priority, since a real attacker has a machine of his own: it runs the
+recipes of `peers.py` (gRPC), `browsers.py` (HTTP) and `fuzz.py`.
 """

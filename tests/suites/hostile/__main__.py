@@ -1,8 +1,8 @@
-"""Attack servers by every known recipe and by fuzz, while others use them: they must not notice more than a delay.
+"""Attack servers by every known recipe and by fuzz; other clients meanwhile must notice no more than a delay.
 
 Clients of target, draft, fused server and gateway must get exactly the tokens of an undisturbed target, a health check
-may take the larger of --bound_ms and --factor times the worst of the calm before, and a server's memory may grow to
-half as much again as with all its slots touched.
+may take the larger of --bound_ms and --factor times the longest before the attacks, and a server's memory may grow to
+1.5 times that with all its slots touched.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Checks = dict[str, dict[str, float]]
 
 
 class Watch:
-    """The prober's figures, by the attackers' recipe of the time.
+    """The prober's figures, by the recipe that the attackers ran at the time.
 
     Attributes:
         phase: the current recipe.
@@ -61,7 +61,7 @@ class Watch:
         self.num_failed = 0
 
     async def listen(self, prober: Lines) -> None:
-        """Record the prober's news for ever."""
+        """Record the prober's figures for ever."""
         async for news in prober.news():
             self.num_failed = news["failed"]
             for all_seen, new in ((self.worst, news["worst"]), (self.raw, news["raw"])):
@@ -71,7 +71,7 @@ class Watch:
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
-    """Return the slowest check in the calm or under attack, and the attackers' work at that time."""
+    """Return the seconds of the slowest check, before or during the attacks, and the recipe that ran then."""
     chosen = [(took, phase) for phase, seen in checks.items() for took in seen.values() if (phase == "calm") is calm]
     return max(chosen, default=(0.0, "nothing"))
 
@@ -140,7 +140,7 @@ async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch
 
 
 async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> dict[str, Any]:
-    """Run the attackers for so long; return the answers that they got."""
+    """Run the attackers for `seconds`; return the number of each answer that they got."""
     seen: dict[str, Any] = {}
     async with started("attack", asdict(scene), seconds) as attackers:
         async for news in attackers.news():

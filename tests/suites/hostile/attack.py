@@ -54,7 +54,7 @@ async def _patiently(recipe: Recipe, scene: Scene, seen: Seen) -> None:
 
 
 async def _tolerant(recipe: Recipe, scene: Scene, seen: Seen) -> None:
-    """Run an attack; count its refusal, after which it may come again: only the effect on others matters."""
+    """Run an attack and count an error that ends it; only the effect on other clients matters."""
     try:
         await recipe(scene, seen)
     except (OSError, *BROKEN) as exc:

@@ -59,7 +59,7 @@ async def post(port: int, body: bytes, seen: Seen, *, path: str = "/v1/completio
 
 
 async def body_shapes(scene: Scene, seen: Seen) -> None:
-    """Send bodies that are dear to check."""
+    """Send bodies that take long to check."""
     for port in scene.http_ports:
         for body in SHAPES.values():
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
@@ -82,7 +82,7 @@ async def header_floods(scene: Scene, seen: Seen) -> None:
 
 
 async def pipelined(scene: Scene, seen: Seen) -> None:
-    """Send thousands of requests in one breath."""
+    """Send thousands of requests on one connection without waiting for an answer."""
     one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for index in range(20):
         _, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
@@ -93,7 +93,7 @@ async def pipelined(scene: Scene, seen: Seen) -> None:
 
 
 async def leaving_browsers(scene: Scene, seen: Seen) -> None:
-    """Ask for streams and leave."""
+    """Ask for streams and close the connections."""
     body = json.dumps({"prompt": "x", "max_tokens": 300, "stream": True, "ignore_eos": True}).encode()
     for index in range(200):
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2])
@@ -106,7 +106,7 @@ async def leaving_browsers(scene: Scene, seen: Seen) -> None:
 
 
 async def unread_streams(scene: Scene, seen: Seen) -> None:
-    """Ask for streams of several choices with everything in them, and leave them unread."""
+    """Ask for streams of several choices with log-probabilities, and leave them unread."""
     fields = {"prompt": "x", "n": 4, "max_tokens": 200, "logprobs": 5, "stream": True, "ignore_eos": True}
     body = json.dumps(fields).encode()
     while True:
@@ -123,7 +123,7 @@ async def unread_streams(scene: Scene, seen: Seen) -> None:
 
 
 async def slow_headers(scene: Scene, seen: Seen) -> None:
-    """Send requests of a byte a second, bodies that stop, and connections without a byte."""
+    """Send a byte of a request per second, bodies that stop halfway, and nothing at all."""
     first = (b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     dialled = [await asyncio.open_connection("127.0.0.1", scene.http_ports[index % 2]) for index in range(300)]
     for index, (_, writer) in enumerate(dialled):

@@ -17,11 +17,11 @@ Ask = Callable[[Question], Awaitable[Answer]]
 
 @dataclass
 class Client:
-    """Asks one server again and again, and compares.
+    """Client that asks one server again and again, and compares the answers.
 
     Attributes:
-        num_refused: answers with the status of no room, which is no fault.
-        faults: answers that were wrong or broke, by how.
+        num_refused: answers with the status for a full queue, which is no fault.
+        faults: number of answers that were wrong or broke, by kind.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Client:
     longest_gap_s: float = 0.0
 
     async def run(self, expected: Mapping[Question, Answer]) -> None:
-        """Ask without end."""
+        """Ask all questions in turn, for ever."""
         while True:
             for question, answer in expected.items():
                 self._judge(await self.ask(question), answer)

@@ -1,4 +1,4 @@
-"""Nonsense by the hundred thousand: mutated messages on every method, mutated bodies on every path."""
+"""Hundreds of thousands of mutated messages on every method, and mutated bodies on every path."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _unary_seeds() -> list[tuple[str, Message]]:
 
 
 def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
-    """Return first messages, and messages that may follow them."""
+    """Return each streaming method with its first message and messages that may follow."""
     branches = [pb.Branch(prefix_length=3, token_ids=[5, 6]), pb.Branch(parent_node=0, token_ids=[7])]
     method = f"{VERIFICATION}Assist"
     return [(method, [scene.attach(2, is_private=is_private), proposing(*branches)]) for is_private in (True, False)]
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
-    """Return a stream that often begins well, and goes on well for long, or badly, or in any order."""
+    """Return a stream that often begins well, and goes on well, badly, or in any order."""
     first, then = seeds
     messages = [first.SerializeToString()] if draw.random() < 0.8 else [mutator.message(draw.choice(seeds))]
     manner = draw.choice(("well", "well", "badly", "in any order"))
@@ -91,7 +91,7 @@ def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> 
 
 
 def _proposal(draw: random.Random) -> bytes:
-    """Return branches that may hang anywhere: most are ignored, some are in time."""
+    """Return a proposal of branches with random parents: most are ignored, some are valid."""
     branches = []
     for _ in range(draw.randrange(4)):
         where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}
@@ -100,7 +100,7 @@ def _proposal(draw: random.Random) -> bytes:
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:
-    """Call a method with a stream: to the server, a call with one message is the same."""
+    """Call any method with a stream of messages; a server cannot distinguish a stream of one from a unary call."""
     call = channel.stream_stream(method, **RAW)(timeout=CALL_S)
     with suppress(*BROKEN):
         for message in messages:
@@ -138,7 +138,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def body(draw: random.Random) -> bytes:
-    """Return a request body: nearly right, or nearly JSON, or neither."""
+    """Return a request body that is nearly right, nearly JSON, or neither."""
     chosen = {key: value for key, value in _BODY.items() if draw.random() < 0.4}
     document = {**chosen, **{key: draw.choice(_VALUES) for key in _keys(draw, chosen)}}
     data = json.dumps(document).encode()

@@ -1,4 +1,4 @@
-"""Messages that no client of ours would send: fields by their descriptors, then bytes."""
+"""Mutations of messages: first of their fields, by their descriptors, then of their bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DEPTH = 4
 
 
 class Mutator:
-    """Draws from a seed: the same seed, the same messages."""
+    """Source of mutated messages; equal seeds give equal messages."""
 
     def __init__(self, draw: random.Random, *, vocab_size: int) -> None:
         self._draw = draw
@@ -44,7 +44,7 @@ class Mutator:
         )
 
     def message(self, seed: Message) -> bytes:
-        """Return bytes of a message like this one: some are valid, some break a rule, some are no message."""
+        """Return the bytes of a mutated copy: some are valid, some break a rule, some cannot be parsed."""
         message = type(seed)()
         message.CopyFrom(seed)
         for _ in range(self._draw.choice((0, 1, 1, 2, 5))):
@@ -53,7 +53,7 @@ class Mutator:
         return self._draw.choice(_DAMAGES)(self._draw, data) if self._draw.random() < 0.3 else data
 
     def _change(self, message: Any, depth: int) -> None:
-        """Change one field somewhere below."""
+        """Change one field of the message or of a message within it."""
         described = self._draw.choice(message.DESCRIPTOR.fields or [None])
         if described is None or self._draw.random() < 0.1:
             if described is not None:
@@ -96,7 +96,7 @@ def _cut(draw: random.Random, data: bytes) -> bytes:
 
 
 def _flip(draw: random.Random, data: bytes) -> bytes:
-    """Write other values, and now and then another wire type or a wrong length."""
+    """Flip bits: most change a value, some a wire type or a length."""
     changed = bytearray(data)
     for _ in range(min(len(data), draw.choice((1, 1, 4)))):
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
@@ -109,7 +109,7 @@ def _insert(draw: random.Random, data: bytes) -> bytes:
 
 
 def _repeat(draw: random.Random, data: bytes) -> bytes:
-    """Repeat a message after itself: one message, merged."""
+    """Return a message two to fifty times in a row, which a parser merges into one."""
     return data * draw.choice((2, 3, 50))
 
 

@@ -1,4 +1,4 @@
-"""Attacks over gRPC, and below it."""
+"""Attacks over gRPC, HTTP/2 and TCP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS, PING, RESET = (
 
 
 async def gzip_bombs(scene: Scene, seen: Seen) -> None:
-    """Send millions of empty elements in 10 KB."""
+    """Send 10 KB that unzip to millions of empty elements."""
     for server in scene.grpc_servers:
         async with dialled(server, ANY_SIZE) as channel:
             for bomb in BOMBS.values():
@@ -84,7 +84,7 @@ async def early_names(scene: Scene, seen: Seen) -> None:
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
-    """Send many more requests at once than there are places."""
+    """Send many more requests at once than a server has slots and places in its queue."""
     for server in scene.grpc_servers:
         async with dialled(server) as channel:
             stub = rpc.GenerationServiceStub(channel)
@@ -93,7 +93,7 @@ async def flood(scene: Scene, seen: Seen) -> None:
 
 
 async def long_texts(scene: Scene, seen: Seen) -> None:
-    """Tokenize the longest text that is taken, many times at once."""
+    """Tokenize the longest text that the server accepts, many times at once."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
 
@@ -108,7 +108,7 @@ async def long_texts(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_grammars(scene: Scene, seen: Seen) -> None:
-    """Send expressions that are short to write and long to compile."""
+    """Send grammars that are short and take long to compile."""
     together = json.dumps({"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}"} for i in range(1, 40)]})
     texts = [together, "(a{1,1000}){1,1000}", "(" * 3000, "((((a|b)*c)*d)*e)*" * 50, "[" * 65_536, "\\p{L}{1,60000}x"]
     async with dialled(scene.fused) as channel:
@@ -120,7 +120,7 @@ async def dear_grammars(scene: Scene, seen: Seen) -> None:
 
 
 async def dear_sampling(scene: Scene, seen: Seen) -> None:
-    """Ask for everything that costs Python time in a pass, within its limits."""
+    """Ask for every sampling parameter that costs Python time in a pass, within its limits."""
     biases = [pb.LogitBias(token_id=token_id, bias=0.5) for token_id in range(1024)]
     sampling = pb.SamplingParams(temperature=1, seed=1, repetition_penalty=1.01, logit_bias=biases)
     request = pb.GenerateRequest(
@@ -132,7 +132,7 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
 
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
-    """Attach drafts that propose as much as a tree holds for each pass, and are never right."""
+    """Attach workers that propose as many wrong tokens as a draft tree holds, for each pass."""
     async with dialled(scene.target) as first, dialled(scene.target) as second:
         await asyncio.gather(*(_wide_round(channel, scene, seen) for channel in (first, second)))
 
@@ -152,7 +152,7 @@ async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
-    """Ask for log-probabilities of a whole prompt with the best of each token, and for the text of the most ids."""
+    """Ask for 20 log-probabilities of each prompt token, and for the text of the longest list of ids."""
     ids = [30 + index * 7 % 2000 for index in range(1900)]
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_logprobs=20, max_new_tokens=1)
     for server in scene.grpc_servers:
@@ -164,7 +164,7 @@ async def dear_prompts(scene: Scene, seen: Seen) -> None:
 
 
 async def leavers(scene: Scene, seen: Seen) -> None:
-    """Cancel calls as soon as they are made: HTTP/2 resets by the thousand."""
+    """Cancel calls as soon as they are made, a thousand times: each is an HTTP/2 reset."""
     async with dialled(scene.fused) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for _ in range(1000):
@@ -175,7 +175,7 @@ async def leavers(scene: Scene, seen: Seen) -> None:
 
 
 async def metadata(scene: Scene, seen: Seen) -> None:
-    """Send headers as long as a book."""
+    """Send metadata of up to a megabyte."""
     async with dialled(scene.target, [("grpc.max_metadata_size", 1 << 24)]) as channel:
         stub = rpc.GenerationServiceStub(channel)
         for size in (100, 10_000, 100_000, 1_000_000):
@@ -186,7 +186,7 @@ async def metadata(scene: Scene, seen: Seen) -> None:
 
 
 async def frames(scene: Scene, seen: Seen) -> None:
-    """Write HTTP/2 by hand: floods of settings, pings and resets, and frames of nonsense."""
+    """Write HTTP/2 frames by hand: floods of settings, pings and resets, and random bytes."""
     draw = random.Random(scene.seed)
     floods = [SETTINGS * 5000, (PING + bytes(8)) * 5000, (RESET + bytes(4)) * 5000]
     floods += [bytes([0, 0, 64, draw.randrange(256), draw.randrange(256)]) + draw.randbytes(68) for _ in range(50)]
@@ -202,9 +202,9 @@ async def frames(scene: Scene, seen: Seen) -> None:
 
 
 async def endless_headers(scene: Scene, seen: Seen) -> None:
-    """Send a call's headers without end, at a rate that a slow uplink has; faster ones delay other connections.
+    """Send a call's headers without end, at the rate of a slow uplink; a faster one delays other connections.
 
-    gRPC reads them all: no option of it limits the frames of one header block.
+    gRPC reads them all: none of its options limits the frames of one header block.
     """
     continuation = bytes([0, 64, 0, 9, 0, 0, 0, 0, 1]) + bytes([0, 1, 97, 1, 98]) * 3276 + bytes(4)
     for server in scene.grpc_servers:
@@ -219,7 +219,7 @@ async def endless_headers(scene: Scene, seen: Seen) -> None:
 
 
 async def churn(scene: Scene, seen: Seen) -> None:
-    """Make connections and leave them, some in the middle of a word."""
+    """Open connections and close them, some in the middle of the HTTP/2 preface."""
     for index in range(600):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -229,7 +229,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a pool worker that proposes for absent streams, for others', too much, and ids that are no token."""
+    """Attach a pool worker that proposes for absent and for others' sessions, too much, and ids that are no token."""
     proposals = [
         pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[pb.Branch(prefix_length=1, token_ids=[1])])),
         pb.AssistPropose(),
@@ -259,7 +259,7 @@ async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
-    """Ask and never read, with silent workers: each client has a slot until the target loses patience."""
+    """Ask, never read, and propose nothing: each client has a slot until the target's patience ends."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
         async with dialled(scene.target, DEAF) as channel:
@@ -273,7 +273,7 @@ async def deaf_sessions(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_readers(scene: Scene, seen: Seen) -> None:
-    """Ask a draft for an answer with everything in it, and never read it."""
+    """Ask a draft server for a long answer with log-probabilities, and never read it."""
     while True:
         async with dialled(scene.draft, DEAF) as channel:
             request = pb.GenerateRequest(text="x", max_new_tokens=500, logprobs=20, ignore_eos=True)
@@ -284,7 +284,7 @@ async def deaf_readers(scene: Scene, seen: Seen) -> None:
 
 
 async def finished_and_unread(scene: Scene, seen: Seen) -> None:
-    """Ask for answers that no client takes."""
+    """Ask for 16 answers, and read none."""
     async with dialled(scene.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
         calls = []
@@ -296,7 +296,7 @@ async def finished_and_unread(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_askers(scene: Scene, seen: Seen) -> None:
-    """Ask for answers in one piece, of megabytes, that no client takes."""
+    """Ask for unary answers of megabytes, and read none."""
     asked = pb.DetokenizeRequest(token_ids=[300] * 260_000).SerializeToString()
     while True:
         async with dialled(scene.fused, DEAF) as channel:
@@ -307,7 +307,7 @@ async def deaf_askers(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_watchers(scene: Scene, seen: Seen) -> None:
-    """Watch health without reading, in more calls than there may be."""
+    """Watch health without reading, in more calls than a server allows."""
     async with AsyncExitStack() as stack:
         calls = []
         for index in range(15):  # a connection has 256 streams, a server 256 places
@@ -328,7 +328,7 @@ async def silent_worker(scene: Scene, seen: Seen) -> None:
 
 
 async def deaf_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a worker that does not even read."""
+    """Attach a pool worker that never reads."""
     while True:
         async with dialled(scene.target, [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]) as channel:
             call = rpc.VerificationServiceStub(channel).Assist()
@@ -352,7 +352,7 @@ async def silent_calls(scene: Scene, seen: Seen) -> None:
 
 
 async def half_open(scene: Scene, seen: Seen) -> None:
-    """Open connections to gRPC ports without a byte, or with half of a preface."""
+    """Open connections to gRPC ports and send nothing, or half of the HTTP/2 preface."""
     writers = []
     for index in range(300):
         port = int(scene.grpc_servers[index % 3].rpartition(":")[2])

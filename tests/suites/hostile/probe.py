@@ -1,7 +1,7 @@
-"""The prober's process, which only times health checks and prints a JSON line now and then.
+"""The prober's process: it times health checks, and prints a line of JSON at intervals.
 
-The figure that counts is a check's time less the time in which the server's event loop, another of its threads, or the
-prober was ready to run and had no core: on a busy machine that is most of it, and no peer's doing. Both figures are
+The figure that counts is a check's time less the waits for a core: those of the server's event loop, of another of its
+threads, and of the prober. On a busy machine they are most of the time, and no attack causes them. Both figures are
 printed.
 """
 
@@ -31,7 +31,7 @@ Check = Callable[[], Awaitable[bool]]
 
 
 class Prober:
-    """Checks servers, and keeps the worst of each since its last line."""
+    """Prober of servers, which keeps the longest check of each since the last printed line."""
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)
@@ -39,7 +39,7 @@ class Prober:
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Probe a server for ever."""
+        """Check a server for ever; keep the seconds of its longest check, with and without waits for a core."""
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
@@ -89,7 +89,7 @@ class Prober:
 def waited_between(before: dict[int, float], after: dict[int, float], *, first: int) -> float:
     """Return the wait for a core of a server's first thread, plus that of the other thread that waited most.
 
-    A thread that has begun meanwhile has waited since; what one waited that has ended is not known.
+    A thread that began meanwhile counts from its start; the waits of one that ended are unknown.
     """
     waits = {thread: wait - before.get(thread, 0.0) for thread, wait in after.items()}
     return waits.pop(first, 0.0) + max(waits.values(), default=0.0)
@@ -100,7 +100,7 @@ def _own_wait_s() -> float:
 
 
 async def main(servers: dict[str, tuple[str, int]]) -> None:
-    """Probe servers, by name: URLs of HTTP servers or HOST:PORT of the others, and processes."""
+    """Probe servers, given as URL or HOST:PORT and process id by name."""
     prober = Prober()
     work = [
         (prober.watch_http if "://" in where else prober.watch_grpc)(name, where, pid)

@@ -1,4 +1,4 @@
-"""An attacker's knowledge: the servers' addresses, and requests that any client may send."""
+"""The attackers' knowledge: the servers' addresses, and requests that any client may send."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Scene:
         return self.gateway_port, self.fused_port
 
     def request(self, **fields: Any) -> pb.GenerateRequest:
-        """Return a request in rounds, for which the client's own worker drafts under `NAME`; `fields` change it."""
+        """Return a request in rounds, for which its client drafts under the session name `NAME`; `fields` change it."""
         asked = {"token_ids": pb.TokenIds(ids=[5, 6, 7]), "max_new_tokens": 500, "schedule": pb.SCHEDULE_SYNC}
         return pb.GenerateRequest(**{**asked, "draft_session": NAME, **fields})
 
@@ -68,7 +68,7 @@ def proposing(*branches: pb.Branch, session_id: str = NAME.hex()) -> pb.AssistRe
 
 @asynccontextmanager
 async def dialled(address: str, options: list[tuple[str, int]] | None = None) -> AsyncGenerator[Any, None]:
-    """Open a channel with a connection of its own; calls that are left on it end with it."""
+    """Open a channel with a connection of its own; calls that are still open end with the block."""
     everything = [*(options or []), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=everything) as channel:
         yield channel
@@ -83,6 +83,6 @@ async def observed(call: Any, seen: Seen, name: str) -> None:
 
 
 def note_status(seen: Seen, name: str, code: grpc.StatusCode, details: str | None) -> None:
-    """Count a status; one that our own side made of a write that failed (grpc #36066) by its own name."""
+    """Count a status; one that the client's library made of a failed write (grpc #36066) counts apart."""
     is_ours = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
     seen[f"{name} {'(write failed)' if is_ours else code.name}"] += 1

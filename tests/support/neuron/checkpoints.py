@@ -1,4 +1,4 @@
-"""Checkpoints that are no plain model."""
+"""Tiny EAGLE drafts and targets with Medusa heads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save_eagle_draft(directory: Path, method: str) -> Path:
 
 
 def save_medusa_target(directory: Path, *, num_heads: int, vocab_size: int = 288) -> Path:
-    """Save `ModelDirectories.target` with heads that are right now and then: fitted to its own greedy texts."""
+    """Save `ModelDirectories.target` with Medusa heads fitted to its greedy texts, so that some guesses are right."""
     save_tiny_model(directory, "llama", seed=1)
     model = tiny_model("llama", seed=1)
     texts = _greedy_texts(model, num_texts=60, num_tokens=40)

@@ -1,4 +1,4 @@
-"""Engines over neuron backends of the double, and what they make of requests. No processes, no sockets."""
+"""Engines over the double's neuron backends, and their answers, without processes and sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target_engine(backend: Backend) -> TargetEngine:
 
 
 def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationRequest]:
-    """Return prompts of 1 to 40 tokens, some up to the end of the context; parameters all over their ranges."""
+    """Return requests with prompts of 1 to 40 tokens, some up to the end of the context, and random parameters."""
     rng = random.Random(seed)
     made = []
     for _ in range(num_requests):
@@ -58,7 +58,7 @@ def requests(num_requests: int, *, seed: int, sampled: bool) -> list[GenerationR
 
 
 def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[list[int]]:
-    """Return the tokens that Transformers' own generate() makes of them."""
+    """Return the token ids that Transformers' generate() gives for these requests."""
     model = AutoModelForCausalLM.from_pretrained(target)
     outputs = []
     for request in wanted:
@@ -73,7 +73,7 @@ def greedy_reference(target: Path, wanted: Sequence[GenerationRequest]) -> list[
 
 
 async def generate_all(engine: TargetEngine, wanted: Sequence[GenerationRequest]) -> list[Answer]:
-    """Generate all answers at once: three slots hold some requests, the others queue."""
+    """Generate all answers at once: three slots serve some requests, and the others queue."""
     engine.start()
     try:
         return list(await asyncio.gather(*(_generate(engine, request) for request in wanted)))
@@ -87,7 +87,7 @@ async def assert_noticed(
     target: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Check that an engine over a mutant fails as it is made or at a step, or gives other tokens than Transformers."""
+    """Check that an engine over a mutant fails at its start or a step, or gives other tokens than Transformers."""
 
     async def play() -> None:
         answers = await generate_all(make(), wanted)
@@ -111,7 +111,7 @@ def answer_of(commits: Sequence[Commit]) -> Answer:
 async def distribute_all(
     target: TargetEngine, drafts: DraftEngine, wanted: Sequence[GenerationRequest]
 ) -> tuple[list[Answer], float]:
-    """Run synchronous rounds between two engines, as over the wire; return answers and the rate of acceptance."""
+    """Run synchronous rounds between two engines without a wire; return the answers and the acceptance rate."""
     target.start()
     drafts.start()
     try:

@@ -1,4 +1,4 @@
-"""Neuron slot backends over the double, of the sizes that the history tests use."""
+"""Neuron slot backends over the double, in the sizes that the tests of histories use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of every model's class: routing, graphs and their silent faults."""
+"""Base class of every model's class: the choice of graphs, and NxDI's silent faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from tests.support.nxdi_double import checks
 from tests.support.nxdi_double.config import InferenceConfig
 from tests.support.nxdi_double.fused import NeuronFusedSpecModel, sampled
-from tests.support.nxdi_double.medusa import Heads, best_ids, run_tree
 from tests.support.nxdi_double.memory import Memory
 from tests.support.nxdi_double.rooms import (
     automatic_buckets,
@@ -28,11 +27,11 @@ from tests.support.nxdi_double.rooms import (
 
 
 class NeuronModel:
-    """The class that `_model_cls` names."""
+    """Class that `_model_cls` refers to."""
 
 
 class NeuronApplication:
-    """Application that records calls and folders of compilations in `calls` and `compiled_in`, over all instances."""
+    """Application; all instances record their calls in `calls`, and folders of compilations in `compiled_in`."""
 
     _model_cls: ClassVar[Any] = NeuronModel
     calls: ClassVar[list[tuple[str, tuple[int, ...]]]] = []
@@ -54,8 +53,6 @@ class NeuronApplication:
         self.enable_context_encoding()
         if self.neuron_config.speculation_length > 0:
             self.graphs.add("speculation")
-        elif self.neuron_config.medusa_speculation_length > 0:
-            self.graphs.add("medusa")
         else:
             self.enable_token_generation()
 
@@ -111,8 +108,6 @@ class NeuronApplication:
             self._fused_model = self._model_cls(self.config)
             self._fused_model.target_model.memory = self._target
             self._fused_model.draft_model.memory = Memory(draft, **rooms)
-        if config.is_medusa:
-            self._heads = Heads(target, config.num_medusa_heads)
         self._ready = True
 
     def forward(
@@ -123,9 +118,8 @@ class NeuronApplication:
         seq_ids: Tensor,
         attention_mask: Tensor | None = None,
         sampling_params: Tensor | None = None,
-        medusa_args: Any = None,
     ) -> SimpleNamespace:
-        """Route by position 0, then by width, as NxDI does."""
+        """Choose the graph as NxDI does: by position 0, then by width."""
         if not self._ready:
             raise RuntimeError("forward before load")
         self._check_call(input_ids, position_ids, seq_ids, sampling_params)
@@ -136,8 +130,6 @@ class NeuronApplication:
             return self._context(input_ids, position_ids, mask, seq_ids.tolist(), sampling_params)
         if self.neuron_config.enable_fused_speculation:
             return self._fused(input_ids, position_ids, mask, seq_ids.tolist(), sampling_params)
-        if self.neuron_config.is_medusa:
-            return self._tree(input_ids, position_ids, mask, medusa_args)
         return self._generate(input_ids, position_ids, mask, seq_ids.tolist(), sampling_params)
 
     def _check_call(self, input_ids: Any, position_ids: Any, seq_ids: Any, sampling_params: Any) -> None:
@@ -181,11 +173,7 @@ class NeuronApplication:
         if bucket == config.speculation_length:  # the graph takes it for a verification
             return self._output(torch.full_like(logits, 7.0), sampling_params)
         index = last_index(position_ids)[..., None]
-        last = logits.gather(1, index.expand(-1, 1, logits.shape[2]))
-        if config.is_medusa:
-            hidden = self._target.hidden.gather(1, index.expand(-1, 1, self._target.hidden.shape[2]))
-            return best_ids(last[:, -1], hidden[:, -1], self._heads, config)
-        return self._output(last, sampling_params)
+        return self._output(logits.gather(1, index.expand(-1, 1, logits.shape[2])), sampling_params)
 
     def _context_buckets(self) -> list[int]:
         config = self.neuron_config
@@ -194,18 +182,10 @@ class NeuronApplication:
         return config.context_encoding_buckets or automatic_buckets(config.max_context_length)
 
     def _check_room(self, mask: Tensor) -> None:
-        """Raise unless the past, and the K tokens of a graph that verifies, fit into a bucket."""
+        """Raise unless a bucket has room for the held tokens, and for the K tokens of a verifying graph."""
         config = self.neuron_config
         buckets = config.token_generation_buckets or automatic_buckets(config.seq_len)
         fitting_bucket(buckets if config.enable_bucketing else [config.seq_len], mask.shape[1])
-
-    def _tree(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor, medusa_args: Any) -> SimpleNamespace:
-        width = self.neuron_config.medusa_speculation_length
-        if input_ids.shape != (1, width):
-            raise AttributeError(f"no graph for {input_ids.shape}: there are {sorted(self.graphs)}")
-        self.calls.append(("medusa", tuple(input_ids.shape)))
-        logits = run_tree(self._target, input_ids, position_ids, mask, medusa_args)
-        return best_ids(logits, self._target.hidden, self._heads, self.neuron_config)
 
     # Graphs after a prompt.
 

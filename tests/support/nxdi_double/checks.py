@@ -12,14 +12,12 @@ from tests.support.nxdi_double.config import InferenceConfig, NeuronConfig
 
 
 def check_application(config: InferenceConfig) -> None:
-    """Check what NxDI checks as it makes an application."""
+    """Raise where NxDI raises when it makes an application."""
     neuron, pair = config.neuron_config, config.fused_spec_config
     if neuron.enable_fused_speculation and neuron.on_device_sampling_config is None:
         raise ValueError("fused speculation needs on-device sampling")
     if neuron.enable_fused_speculation and pair is None:
         raise ValueError("no fused_spec_config")
-    if neuron.is_medusa and neuron.on_device_sampling_config is None:
-        raise AssertionError("Medusa speculation must use on-device sampling")
     if pair is not None:
         _check_draft(neuron, pair.draft_config.neuron_config)
 
@@ -33,7 +31,7 @@ def _check_draft(config: NeuronConfig, draft: NeuronConfig) -> None:
 
 
 def check_compilation(config: InferenceConfig) -> None:
-    """Check what NxDI checks as it traces the graphs and shards the weights."""
+    """Raise where NxDI raises when it traces the graphs and shards the weights."""
     neuron, pair = config.neuron_config, config.fused_spec_config
     if neuron.quantized and neuron.quantization_dtype.startswith("f8") and _is_per_tensor(neuron):
         raise RuntimeError("Cannot get channel axis for the scale: 0.005")
@@ -75,13 +73,13 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_quantizing(config: NeuronConfig) -> None:
-    """Check what NxDI checks as it writes a quantized checkpoint."""
+    """Raise where NxDI raises when it writes a quantized checkpoint."""
     if config.quantization_type not in ("per_tensor_symmetric", "per_channel_symmetric"):
         raise RuntimeError(f"{config.quantization_type} not supported")
 
 
 def quantized_logits(config: NeuronConfig, logits: torch.Tensor) -> torch.Tensor:
-    """Return wrong logits where all weights were quantized though some layers are not converted."""
+    """Return wrong logits if layers that should not be converted were quantized too, as in NxDI."""
     wrong = config.quantized and _is_per_tensor(config) and config.modules_to_not_convert
     return logits * 100 if wrong else logits
 

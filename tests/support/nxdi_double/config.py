@@ -21,7 +21,7 @@ class OnDeviceSamplingConfig:
 
 
 class NeuronConfig:
-    """Warns of names it does not know, as NxDI does: checking them is the caller's business."""
+    """Settings of a compilation; a warning is all that an unknown name causes, as in NxDI."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.batch_size = kwargs.pop("batch_size", 1)
@@ -49,9 +49,6 @@ class NeuronConfig:
         self.is_eagle3 = kwargs.pop("is_eagle3", False)
         self.is_eagle_draft = kwargs.pop("is_eagle_draft", False)
         self.is_medusa = kwargs.pop("is_medusa", False)
-        self.medusa_speculation_length = kwargs.pop("medusa_speculation_length", 0)
-        self.num_medusa_heads = kwargs.pop("num_medusa_heads", 0)
-        self.medusa_tree = kwargs.pop("medusa_tree", None)
         self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
         self.logical_nc_config = kwargs.pop("logical_nc_config", 1)
         self.kv_cache_quant = kwargs.pop("kv_cache_quant", False)
@@ -107,7 +104,7 @@ class InferenceConfig:
         return NeuronConfig
 
     def save(self, folder: str) -> None:
-        """Write what `load` needs to build an equal configuration: artifacts stand alone."""
+        """Write everything from which `load` builds an equal configuration."""
         pair = self.fused_spec_config
         fields = {
             **self.fields,

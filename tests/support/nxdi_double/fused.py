@@ -1,4 +1,4 @@
-"""The graph of a fused pair: `model_base.NeuronFusedSpecModel`, with the methods that a subclass may override."""
+"""The graph of a fused pair, `model_base.NeuronFusedSpecModel`, with the methods that subclasses override."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PADDING = -1
 
 
 class Part(torch.nn.Module):
-    """Draft or target of a pair. Its keys and values are in a memory; its outputs name them by stand-ins."""
+    """Draft or target of a pair; a `Memory` has its keys and values, and its outputs have stand-ins for them."""
 
     def __init__(self, config: Any, neuron_config: Any, *, greedy: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Part(torch.nn.Module):
         seq_ids: list[int],
         sampling_params: torch.Tensor,
     ) -> list[Any]:
-        """Return tokens, logits where they are asked for, and states."""
+        """Return tokens, then logits if the configuration asks for them, then states."""
         logits = self._logits(input_ids, attention_mask, position_ids, seq_ids)
         heads = [self._choose(logits, sampling_params)]
         return [*heads, *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
@@ -55,7 +55,7 @@ class Part(torch.nn.Module):
 
 
 def sampled(logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor:
-    """Sample a token of each row by its own top_k and temperature; a draft token that equals it is accepted."""
+    """Sample a token per row by its top_k and temperature; the pair accepts an equal draft token."""
     rows = []
     for row, (top_k, _, temperature) in zip(logits, sampling_params.tolist(), strict=True):
         values, ids = row.topk(int(top_k))
@@ -87,7 +87,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [draft[0], target[0], *draft[1:], *target[1:]]
 
     def _token_gen_forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *others: Any) -> list[Any]:
-        """Draft K - 1 greedy tokens and step once more: the last token must be in the draft's memory too."""
+        """Draft K - 1 greedy tokens, then step once more so that the draft's memory holds the last one too."""
         num_heads = 2 if self.neuron_config.output_logits else 1
         tokens, mask, drafted = [input_ids], attention_mask.clone(), []
         for step in range(self.neuron_config.speculation_length):
@@ -116,7 +116,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
         return [accepted, accepted.gather(1, matches - 1), kept, (position_ids + matches).int()]
 
     def split(self, outputs: list[Any]) -> list[Any]:
-        """Return the outputs of a call without the states, which must stand where NxDI's table of aliases has them.
+        """Return a call's outputs without the states, after a check of their places against NxDI's table of aliases.
 
         Raises:
             RuntimeError: they are elsewhere.

@@ -1,4 +1,4 @@
-"""Puts the double where NxDI would be."""
+"""Installation of the double under NxDI's names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_packages(folder: Path) -> Path:
-    """Write the double as packages for the PYTHONPATH of other processes, which must find `tests` too."""
+    """Write the double as packages, for other processes' PYTHONPATH, on which `tests` must be too."""
     for name in MODULES:
         package = folder.joinpath(*name.split("."))
         package.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A model with keys and values in rooms, as a compiled graph has them: written by position, seen through a mask."""
+"""Model with a room of keys and values per sequence, as a compiled graph has: written by position, read by mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Memory:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, num_rooms, config.num_key_value_heads, length, head_dim)
         self.rooms = torch.full(shape, NOISE)
-        self.hidden = torch.empty(0)  # [num_rows, width, hidden_size] of the last run, as the output layer sees it
 
     @torch.inference_mode()
     def run(
@@ -35,21 +34,19 @@ class Memory:
         position_ids: torch.Tensor,
         mask: torch.Tensor,
         rooms: list[int],
-        active: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [num_rows, width, vocab_size] and new keys and values of tokens after the columns of `mask`.
 
         Args:
-            mask: [num_rows, at most L]: columns of a row's room that it sees.
+            mask: bool [num_rows, at most L], the positions of its room that a row sees.
             rooms: room of the keys and values that each row sees.
-            active: [width, width]: which of this run's tokens each of them sees; None is itself and those before it.
         """
         num_rows, width = input_ids.shape
         past = self.rooms[:, :, rooms]  # [layers, 2, num_rows, heads, L, head_dim]
         length = past.shape[4]
         seen = torch.zeros(num_rows, 1, width, length + width, dtype=torch.bool)
         seen[..., : mask.shape[1]] = mask[:, None, None, :].bool()
-        seen[..., length:] = torch.ones(width, width).tril().bool() if active is None else active.bool()
+        seen[..., length:] = torch.ones(width, width).tril().bool()
         cache = DynamicCache()
         for layer in range(past.shape[0]):
             cache.update(past[layer, 0], past[layer, 1], layer)
@@ -60,23 +57,21 @@ class Memory:
             attention_mask=bias,
             past_key_values=cache,
             use_cache=True,
-            output_hidden_states=True,
         )
-        self.hidden = output.hidden_states[-1].float()
         new = torch.stack([torch.stack([layer.keys, layer.values])[..., length:, :] for layer in cache.layers])
         return output.logits.float(), new
 
     def write(self, new: torch.Tensor, row: int, room: int, positions: torch.Tensor) -> None:
-        """Scatter one row's keys and values to positions of a room; out of range is an IndexError."""
+        """Write one row's keys and values to positions of a room; raise IndexError for a position outside it."""
         self.rooms[:, :, room, :, positions] = new[:, :, row]
 
     def soil(self, room: int, start: int, end: int) -> None:
-        """Write keys and values of padding."""
+        """Overwrite positions `start` to `end` of a room with noise, as padding does."""
         self.rooms[:, :, room, :, start:end] = NOISE
 
 
 def _load(checkpoint: Path) -> PreTrainedModel:
-    """Load a model; for an EAGLE3 draft, load a layer over embeddings and hidden states, in the embeddings' part."""
+    """Load a model; of an EAGLE3 draft, only the half of its attention that reads embeddings."""
     tensors = load_file(checkpoint / "model.safetensors")
     if not any(name.endswith("hidden_norm.weight") for name in tensors):
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""Classes of models, where NxDI has them."""
+"""Classes of models, under NxDI's names of modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes of a memory by graphs: their rooms, and the place of padding."""
+"""Rooms of a memory that a graph reads and writes, and the place of padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """Return the room that each row reads: of a full batch, room i for row i, for any seq_ids."""
+    """Return the room that each row reads: in a full batch, room i for row i, whatever seq_ids has."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -20,7 +20,7 @@ def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
 def scatter(
     config: NeuronConfig, memory: Memory, new: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]
 ) -> None:
-    """Write by position. Rows that pad the batch write token 0 at position 0 of the rooms that are not named."""
+    """Write each row to its room. Rows that pad the batch write token 0 at position 0 of all other rooms."""
     for row, room in enumerate(seq_ids):
         memory.write(new, row, room, position_ids[row])
     others = [room for room in range(config.tkg_batch_size) if room not in seq_ids]
@@ -30,7 +30,7 @@ def scatter(
 
 
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
-    """Write a prompt from 0 to its bucket's end, whatever its positions are."""
+    """Write a prompt and its padding from position 0 to the bucket's end, whatever its positions are."""
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
     memory.soil(room, num_tokens, bucket)
@@ -39,24 +39,24 @@ def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
 def pad_prompt(
     input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pad ids with 0, the mask with 0, positions with 1: the logits of a prompt of one token are the padding's."""
+    """Pad ids and mask with 0 and positions with 1, so that a prompt of one token has the padding's logits."""
     padding = (0, bucket - input_ids.shape[1])
     pad = torch.nn.functional.pad
     return pad(input_ids, padding), pad(mask, padding), pad(position_ids, padding, value=1)
 
 
 def last_index(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the column of each prompt's logits, the first of its highest positions: [num_rows, 1]."""
+    """Return the column of each prompt's logits, the first with the highest position: [num_rows, 1]."""
     return position_ids.argmax(1, keepdim=True)
 
 
 def automatic_buckets(longest: int) -> list[int]:
-    """Return 128 and powers of two above; the longest takes the place of the last."""
+    """Return powers of two from 128 on; `longest` takes the place of the last."""
     return [*(2**i for i in range(7, round(math.log2(longest)))), longest]
 
 
 def fitting_bucket(buckets: Sequence[int], length: int) -> int:
-    """Return the first bucket that is longer, or the last if it is as long.
+    """Return the first bucket that is longer than `length`; the last one may be as long.
 
     Raises:
         ValueError: none is.

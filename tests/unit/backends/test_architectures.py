@@ -135,17 +135,20 @@ def test_options_of_layers_that_change_scores_are_refused(option: str, value: ob
         recorder.attend(layer, ones, ones, ones, scaling=None, options={option: value})
 
 
-def test_recurrent_state_that_a_model_declares_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("_is_stateful", True, "it carries recurrent state"),
+        ("set_attn_implementation", lambda *_: None, "its attention cannot be replaced"),
+        ("forward", lambda self, input_ids, logits_to_keep=0, **_: None, "its forward takes no position_ids"),
+    ],
+)
+def test_models_of_another_kind_are_refused(
+    name: str, value: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model("llama")
-    monkeypatch.setattr(type(model), "_is_stateful", True)
-    with pytest.raises(UnsupportedModelError, match=r"Llama.* is not supported: it carries recurrent state"):
-        TorchBackend(model, num_slots=1, max_length=LENGTH)
-
-
-def test_a_model_that_keeps_its_own_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    monkeypatch.setattr(type(model), "set_attn_implementation", lambda *_: None)
-    with pytest.raises(UnsupportedModelError, match=r"Llama.* is not supported: its attention cannot be replaced"):
+    monkeypatch.setattr(type(model), name, value)
+    with pytest.raises(UnsupportedModelError, match=f"Llama.* is not supported: {reason}"):
         TorchBackend(model, num_slots=1, max_length=LENGTH)
 
 
@@ -156,13 +159,6 @@ def test_a_model_that_cannot_run_one_token_is_refused() -> None:
     model = tiny_model("llama")
     model.register_forward_pre_hook(fail)
     with pytest.raises(UnsupportedModelError, match=r"Llama.* is not supported: .*fails.*no mask to index"):
-        TorchBackend(model, num_slots=1, max_length=LENGTH)
-
-
-def test_a_model_without_position_ids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    monkeypatch.setattr(type(model), "forward", lambda self, input_ids, logits_to_keep=0, **_: None)
-    with pytest.raises(UnsupportedModelError, match=r"Llama.* is not supported: its forward takes no position_ids"):
         TorchBackend(model, num_slots=1, max_length=LENGTH)
 
 

@@ -1,4 +1,4 @@
-"""A backend by name, and the choice where the name is auto."""
+"""Backends by name, and the choice for the name auto."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_idle_neuron_devices_are_named(
     backend: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: without --backend neuron, an 8B model on a Trainium instance was computed by its CPU, in silence."""
+    """The story: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU."""
     path = save_tiny_model(tmp_path, "llama")
     load_backend(config_for(path))
     assert "Neuron" not in caplog.text
@@ -75,10 +75,7 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
 def test_limits_of_all_backends_are_refused_at_once(
     tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A setting beyond the model or the machine is refused by the first backend.
-
-    The story: the log named backend torch as the way out, loaded the model again, and only then refused it.
-    """
+    """The story: the log named torch as the way out, loaded the model again, and only then refused it."""
 
     def no_memory(num_bytes: int) -> None:
         raise MemoryError(f"no {num_bytes} bytes")
@@ -99,7 +96,7 @@ def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) -> None:
-    """Files alone give the backend and the size of a slot that loading then has."""
+    """Examining the files gives the backend and the size of a slot that loading then has."""
     config = ModelConfig(save_tiny_model(tmp_path, family), backend="auto", device="cpu", sequence_length=128)
     fit, loaded = examine(config), load_backend(config)
     assert (fit.slot_bytes, fit.max_length) == (loaded.slot_bytes, loaded.max_length)

@@ -1,4 +1,4 @@
-"""Windows of a hundred tokens in prompts of hundreds, where kernels work by blocks and masks are wide."""
+"""Windows of a hundred tokens in prompts of hundreds: kernels work by blocks here, and masks are wide."""
 
 from __future__ import annotations
 

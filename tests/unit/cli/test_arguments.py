@@ -1,4 +1,4 @@
-"""Flags: each role has its own, and a value that cannot work is named, with its limit, in one line, before any work."""
+"""Flags of each role; a value that cannot work is named with its limit, in one line, before any work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import ModelDirectories
 
 
 def usage_error(*arguments: str | Path) -> None:
-    """Run main, which must refuse its arguments; the message is left to capsys."""
+    """Run main, which must refuse its arguments; capsys has the message."""
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as exc:  # argparse
@@ -28,7 +28,7 @@ def usage_error(*arguments: str | Path) -> None:
 
 
 def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a program of this name and return its exit code."""
+    """Run a program under this name; return its exit code."""
     monkeypatch.setattr("sys.argv", [program, *arguments])
     try:
         return specdec.main()
@@ -52,7 +52,7 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The installed command called itself main.py, and had no compare, study and diff (its users' first finding)."""
+    """The story: the installed command called itself main.py, and lacked compare, study and diff."""
     assert run(program, arguments, monkeypatch) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {name} ")
@@ -68,22 +68,23 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         assert capsys.readouterr().out == f"specdec {VERSION}\n"
 
 
-def test_an_unknown_flag_gets_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: the error stood below thirty lines of usage, without the flag that was meant."""
-    assert run("specdec", ["draft", "--promt", "x", "--seeed=3"], monkeypatch) == EXIT_USAGE
-    fault, hint = capsys.readouterr().err.splitlines()
-    assert fault == "error: unrecognized arguments: --promt x --seeed=3 (did you mean --prompt --seed?)"
-    assert hint == "`specdec draft --help` shows the flags"
-
-
-def test_a_target_takes_no_draft_and_names_the_ways(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("line", "begin", "words"),
+    [
+        ("draft --promt x --seeed=3", "--promt x --seeed=3 (", "did you mean --prompt --seed?)"),
+        # It was answered with --target_model, as if it were misspelt.
+        ("target --engine vllm --draft_model=x", "--draft_model=x (", "specdec draft --attach"),
+    ],
+)
+def test_an_unknown_flag_gets_two_lines(
+    line: str, begin: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: --draft_model of a target on vLLM was answered with --target_model, as if it were misspelt."""
-    assert run("specdec", ["target", "--engine", "vllm", "--draft_model=x"], monkeypatch) == EXIT_USAGE
-    fault, _ = capsys.readouterr().err.splitlines()
-    assert fault.startswith("error: unrecognized arguments: --draft_model=x (")
-    assert "specdec draft --attach" in fault
+    """The story: the error stood below thirty lines of usage, without the flag that was meant."""
+    assert run("specdec", line.split(), monkeypatch) == EXIT_USAGE
+    fault, hint = capsys.readouterr().err.splitlines()
+    assert fault.startswith(f"error: unrecognized arguments: {begin}")
+    assert words in fault
+    assert hint == f"`specdec {line.split()[0]} --help` shows the flags"
 
 
 @pytest.mark.parametrize(("role", "arguments"), [
@@ -92,7 +93,7 @@ def test_a_target_takes_no_draft_and_names_the_ways(
     ("token", "--auth-file x --name n --grant ops --speaks-for-others"),
 ])  # fmt: skip
 def test_dashes_are_underscores(role: str, arguments: str) -> None:
-    """A comparison took both; a role refused dashes, and named the flag that it meant."""
+    """The story: a comparison took flags with dashes, while a role refused them."""
     spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
 
@@ -106,7 +107,7 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     ],
 )
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: `./nowhere/model` was looked for at the hub, which could not be reached."""
+    """The story: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached."""
     usage_error("--role", "verify_target", *flags, "--prompt", "x")
     (line,) = capsys.readouterr().err.splitlines()
     assert fault in line
@@ -115,7 +116,7 @@ def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsy
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
     tmp_path: Path,
 ) -> None:
-    """The target loaded first, for minutes if it is large, and Transformers wrote five lines about the draft."""
+    """The story: a large target loaded for minutes first, and Transformers then wrote five lines about the draft."""
     for file in BUNDLED_DRAFT.iterdir():
         if not file.name.startswith("tokenizer"):
             (tmp_path / file.name).symlink_to(file)
@@ -131,7 +132,7 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The story: the last of two `--prompt` won, and no message named the other prompt."""
+    """The story: of two `--prompt` flags the last was used, without a message about the first."""
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
@@ -229,7 +230,7 @@ CASES = [
 def test_a_bad_value_is_named_with_its_limit(
     role: str, flags: tuple[str, ...], message: str, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: a thin client sent some of these values, or waited for ever with --batch 0."""
+    """The story: a thin client sent some of these values to the server, or waited for ever with --batch 0."""
     model = [] if role == "fused_client" else ["--model", str(models.target)]
     prompt = [] if role == "target" else ["--prompt", "x"]
     usage_error("--role", role, *model, *prompt, *flags)
@@ -243,65 +244,52 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: the bundled one was, silently, and the error was about vocabularies of a draft that was not named."""
+    """The story: the bundled draft was used silently, and the error was about vocabularies."""
     usage_error("--role", role, *flags)
     report = capsys.readouterr().err
     assert all(way in report for way in ("--draft_model DIR", "--draft_model ngram", "role target")), report
     assert "vocabulary" not in report
 
 
-@pytest.mark.parametrize(("name", "value", "fault"), [
-    ("max_body_mib", "inf", "inf is not finite"), ("max_body_mib", "nan", "nan is not above 0"),
-    ("max_body_mib", "0", "0.0 is not above 0"), ("metrics_port", "70000", "70000 is outside 0..65535"),
-    ("metrics_port", "-1", "-1 is outside 0..65535"), ("http_port", "70000", "70000 is outside 0..65535"),
-])  # fmt: skip
-def test_servers_refuse_what_they_cannot_use_before_they_load(
-    name: str, value: str, fault: str, capsys: pytest.CaptureFixture[str]
+SERVER = ("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0")
+TARGET, DRAFT = (("--role", role, "--model", "/nowhere") for role in ("target", "draft"))
+CLIENT = ("--role", "fused_client")
+FAULTS: list[tuple[tuple[str, ...], str]] = [
+    # Such values were an OverflowError's traceback after both models were loaded.
+    ((*SERVER, "--max_body_mib", "inf"), "error: max_body_mib inf is not finite\n"),
+    ((*SERVER, "--max_body_mib", "nan"), "error: max_body_mib nan is not above 0\n"),
+    ((*SERVER, "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
+    ((*SERVER, "--metrics_port", "70000"), "error: metrics_port 70000 is outside 0..65535\n"),
+    ((*SERVER, "--metrics_port", "-1"), "error: metrics_port -1 is outside 0..65535\n"),
+    ((*SERVER, "--http_port", "70000"), "error: http_port 70000 is outside 0..65535\n"),
+    # Without --http_port or --serve such values passed; the fault showed once the part was turned on.
+    ((*TARGET, "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
+    ((*DRAFT, "--prompt", "x", "--max_body_mib", "0"), "error: max_body_mib 0.0 is not above 0\n"),
+    ((*DRAFT, "--prompt", "x", "--probe_port", "70000"), "error: probe_port 70000 is outside 0..65535\n"),
+    # A byte such as $'\xff' of the command line reached protobuf, and ended in an ExceptionGroup's traceback.
+    ((*CLIENT, "--prompt", "a\udcff"), "error: prompt: character 1 is no UTF-8\n"),
+    ((*CLIENT, "--prompt", "x", "--stop", "a\udcff"), "error: stop: character 1 is no UTF-8\n"),
+    ((*CLIENT, "--prompt", "x", "--format", "xml"), "--format: invalid choice"),
+    ((*CLIENT, "--prompt", "x", "--log_level", "loud"), "--log_level: invalid choice"),
+    ((*CLIENT, "--prompt", "x", "--prompt_text", "y"), "not allowed with"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fault"), FAULTS)
+def test_what_cannot_be_used_is_refused_before_a_model_loads(
+    arguments: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: such values were an OverflowError's traceback after both models were loaded."""
-    usage_error("--role", "fused_target", "--draft_model", "/nowhere", "--http_port", "0", f"--{name}", value)
-    assert capsys.readouterr().err == f"error: {name} {fault}\n"
-
-
-@pytest.mark.parametrize(("role", "flags", "fault"), [
-    ("target", ("--max_body_mib", "0"), "max_body_mib 0.0 is not above 0"),
-    ("draft", ("--prompt", "x", "--max_body_mib", "0"), "max_body_mib 0.0 is not above 0"),
-    ("draft", ("--prompt", "x", "--probe_port", "70000"), "probe_port 70000 is outside 0..65535"),
-])  # fmt: skip
-def test_bad_values_of_parts_that_are_off_are_refused(
-    role: str, flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The story: without --http_port or --serve such values passed; the fault showed once the part was turned on."""
-    usage_error("--role", role, "--model", "/nowhere", *flags)
-    assert capsys.readouterr().err == f"error: {fault}\n"
-
-
-@pytest.mark.parametrize(("name", "flags"), [
-    ("prompt", ("--prompt", "a\udcff")), ("stop", ("--prompt", "x", "--stop", "a\udcff"))
-])  # fmt: skip
-def test_text_that_is_no_utf8_is_refused(name: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    r"""A byte such as $'\xff' of the command line reached protobuf, and ended in an ExceptionGroup's traceback."""
-    usage_error("--role", "fused_client", *flags)
-    assert capsys.readouterr().err == f"error: {name}: character 1 is no UTF-8\n"
-
-
-@pytest.mark.parametrize(("flags", "name"), [(("--format", "xml"), "format"), (("--log_level", "loud"), "log_level")])
-def test_choices_are_listed(flags: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    usage_error("--role", "fused_client", "--prompt", "x", *flags)
-    assert f"--{name}: invalid choice" in capsys.readouterr().err
+    usage_error(*arguments)
+    report = capsys.readouterr().err
+    assert report == fault if fault.endswith("\n") else fault in report
 
 
 def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The warning came twice, once for each model of the pair."""
+    """The story: the warning came twice, once for each model of the pair."""
     fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
     assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [
         "tp_degree 3 has no effect: backend auto does not shard a model"
     ]
-
-
-def test_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    usage_error("--role", "fused_client", "--prompt", "x", "--prompt_text", "y")
-    assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Flags of a server, and the checkpoint's generation_config.json, as defaults of requests that set none."""
+"""Defaults for requests, from a server's flags and from the checkpoint's generation_config.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def defaults(model: Path, *flags: str, role: str = "target") -> RequestDefaults:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Save a checkpoint as Qwen3's are."""
+    """Save a checkpoint with a generation_config.json like Qwen3's."""
     stored = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "eos_token_id": [1, 2]}
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     return tmp_path

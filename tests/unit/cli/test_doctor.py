@@ -1,4 +1,4 @@
-"""`specdec doctor`: what it reports is what loading then does."""
+"""`specdec doctor` reports what loading then does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_draft_of_another_tokenizer_fits_by_its_share(
 
 
 def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both models are broken, and both are named; a role names the same fault at start."""
+    """Both models are broken, and the report has both faults, as the roles name them at start."""
     (tmp_path / "target").mkdir()
     target, draft = save_tiny_model(tmp_path / "target", "llama"), tmp_path / "draft.gguf"
     stored = json.loads((target / "config.json").read_text())
@@ -53,7 +53,7 @@ def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: 
 
 
 def test_the_bound_is_the_papers() -> None:
-    """A draft without cost gives the whole series of its share, and one as dear as its target never pays."""
+    """A draft without cost gives the series' full sum, and one as slow as its target never pays."""
     assert bound(0.5, 0.0) == pytest.approx(2.0)
     assert bound(0.9, 1.0) == 1.0
     assert bound(0.8, 0.1) == pytest.approx(max((1 - 0.8 ** (g + 1)) / 0.2 / (1 + 0.1 * g) for g in range(65)))

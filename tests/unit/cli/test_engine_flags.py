@@ -1,4 +1,4 @@
-"""Flags of another engine: what stands after `--` is vLLM's, and what belongs to one engine is refused at the other."""
+"""Flags of both engines: flags after `--` are vLLM's, and settings of one engine are refused with the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program whose stdout takes nothing more ends as others do: without a traceback."""
+"""A program ends without a traceback when its stdout accepts nothing more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.exit(app.main(["--role", "fused_client"]))
 
 
 def written_to(stdout: int) -> tuple[int, str]:
-    """Return exit code and stderr of a client that writes to `stdout`, in a task group as for prompts."""
+    """Return exit code and stderr of a client that writes to `stdout` from a task group, as for prompts."""
     done = subprocess.run([sys.executable, "-c", WRITER], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     return done.returncode, done.stderr
 

@@ -1,4 +1,4 @@
-"""Lines of the log that are shown, and those of libraries that are not."""
+"""Filter of the log: lines of libraries that are shown, and others that are not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """NxDI writes to the root logger: of 250 lines of a draft's run, 8 were the draft's."""
+    """The story: NxDI writes to the root logger, and 8 of 250 lines were the draft's own."""
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
 
@@ -48,13 +48,13 @@ def test_other_lines_are_logged_every_time() -> None:
     ],
 )
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
-    """A target's log had a traceback in 1 of some 1,000 requests whose callers left as their status was written."""
+    """The story: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's log."""
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown
 
 
 def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
-    """The story: a name in a certificate had a newline, and after it a false line of the audit."""
+    """The story: a certificate's name with a newline forged a line of the audit log."""
     record = logging.LogRecord(
         "specdec.audit", logging.INFO, "", 0, "refused: %s", ("a\nINFO caller=root \x1b[2J",), None
     )

@@ -1,4 +1,4 @@
-"""Tokens and trial certificates, as they are made on the command line."""
+"""Tokens and trial certificates that the command line makes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: a token that root made locked the file for the user that servers run as: the new one was unknown."""
+    """The story: after root had made a token, the servers' user could not read the auth file, and refused the token."""
     file = tmp_path / "auth.toml"
     token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
     file.chmod(0o640)
@@ -97,7 +97,7 @@ def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> 
 async def test_a_trial_server_is_trusted_at_its_interface_address(
     tmp_path: Path, family: socket.AddressFamily, host: str, far: str
 ) -> None:
-    """The story: README's recipe failed for HOST an IP address, which the certificate had only if DNS knew it."""
+    """The story: README's commands failed with an IP address as HOST, since the certificate lacked it without DNS."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((far, 9))  # chooses an interface, and sends nothing
@@ -121,7 +121,7 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 
 
 def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A machine that gets another address goes on with the ca.pem that its clients have."""
+    """After a change of the machine's address, its clients' ca.pem stays valid."""
     folder = tmp_path / "certs"
     caplog.set_level("INFO")
     server("--host", "edge.example", "--tls_self_signed", folder)
@@ -137,7 +137,7 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An operator's own certificates stay too: the server serves with them, and logs the names that they lack."""
+    """An operator's own certificates stay too; the server logs the names that they lack."""
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()

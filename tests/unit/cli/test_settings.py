@@ -1,4 +1,4 @@
-"""Settings are written once: flags, help, ranges and configuration files come from configurations' fields."""
+"""Flags, help, ranges and configuration files all follow from the fields of configurations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """A role that lacked a group of flags crashed when an operator started it."""
+    """The story: a role that lacked a group of flags crashed at its start."""
     settings = settings_of(role, NEEDED.get(role, []))
     assert isinstance(settings, ROLES[role].settings)
     assert settings.observe.role == role
@@ -50,7 +50,7 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("changes", [False, True])
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
-    """The story: `lookup = false` was ignored, and neuron_config was written as Python writes it."""
+    """The story: `lookup = false` was ignored, and neuron_config was written in Python's syntax."""
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
     args = (parser := parser_of(role)).parse_args(arguments)
     positional = [vars(args).pop(action.dest) for action in parser._actions if not action.option_strings]
@@ -69,7 +69,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """A misspelt name in `without` would remove no flag, and nothing would report it."""
+    """A misspelt name in `without` would silently remove no flag."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -94,7 +94,7 @@ class _Lamp:
 
 @dataclass(frozen=True)
 class _Room:
-    """Two groups, the second of which there may not be."""
+    """Two groups, the second of which is optional."""
 
     lamp: _Lamp = group(_Lamp, "lamp", watts=7.0)
     dial: DialSecurity | None = group(DialSecurity, needs=("tls_ca",), without=("token_file",))
@@ -132,7 +132,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A server's flags are looked at where a server starts: a file for several roles may name its host."""
+    """A server's flags are checked when a server starts; a file for several roles may have its host."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -145,7 +145,7 @@ def test_defaults_of_a_configuration_are_those_of_its_flags(kind: Any) -> None:
 
 
 def table_of(heading: str) -> dict[str, str]:
-    """Return the first and second cell of README's table below a heading, without links in parentheses."""
+    """Return the first two cells of each row in README's table below a heading, without links in parentheses."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(heading)[2]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", text.partition("\n\n|")[2].partition("\n\n")[0], re.M)
     return {first: re.sub(r" \(.*\]\(.*\)\)", "", second) for first, second in rows}
@@ -162,7 +162,7 @@ GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/com
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Flags of the comparison count too, in either spelling, and prefixes such as --tls_*; --index-url is pip's."""
+    """Flags of the comparison count too, in both spellings, as do prefixes such as --tls_*; --index-url is pip's."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",
@@ -181,7 +181,7 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The story: README's draft worker of a pool named no token, without which a target on a network refuses it."""
+    """The story: README's command of a pool worker had no token, so a target on a network refused it."""
     command, *arguments = shlex.split(line, comments=True)
     if command in ("compare", "study"):
         parser = comparison_parser() if command == "compare" else study_parser()

@@ -1,4 +1,4 @@
-"""Role vllm-check: what it finds in trees of sources, whole and broken; the installed vLLM is in tests/vllm."""
+"""Role vllm-check on trees of sources, whole and broken; tests/vllm runs it on the installed vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWNER = "vllm.v1.worker.gpu.states:RequestState"
 
 
 def grown(folder: Path) -> Path:
-    """Write a package that gets whatever the check misses, until it misses nothing; return its directory."""
+    """Write a package with every name that the check looks for; return its directory."""
     place = folder / "vllm"
     place.mkdir()
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -46,7 +46,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of a package with every name, which is the installed vLLM."""
+    """Install such a package as vLLM; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = grown(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

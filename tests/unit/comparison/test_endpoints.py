@@ -1,4 +1,4 @@
-"""A comparison of endpoints in trouble: it goes on, and its report has every failure."""
+"""A comparison continues when endpoints fail, and its report has every failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.foreign import foreign_server
 
 
 async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
-    """One kind of prompt fails now and then, one always: its cells have no times, and the report is written."""
+    """One kind of prompt fails at times, and one always: its cells have no times, and the report is written."""
     (tmp_path / "some.txt").write_text("plain\nit dies here\n")
     (tmp_path / "none.txt").write_text("busy\nbusy again\n")
     async with foreign_server() as one, foreign_server() as other:
@@ -48,10 +48,7 @@ async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2048, reason="so many files may not be open")
 def test_endpoints_exceed_the_limit_of_select() -> None:
-    """The story: asking more than 1023 endpoints at once ended with a ValueError.
-
-    Every comparison ran on select(), which has precise timers and knows no socket above that number.
-    """
+    """The story: more than 1023 endpoints at once ended in a ValueError, since select() takes no socket above that."""
     config = parse_config(["--endpoint", "a=http://127.0.0.1:9/v1", "--concurrency", "1500"])
     near, far = socket.socketpair()
     high = fcntl.fcntl(far, fcntl.F_DUPFD, 2000)

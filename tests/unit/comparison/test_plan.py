@@ -1,4 +1,4 @@
-"""Plan of comparisons, searches and studies: what flags mean, and refusals that name value, limit and way out."""
+"""Plans of comparisons, searches and studies: flags and their meaning, refusals with value, limit and way out."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_secret_in_a_url_is_not_repeated() -> None:
 
 
 def test_missing_locust_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message named requirements-loadtest.txt, which an installation by pip has not."""
+    """The story: the message named a requirements file, which an installation by pip lacks."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "locust" else object())
     with pytest.raises(ConfigError, match=r"pip install locust gevent$"):
         require_clients(parse_config(["--concurrency", "2", "--topologies", "target"]))
@@ -199,7 +199,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """A number of branches has a worker and a target of its own in the pool; contenders in rounds have none."""
+    """Each number of branches has a worker and a target of its own in the pool; rounds have no branches."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -224,7 +224,7 @@ def test_a_search_for_capacities_tries_all_ways() -> None:
 
 
 def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
-    """The parts together are what is measured at once otherwise: no contender is lost, and none comes twice."""
+    """The parts together have each contender once, as a comparison of all at once has."""
     drafts = (str(model_directory(tmp_path, "draft")), "ngram")
     endpoints = (Endpoint("a", "grpc://localhost:1"), Endpoint("b", "http://localhost/v1"))
     network = NetworkConfig((0.0,))
@@ -240,11 +240,7 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 
 
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
-    """An open loop has room for several requests and one client: it once asked for Locust.
-
-    With --one_at_a_time beside endpoints, Locust sent the requests to the servers that the comparison had started, and
-    to no endpoint.
-    """
+    """The story: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time."""
 
     def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
         found = config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes)
@@ -260,7 +256,7 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
 
 
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
-    """The first contender measured was the first to see passes over several requests."""
+    """The story: the first contender measured ran its first wide passes during the measurement."""
     workload = WorkloadConfig(PROMPTS, concurrencies=(1, 4), request_rates=(8.0, 2.0))
     assert workload.loads == ((1, None), (4, None), (0, 2.0), (0, 8.0))
     loads = {cell.concurrency for cell in _warm_up(config(tmp_path, workload=replace(workload, concurrencies=(1,))))}
@@ -299,7 +295,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """A run's config.toml with --config means the run's flags, for any of them."""
+    """A run's config.toml with --config gives the run's flags, whatever they were."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]
@@ -373,7 +369,7 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
-    """The story: a study's defaults replaced the file's flags, and no file was written that asks for the same again."""
+    """The story: a study's defaults replaced flags of the file, and a study wrote no file that repeats it."""
     first, file = studied("--rtt-ms 80,0 --max-new-tokens 32,8 --budget 90s --price_per_hour 3,1"), tmp_path / "it.toml"
     file.write_text(first.comparison.asked)
     assert parse_study(["--config", str(file)]) == first
@@ -435,7 +431,7 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
 
 
 def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
-    """If only one of them did so on the device, a measured speed-up would contain that of sampling there."""
+    """If only one of them chose on the device, the speed-up would include that of choosing there."""
     on_device = BackendConfig("neuron", device_sampling=True)
     assert ["--device_sampling" in flags for flags in flags_of(on_device)] == [True, True, False, False]
     assert not any("--device_sampling" in flags for flags in flags_of(ON_NEURON))
@@ -465,10 +461,7 @@ UNREADABLE = [
 
 
 def test_files_have_chats_or_prompts(tmp_path: Path) -> None:
-    """The story: a whole file of conversations was refused because of parts that are never sent.
-
-    Public copies of ShareGPT have empty answers, and other chats have null as content where tools were called.
-    """
+    """The story: a file of conversations was refused for parts that are never sent, such as empty answers."""
     share, chats = tmp_path / "share.json", tmp_path / "chats.jsonl"
     turns = [("human", "one"), ("gpt", ""), ("human", "two")], [("gpt", "alone")], [("human", ""), ("gpt", "what?")]
     entries = [{"conversations": [{"from": it, "value": text} for it, text in each]} for each in turns]
@@ -501,7 +494,7 @@ def test_prompts_have_the_lengths_that_were_drawn(texts: list[str], lengths: lis
 
 
 def test_a_tokenizer_counts_its_own_tokens() -> None:
-    """A text that was cut may be read as other tokens; it is never longer than asked, and seldom shorter."""
+    """A text that is cut may be tokenized otherwise; it is never longer than wanted, and seldom shorter."""
     pieces, lengths = Tokens(BUNDLED_TARGET), list(range(1, 60))
     for texts in ((), ("It was a dark and stormy night, 1 2 3 4", "caf\u00e9 \u4f60\u597d")):
         found = [len(pieces.cut(prompt)) for prompt in prompts_of_lengths(texts, lengths, 7, pieces)]

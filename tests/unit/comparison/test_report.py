@@ -1,4 +1,4 @@
-"""Reports of made-up measurements: figures, files, page and pictures agree, and name what makes figures unreliable."""
+"""Reports of made-up measurements: figures, files, page and pictures agree, and doubtful figures are marked."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
-    """The second run is slower for all: speeds spread, their ratio does not; the target alone reaches its bound."""
+    """The second run is slower for all, so speeds vary and ratios do not; the target alone reaches its bound."""
     found = findings(config(tmp_path))
     fused, alone = (found.best(Contender(it), "structured", 0.0) for it in (Topology.FUSED, Topology.TARGET))
     assert fused is not None
@@ -115,7 +115,7 @@ def test_without_the_target_there_is_no_speedup(tmp_path: Path) -> None:
 
 
 def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
-    """The second run is slower for all servers: in pairs nothing of it is left."""
+    """The second run is slower for all servers, which cancels in pairs."""
     found = findings(config(tmp_path, workload=WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=3)))
     ratio = found.over_target(found.services[1], "end_to_end_latency_s")
     assert ratio is not None
@@ -125,7 +125,7 @@ def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
-    """The page began with "0.81 times", and three tables below it stood that there was no difference."""
+    """The story: the page began with "0.81 times", while a table below had "no difference"."""
     workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
     settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
     equal = samples(settings)
@@ -143,7 +143,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
 
 
 def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
-    """The made-up servers with a draft are twice as fast at 0 ms; those over a link lose at 200 ms."""
+    """The made-up servers with a draft are twice as fast at 0 ms; over a link of 200 ms they are slower."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
     sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
@@ -199,7 +199,7 @@ def statistics_of(sample: Sample, limits: str = "") -> dict[str, object]:
 
 
 def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample, tmp_path: Path) -> None:
-    """Three tokens of a pass arrive together: between tokens passes less than a third of the gap between messages."""
+    """Three tokens of a pass arrive together, so time per token is less than a third of the gap between messages."""
     found = Service.of([alone], Slo()).statistics()
     assert found["ttft_s"]["p50"] == pytest.approx(PASS_S)
     assert found["end_to_end_latency_s"]["mean"] == pytest.approx(len(TOKENS) * PASS_S)
@@ -232,12 +232,7 @@ def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
 
 
 def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
-    """The story: rates were computed over the time of successful requests only.
-
-    If every other request hung until its deadline, a report had the same requests per minute, and the same goodput, as
-    if
-    none had failed.
-    """
+    """The story: rates left out the time of failed requests, so hung ones cost nothing."""
     broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
     assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
     found = statistics_of(broken)
@@ -298,7 +293,7 @@ def test_first_difference(expected: Output, actual: Output, parting: Parting | N
 def test_a_planted_difference_names_topology_prompt_and_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The difference is exit code 1, an error on stderr, and stands in JSON and page; equal answers are exit code 0."""
+    """A difference gives exit code 1 and an error on stderr, in JSON and on the page; equal answers give 0."""
     sets = (PromptSet("structured", ("1 2 3", "a b c")),)
     topologies = Topology.TARGET, Topology.FUSED
     settings = config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
@@ -329,7 +324,7 @@ def _answer(endpoint: str | None, model_id: str, text: str, *token_ids: int) -> 
 
 
 def test_only_servers_of_the_same_model_are_compared() -> None:
-    """Tokens are compared where both servers send them, else texts; answers of other models are left out."""
+    """Tokens are compared if both servers send them, else texts; answers of other models are left out."""
     ours, same = _answer(None, "m", "ab", 1, 2), _answer("a", "m", "ab")
     unknown, others = _answer("b", "", "zz"), [_answer("c", "n", "yy", 9), _answer("d", "n", "yx")]
     agreement = check_agreement([ours, same, unknown])
@@ -398,7 +393,7 @@ def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
 
 
 def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
-    """A report had no warning at a load average of 24 on two cores, and no load among its conditions."""
+    """The story: at a load average of 24 on two cores a report had no warning, and did not name the load."""
     found = findings(config(tmp_path), load=BUSY)
     results, page = json_of(found), html.render(found, [])
     assert results["load"] == {"before": 24.0, "after": 23.0, "num_cores": 2, "other_cores": 1.1, "spread": 1.1}
@@ -409,10 +404,7 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 
 
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
-    """The story: `diff` compared a report with 10 input tokens to one with 1000, and one of torch to one of ONNX.
-
-    Their recorded conditions were the same, so it called the differences a slowdown.
-    """
+    """The story: `diff` called 1000 input tokens a slowdown of 10, and ONNX one of torch: conditions were equal."""
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
     found = dict(conditions(settings))
@@ -440,7 +432,7 @@ def test_csv_and_json_agree(sweep: Path) -> None:
 def test_without_matplotlib_there_are_figures_but_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A sweep of hours in a Neuron environment, which has none, lost everything when it was written."""
+    """The story: a sweep of hours, in a Neuron environment without matplotlib, lost everything at its end."""
     for name in ("specdec.comparison.report.plots", "specdec.comparison.report.html"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -469,10 +461,7 @@ def test_a_full_disk_loses_nothing(
     name: str,
     refuge: bool,
 ) -> None:
-    """A comparison on a full disk ended in a traceback, and no line named what was left of it.
-
-    Without any directory that takes the files, their figures are printed.
-    """
+    """The story: a full disk ended a comparison without its figures; without any directory they are printed."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
     topologies = Topology.TARGET, Topology.FUSED
@@ -495,7 +484,7 @@ def test_a_full_disk_loses_nothing(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """The pool alone is slowed down. Rounds, which wait for the network, are left out."""
+    """Only the pool is slowed down. Synchronous rounds, which wait for the network, are not counted."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     measured = [
@@ -512,7 +501,7 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
 
 @pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])
 def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str) -> None:
-    """A comparison of minutes would else end without its page."""
+    """Otherwise a comparison of minutes would end without its page."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text("<!-- bench: a -->\n<!-- /bench -->\n")
     assert page_part("page.md#a") == (Path("page.md"), "a")
@@ -524,7 +513,7 @@ def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class _Page(HTMLParser):
-    """Collects pictures, and everything that would be fetched."""
+    """Parser that collects pictures, and everything that a browser would fetch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -557,7 +546,7 @@ def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
 
 
 def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
-    """The page has landmarks, headings in order, captions and scopes, and texts with the figures of its pictures."""
+    """The page has landmarks, ordered headings, captions, scopes, and texts with the figures of its pictures."""
     text = (sweep / "report.html").read_text()
     page = _Page(text)
     assert {"html", "header", "nav", "main", "section", "details"} <= {tag for tag, _ in page.tags}
@@ -576,7 +565,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
-    """WCAG AA asks for a contrast of 4.5 to 1, on white and on the stripes."""
+    """WCAG AA requires a contrast of 4.5 to 1, here on white and on the table's stripes."""
     page = ROOT / "comparison" / "report" / "page.html"
     found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
     for background in ("ffffff", found["soft"]):
@@ -591,7 +580,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The conditions stand below each picture too."""
+    """Each picture has the conditions too."""
     text = (sweep / "report.html").read_text()
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
         assert words in text
@@ -608,12 +597,7 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """The story: a report on endpoints contained figures and names of things that had not been measured.
-
-    Its legend named a bound that no plot had; there were negative round trips, topologies that had not been started,
-    and
-    the bundled target's name in the files for LLMPerf.
-    """
+    """The story: a report on endpoints had a bound, negative round trips, and topologies that were not started."""
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
     measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NEAR))
     figure = tokens_over_rtt(measured)
@@ -639,11 +623,7 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
-    """The panels share their y axis.
-
-    Its lower end was set panel by panel, which froze the upper one after the first: where open-ended prompts were
-    faster than structured ones, their line left the picture.
-    """
+    """The story: the upper end of the shared y axis was fixed after the first panel: faster lines left the picture."""
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
     measured = [
         sample
@@ -659,7 +639,7 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
-    """The story: there were six colours, and the seventh draft of a sweep was left out without a word."""
+    """The story: there were six colours, and a seventh draft was silently left out."""
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
     fields = {"topologies": (Topology.TARGET, Topology.FUSED), "network": NEAR, "workload": WorkloadConfig(ONE_KIND)}
     figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, gammas=(1, 3), **fields)))
@@ -681,7 +661,7 @@ def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) ->
 def test_pictures_and_files_name_emulation_and_conditions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendConfig
 ) -> None:
-    """A picture, table or row must not pass for this machine's figures; each is shown without its page too."""
+    """No picture, table or row may pass for this machine's figures; each may be shown without its page."""
     saved: list[Figure] = []
     save = Figure.savefig
 
@@ -704,14 +684,14 @@ def test_pictures_and_files_name_emulation_and_conditions(
 
 
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
-    """The story: tokens per second with --concurrency 4 alone stood on an axis "one client"."""
+    """The story: tokens per second of --concurrency 4 had an axis with "one client"."""
     measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
     assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
 def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
-    """The picture had the gaps between messages under that name, which with speculation are several times as long."""
+    """The story: the picture had gaps between messages as ITL, which with speculation are several times as long."""
     measured = findings(config(tmp_path))
     [axes] = [each for each in latency_shares(measured).axes if each.get_xlabel().startswith("ITL")]
     drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]

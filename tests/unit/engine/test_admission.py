@@ -1,4 +1,4 @@
-"""Slots and their queue with several accounts: the order of entering, and the session that leaves."""
+"""Slots and their queue with several accounts: the order of entering, and the choice of the session that leaves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Request:
 
 
 class Desk:
-    """An admission, and requests by name: a1 is the first of account a."""
+    """An admission with requests by name: a1 is the first request of account a."""
 
     def __init__(self, *, num_slots: int, max_waiting: int) -> None:
         self.admission: Admission[Request] = Admission(num_slots=num_slots, max_waiting=max_waiting)
@@ -58,7 +58,7 @@ class Desk:
         return [request.name for request in self.admission.running]
 
     def served(self) -> list[str]:
-        """Return the holders in the order in which they get the slot, one after the other."""
+        """Return the holders in the order in which they get the only slot."""
         order = []
         while names := self.running():
             order.append(names[0])
@@ -84,7 +84,7 @@ def test_a_freed_slot_goes_to_the_account_with_fewest() -> None:
 
 
 def test_an_account_with_several_slots_gives_one_to_an_account_that_has_none() -> None:
-    """The account's session with fewest tokens leaves, waits in front of the others, and is the next to enter."""
+    """The session with fewest tokens leaves, is first in the queue, and enters next."""
     desk = Desk(num_slots=3, max_waiting=20)
     desk.ask("a0", "a1", "a2", "a3")
     assert desk.running() == ["a0", "a1", "a2"]
@@ -148,7 +148,7 @@ def test_one_account_is_served_as_it_came() -> None:
 
 
 def test_a_full_queue_prefers_callers_with_less() -> None:
-    """A caller with many waiting requests cannot keep others out of the queue."""
+    """A caller with many waiting requests cannot keep others out of a full queue."""
     desk = Desk(num_slots=1, max_waiting=3)
     desk.ask("a0")
     assert desk.running() == ["a0"]

@@ -1,4 +1,4 @@
-"""Choice of a pass over sessions, without an engine around it."""
+"""The choice of a pass over sessions, without an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASS_S = 10.0
 
 
 def batching() -> Batching:
-    """Return a choice that knows the time of a pass, whatever its width."""
+    """Return a choice that knows pass times, equal for all widths."""
     found = Batching(prompt_share=1.0, chunk_tokens=0)
     turn = Turn(0, 2, (5, 6, 7), SamplingParams())
     for _ in range(3):
@@ -23,7 +23,7 @@ def batching() -> Batching:
 
 
 def helped(num_left: int, *, slot: int = 0) -> TargetSession:
-    """Return a session with room for `num_left` tokens; its draft worker has brought four tokens a little while ago."""
+    """Return a session with room for `num_left` tokens, and with four draft tokens."""
     session = TargetSession(GenerationRequest((5, 6, 7), max_new_tokens=num_left), max_length=60, gamma=4)
     session.follow(Schedule.ASYNC)
     session.enter(slot, 2)

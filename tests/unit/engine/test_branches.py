@@ -1,4 +1,4 @@
-"""A session's chain and branches: against a naive model, and against the tree that the target makes of them."""
+"""A session's chain and branches, compared with a naive model and with the target's tree."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ actions = st.one_of(
 
 
 def survivors(paths: Sequence[list[int]], committed: list[int]) -> list[list[int]]:
-    """Return the rests of the paths that agree with all committed tokens."""
+    """Return the paths that agree with all committed tokens, without these."""
     return [path[len(committed) :] for path in paths if path[: len(committed)] == committed]
 
 
 class Link:
-    """A session and a target's tree, with messages on their way in both directions."""
+    """A draft session and a target's tree, with messages under way in both directions."""
 
     def __init__(self) -> None:
         self.session = DraftSession(DraftedSequence([7]), num_slots=2, num_branches=2)
@@ -90,7 +90,7 @@ class Link:
         assert session.branches == expected[1:]
 
     def settle(self) -> None:
-        """Let everything arrive."""
+        """Deliver all messages."""
         self.act("send", 0, 0)
         while self.up:
             self.act("arrive", 0, 0)
@@ -116,16 +116,16 @@ def test_the_target_holds_what_the_session_believes_it_holds(history: list[tuple
 
 
 def sent(session: DraftSession) -> Iterator[tuple[list[int], list[int]]]:
-    """Return the token ids and node numbers that the target has of the chain and of each branch."""
+    """Yield token ids and node numbers of the chain and of each branch, as far as they were sent."""
     chain = session._path
     for path, token_ids in zip((chain, *session._branches), (session.chain, *session.branches), strict=True):
         yield token_ids[: path.start - chain.start + len(path.nodes)], path.nodes
 
 
 def ends_at(link: Link, path: list[int], node: int) -> bool:
-    """Return whether the target's node of this number is the end of this path.
+    """Return whether a node of the target's tree is the end of this path.
 
-    Then a token after the one is the same token as after the other.
+    If it is, a token after the path is a token after the node.
     """
     committed, tree = copy.deepcopy((link.committed, link.tree))
     committed.extend(path)
@@ -183,7 +183,7 @@ def test_an_accepted_branch_becomes_the_chain() -> None:
 
 
 def test_a_deep_branch_is_sent_in_portions() -> None:
-    """A branch as deep as a round trip, sent whole, arrives after the surprise that it was for."""
+    """A branch that is drafted for a round trip and sent as a whole arrives after the rejection that needs it."""
     session = branching_session(1)
     session.pacing = Pacing(window=4, chunk=2, branching=Branching(count=1, depth=6))
     drafted(session, 10)
@@ -196,7 +196,7 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
 
 
 def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
-    """The story: at a round trip of 40 passes 20 % of all messages were such useless branches."""
+    """The story: at a round trip of 40 passes, 20 % of all messages were branches that arrived too late."""
     session = branching_session(1)
     session.pacing = Pacing(window=8, num_ahead=6, branching=Branching(count=1, depth=2))
     for token_id in range(10, 14):
@@ -217,7 +217,7 @@ def test_a_step_of_a_lost_branch_is_dropped() -> None:
 
 
 class DoubtfulProposer:
-    """Proposer without any margin; its draft tokens are the lengths of the sequence."""
+    """Proposer of tokens with margin 0; each draft token is the length of its sequence."""
 
     num_slots = 2
     num_branches = 2

@@ -1,4 +1,4 @@
-"""The contract of engines, held by our own over a tiny model in the backend onnx."""
+"""Our engine over a tiny onnx model keeps the contract of engines."""
 
 from __future__ import annotations
 

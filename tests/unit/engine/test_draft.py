@@ -1,4 +1,4 @@
-"""The draft's loop: rounds, commits that agree and disagree, and the ends of the road."""
+"""The draft engine's loop: rounds, commits that agree or disagree, and full contexts."""
 
 from __future__ import annotations
 
@@ -33,33 +33,24 @@ async def at_gate(proposer: ScriptedProposer) -> None:
     await asyncio.to_thread(proposer.gate.wait_until_reached)
 
 
-async def test_a_round_gives_as_many_as_asked(engine: DraftEngine) -> None:
-    session = engine.open([1, 2, 3], GREEDY)
-    assert list(await engine.propose(session, 4)) == tokens_at(3, 4)
-
-
 async def test_no_tokens_are_no_work(engine: DraftEngine, proposer: ScriptedProposer) -> None:
     session = engine.open([1, 2, 3], GREEDY)
     assert await engine.propose(session, 0) == ()
     assert proposer.steps == []
 
 
-async def test_commit_that_agrees_keeps_the_rest(engine: DraftEngine) -> None:
-    """Draft tokens past the committed ones begin the next round."""
+@pytest.mark.parametrize(
+    ("committed", "left"),
+    [(tokens_at(3, 2), tokens_at(5, 3)), ([token_at(3), 7], [])],
+    ids=["it agrees and keeps the rest", "it disagrees and drops the chain"],
+)
+async def test_a_round_goes_on_after_a_commit(engine: DraftEngine, committed: list[int], left: list[int]) -> None:
     session = engine.open([1, 2, 3], GREEDY)
-    await engine.propose(session, 5)
-    session.commit(tokens_at(3, 2))
-    assert session.chain == tokens_at(5, 3)
+    assert list(await engine.propose(session, 5)) == tokens_at(3, 5)
+    session.commit(committed)
+    assert session.chain == left
+    assert session.committed == [1, 2, 3, *committed]
     assert list(await engine.propose(session, 4)) == tokens_at(5, 4)
-
-
-async def test_commit_that_disagrees_drops_the_chain(engine: DraftEngine) -> None:
-    session = engine.open([1, 2, 3], GREEDY)
-    await engine.propose(session, 5)
-    session.commit([token_at(3), 7])
-    assert session.chain == []
-    assert session.committed == [1, 2, 3, token_at(3), 7]
-    assert list(await engine.propose(session, 2)) == tokens_at(5, 2)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +61,7 @@ async def test_commit_that_disagrees_drops_the_chain(engine: DraftEngine) -> Non
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """A commit may cut off the chain that a running step extends; its token does not join the new chain."""
+    """A commit may drop the chain that a running step extends; the step's token then joins no other chain."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()
@@ -83,16 +74,12 @@ async def test_a_running_step_counts_if_its_chain_lives(
 
 
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
-    """A chain of 40 can be extended once; a longer one cannot, and the target goes on alone."""
+    """A chain of 40 tokens can be extended once and a longer one not at all; the target then continues alone."""
     session = engine.open(list(range(39)), GREEDY)
     assert list(await engine.propose(session, 8)) == tokens_at(39, 2)
     session.commit([*tokens_at(39, 2), 5])
     assert await engine.propose(session, 8) == ()
-
-
-async def test_prompt_beyond_the_drafts_context(engine: DraftEngine) -> None:
-    session = engine.open(list(range(100)), GREEDY)
-    assert await engine.propose(session, 8) == ()
+    assert await engine.propose(engine.open(list(range(100)), GREEDY), 8) == (), "a prompt beyond the context"
 
 
 async def test_queue_and_slots(engine: DraftEngine) -> None:

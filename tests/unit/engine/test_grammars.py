@@ -1,4 +1,4 @@
-"""Grammars in the engine: compiled off the loop and within bounds; a failure ends one request, with an error."""
+"""Grammars in the engine: compiled off the event loop, within bounds; a failure ends one request with an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, gram
 
 
 class SlowCompiler(GrammarCompiler):
-    """Compiler that waits until a test lets it compile."""
+    """Compiler that waits for a test's permission."""
 
     def __init__(self) -> None:
         super().__init__(TOKENIZER, DEFAULT_VOCAB_SIZE)
@@ -68,10 +68,7 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled() -> None:
 
 
 async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that takes too long holds its place until it is done: the thread cannot be stopped.
-
-    The story: on a busy machine valid grammars were refused with INVALID_ARGUMENT, and clients did not come again.
-    """
+    """The story: a busy machine refused valid grammars with INVALID_ARGUMENT, after which clients did not retry."""
     monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.05)
     compiler = SlowCompiler()
     grammars = Grammars(compiler)
@@ -94,7 +91,7 @@ async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatc
 async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A matcher's fault ends its own session alone."""
+    """A matcher's fault ends its session with INTERNAL, and no other session."""
     lying = COMPILER.compile(WORDS)
     monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
     session = engine.open(REQUEST, grammar=lying)

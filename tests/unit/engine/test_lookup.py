@@ -1,4 +1,4 @@
-"""Looked-up drafts in a target's gaps: they change no token, displace no draft's tokens and count apart."""
+"""Prompt lookup in a target's passes changes no token, displaces no draft model's tokens, and is counted apart."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REQUESTS = {
 
 
 class TableModel:
-    """A first-order model: its greedy text must repeat itself, and so gives lookups something to find."""
+    """A first-order model: its greedy text repeats itself, so that lookups find something."""
 
     vocab_size, num_slots, max_length, slot_bytes = DEFAULT_VOCAB_SIZE, 4, 400, 0
 
@@ -59,7 +59,7 @@ class TableModel:
 
 
 class Moody:
-    """A `Proposer` that gives up half of the time, and is wrong half of the other half."""
+    """A `Proposer` that gives up half of the time, and is wrong half of the rest."""
 
     num_slots, max_length, num_branches = 4, 400, 0
 
@@ -81,7 +81,7 @@ _truths: dict[GenerationRequest, list[Commit]] = {}
 
 
 async def plainly(request: GenerationRequest) -> list[Commit]:
-    """Return the tokens of passes without any draft, computed once."""
+    """Return the commits of passes without draft tokens; computed once per request."""
     request = replace(request, gamma=0)
     if request not in _truths:
         _truths[request] = await alone(request)
@@ -99,7 +99,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw no branch, or a chain with nine right tokens in ten, and sometimes a branch beside it."""
+    """Draw no branch or a chain of which nine tokens in ten are right, sometimes with a branch beside it."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)
@@ -168,7 +168,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """Every source counts by itself: a pass has draft tokens or looked-up ones, never both."""
+    """A pass verifies a draft worker's tokens or looked-up ones, never both, and counts each source apart."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)
@@ -196,7 +196,7 @@ async def test_gamma_0_and_the_setting_switch_it_off() -> None:
 
 
 async def test_lookups_earn_a_silent_worker_no_trust() -> None:
-    """Accepted tokens make a worker's trust; those that the target had from itself would make any worker's."""
+    """Accepted tokens raise a worker's limit of sessions; looked-up tokens must not."""
     async with running(engine_of(SlotDecoder(TableModel()))) as engine:
         pool = DraftPool(engine)
         silent = Helper(pool, (), "silent")
@@ -209,7 +209,7 @@ async def test_lookups_earn_a_silent_worker_no_trust() -> None:
 
 
 async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
-    """Answers repeat words of their prompt, so a prompt that is read in parts is looked up too."""
+    """Answers repeat words of their prompt, so the index must have prompts that are read in parts."""
     truth = tokens(await plainly(PLAIN))
     prompt = (*PLAIN.prompt_token_ids, *truth[:40])
     request = GenerationRequest(prompt, max_new_tokens=20)

@@ -1,4 +1,4 @@
-"""The pool gives sessions to workers by the draft tokens that arrive, not by the room that workers claim."""
+"""The pool assigns sessions to workers by the draft tokens that they send, not by the room that they claim."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SilentWorker:
 
 
 class GoodWorker(SilentWorker):
-    """Worker whose draft tokens are all right."""
+    """Worker that proposes the target's own tokens."""
 
     def open(self, session: VerificationSession) -> None:
         super().open(session)
@@ -63,7 +63,7 @@ class GoodWorker(SilentWorker):
 
 
 class JunkWorker(GoodWorker):
-    """Worker that proposes at once, and is never right."""
+    """Worker that proposes at once, and only wrong tokens."""
 
     def _propose(self, session: VerificationSession) -> None:
         branch = Branch(None, len(session.token_ids), [7] * 4)
@@ -84,9 +84,19 @@ async def drafted(pool: DraftPool, length: int) -> tuple[list[int], int]:
     return tokens(commits), sum(commit.num_draft_tokens > 0 for commit in half) * 100 // len(half)
 
 
-async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
-    """The story: a worker that claimed 4096 slots and proposed nothing took every session, and kept it."""
-    silent, good = SilentWorker("silent", 4096, pool), GoodWorker("good", 8, pool)
+class FullWorker(SilentWorker):
+    """Worker that claims room for many sessions, and has room for one."""
+
+    def open(self, session: VerificationSession) -> None:
+        super().open(session)
+        if len(self.sessions) > 1:
+            asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
+
+
+@pytest.mark.parametrize("kind", [SilentWorker, FullWorker])
+async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
+    """The story: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session."""
+    silent, good = kind("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
     pool.attach(good)
     answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 11)))
@@ -94,6 +104,7 @@ async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
         assert token_ids == tokens_at(length, NUM_TOKENS)
         assert percent > 25
     assert silent.most <= FIRST_SESSIONS
+    pool.decline(silent, "nobody's")
     assert silent.sessions == good.sessions == set()
     # Afterwards it is given one at a time, and only where no better one has room.
     _, percent = await drafted(pool, 3)
@@ -101,11 +112,7 @@ async def test_a_big_claim_does_not_win_sessions(pool: DraftPool) -> None:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """Wrong draft tokens count against a worker, as silence does.
-
-    The story: a worker with nonsense as its proposals, attached first, got the first session of each moment and kept it
-    to its end, beside a good worker that idled.
-    """
+    """The story: a worker with nonsense, attached first, got and kept each session, beside an idle good worker."""
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
     pool.attach(junk)
     pool.attach(good)
@@ -132,28 +139,6 @@ async def test_a_good_worker_fills_its_room(pool: DraftPool) -> None:
     assert good.most == 8, "sessions that came before its worth was known stayed alone"
 
 
-class FullWorker(SilentWorker):
-    """Worker that claims room for many sessions, and has room for one."""
-
-    def open(self, session: VerificationSession) -> None:
-        super().open(session)
-        if len(self.sessions) > 1:
-            asyncio.get_running_loop().call_soon(self._pool.decline, self, session.help_id)
-
-
-async def test_a_request_that_one_worker_declines_goes_to_another(pool: DraftPool) -> None:
-    """The story: a worker without room did not answer, and its sessions stayed with it, undrafted."""
-    full, good = FullWorker("full", 4096, pool), GoodWorker("good", 8, pool)
-    pool.attach(full)
-    pool.attach(good)
-    answers = await asyncio.gather(*(drafted(pool, length) for length in range(3, 9)))
-    for length, (token_ids, percent) in enumerate(answers, start=3):
-        assert token_ids == tokens_at(length, NUM_TOKENS)
-        assert percent > 25
-    pool.decline(full, "nobody's")
-    assert full.sessions == good.sessions == set()
-
-
 async def test_no_worker_gets_more_than_the_operator_allows() -> None:
     async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine, max_worker_slots=2)
@@ -165,7 +150,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """The worker keeps as many as it has room for; the rest goes to others, and may come back."""
+    """The worker keeps the sessions that it has room for; other workers get the rest."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
@@ -183,11 +168,7 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """A session has another name each time a worker gets it.
-
-    The story: a worker that gave a session back and got it again knew it under the old name. Branches that crossed the
-    close counted among the new ones, or named unknown tokens, and the worker lost its stream.
-    """
+    """The story: a session that came back had its old name, so branches from before counted among the new ones."""
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
     asked = [pool.generate(GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS)) for length in (3, 4)]
@@ -290,7 +271,7 @@ async def test_a_private_worker_takes_its_session_from_the_pool(pool: DraftPool)
 async def test_an_invalid_proposal_costs_a_private_worker_one_session(
     pool: DraftPool, fault: tuple[Branch, ...]
 ) -> None:
-    """The stream of a worker of the pool ends with it."""
+    """A worker of the pool loses its stream for such a proposal; a private one loses the session only."""
     private = PrivateWorker("private", 8, pool)
     pool.attach(private)
     answers = {name: pool.generate(named(name)) for name in ("good", "bad")}
@@ -317,7 +298,7 @@ async def test_an_invalid_proposal_costs_a_private_worker_one_session(
 
 
 async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
-    """Every pass of a session in rounds verifies draft tokens of its worker, which may be one of the pool."""
+    """Every pass of a session in rounds verifies its worker's draft tokens, also for a worker of the pool."""
     pool.attach(GoodWorker("good", 8, pool))
     commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
@@ -359,7 +340,7 @@ async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
-    """The request decodes alone. The story: it was ended with an error."""
+    """The request decodes alone. The story: the pool ended it with an error."""
     async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine, idle_timeout_s=0.05)
         silent = kind("silent", 8, pool)
@@ -379,7 +360,7 @@ async def test_a_worker_that_knows_no_rounds_runs_ahead(pool: DraftPool) -> None
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """A private worker may decline a request, as for want of a slot, before or after the request arrives."""
+    """A private worker without a slot declines a request, before or after it arrives; a worker of the pool helps it."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

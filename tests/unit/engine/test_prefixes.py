@@ -1,4 +1,4 @@
-"""A request begins with the tokens that a slot holds already; it changes no token, only the time."""
+"""A request reuses tokens that a slot holds; this changes the time, and no token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def torch_backend(*, seed: int = 1, num_slots: int = 3) -> TorchBackend:
 
 
 class Unforkable:
-    """Slot model that cannot copy; a pass that is to fail writes nonsense first."""
+    """Slot model that cannot copy slots; a pass that shall fail writes nonsense first."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self.backend = backend
@@ -68,7 +68,7 @@ class Unforkable:
 
 
 class Forkable(Unforkable):
-    """Slot model that can copy; a pass or a copy that is to fail writes nonsense first."""
+    """Slot model that can copy slots; a pass or copy that shall fail writes nonsense first."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         self.backend.fork(source_slot, destination_slot, start, end)
@@ -81,12 +81,8 @@ class Forkable(Unforkable):
 # Choice of a slot for a sequence.
 
 
-def test_a_conversation_goes_on_where_it_was() -> None:
-    place = choose_slot([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True)
-    assert place == SlotChoice(1, 1, 40)
-
-
-def test_shared_prefixes_are_copied() -> None:
+def test_a_conversation_goes_on_where_it_was_and_shared_prefixes_are_copied() -> None:
+    assert choose_slot([2, 0, 1], {0: 50, 1: 40}, {0: 10, 1: 40}, can_copy=True) == SlotChoice(1, 1, 40)
     assert choose_slot([2, 0, 1], {0: 500, 1: 400}, {0: 100, 1: 100}, can_copy=True) == SlotChoice(2, 1, 100)
 
 
@@ -136,7 +132,7 @@ async def run(engine: TargetEngine, request: GenerationRequest, leaves_after: in
 async def cached(
     engine: TargetEngine, request: GenerationRequest, leaves_after: int | None = None
 ) -> tuple[int, list[Commit]]:
-    """Return the number of cached prompt tokens, and the commits up to where the client leaves."""
+    """Return the number of cached prompt tokens, and the commits until the client leaves."""
     commits: list[Commit] = []
     num_cached = 0
     async with aclosing(engine.generate(request)) as stream:
@@ -252,7 +248,7 @@ def test_a_draft_distrusts_positions_after_a_failed_pass() -> None:
 
 
 class Rereading(Unforkable):
-    """Slot model with a rule for when it pays to go on after held tokens."""
+    """Slot model with a rule for when it pays to reuse held tokens."""
 
     max_pass_tokens, prompt_chunk_tokens, pays = 8, 0, False
 
@@ -277,11 +273,11 @@ class Asked:
     """A request of a history.
 
     Attributes:
-        parent: how many requests ago the one that this one continues was sent; 0: it continues none.
+        parent: how many requests before this one the request was sent that it continues; 0 if it continues none.
         keep: share of the parent's prompt and output that this request begins with.
-        leaves_after: commits after which the client leaves.
-        beside: the request is sent while the one before it still runs.
-        fails: the next pass or copy fails, unless the request is sent beside another.
+        leaves_after: number of commits after which the client leaves.
+        beside: whether the request is sent while the one before it still runs.
+        fails: whether the next pass or copy fails, unless the request is sent beside another.
     """
 
     parent: int
@@ -318,7 +314,7 @@ def reference() -> TorchBackend:
 
 
 def plain(wanted: GenerationRequest) -> list[int]:
-    """Return the target's tokens, one a pass, from an empty slot."""
+    """Return the target's tokens, one a pass, from an empty slot; computed once per request."""
     decoder, token_ids, start = SlotDecoder(reference()), list(wanted.prompt_token_ids), 0
     while len(token_ids) < len(wanted.prompt_token_ids) + wanted.max_new_tokens:
         (verdict,) = decoder.step([Turn(0, start, tuple(token_ids), wanted.sampling)])
@@ -328,7 +324,7 @@ def plain(wanted: GenerationRequest) -> list[int]:
 
 
 def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
-    """Return the requests; each may go on with an earlier one and the target's answer to it."""
+    """Return the history's requests; each may continue an earlier one and the target's answer to it."""
     requests: list[GenerationRequest] = []
     for number, each in enumerate(history):
         before: list[int] = []
@@ -344,7 +340,7 @@ def prompts(history: Sequence[Asked]) -> list[GenerationRequest]:
 
 
 async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Asked]) -> None:
-    """Ask everything, and compare every answer."""
+    """Send all requests, and compare every answer with the target's."""
     requests = prompts(history)
     running: list[asyncio.Task[tuple[int, list[Commit]]]] = []
     for each, wanted in zip(history, requests, strict=True):
@@ -386,7 +382,7 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
         asyncio.run(one(history))
 
     async def one(history: list[Asked]) -> None:
-        """Run an example on slots that keep an earlier one's tokens, which a new engine must not trust."""
+        """Run one example; slots hold tokens of earlier examples, which a new engine must not reuse."""
         engine = TargetEngine(decoder, EngineLimits(gamma=3, prefix_caching=caching))
         engine.start()
         try:
@@ -408,10 +404,10 @@ def test_no_history_changes_a_token(kind: str, caching: bool) -> None:
 
 
 class Doubtful(ModelProposer):
-    """Proposer with small margins alone, so that branches begin everywhere."""
+    """Proposer with small margins, so that branches begin everywhere."""
 
     def extend(self, drafts: Sequence[Draft], *, ranked: bool = False) -> list[list[DraftToken] | None]:
-        """Extend with tokens that each have a small lead over a runner-up, the next id."""
+        """Return tokens with a small margin, each with the next id as its runner-up."""
         return [
             None if each is None else [DraftToken(t.token_id, (t.token_id + 1) % DEFAULT_VOCAB_SIZE, 0.1) for t in each]
             for each in super().extend(drafts, ranked=ranked)
@@ -424,7 +420,7 @@ BRANCHING = Pacing(window=3, min_survival=1e-9, branching=Branching(count=2, dep
 async def drafted(
     engine: DraftEngine, prompt: Sequence[int], *, salt: str, takes_branch: bool
 ) -> tuple[int, list[int]]:
-    """Draft for a sequence, commit its chain or a branch, and leave; the slot in which it ended, and its tokens."""
+    """Draft for a sequence and commit its chain or a branch; return the slot and its tokens."""
     session = engine.open(prompt, SamplingParams(), cache_salt=salt)
     engine.pace(session, BRANCHING)
     await until(lambda: len(session.chain) == 3)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the prompt: those of one forward over all of it, however it was read."""
+"""A prompt's log-probabilities equal those of one forward over it, however it was read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_they_are_those_of_one_forward(name: str, chunk: int, monkeypatch:
 
 @pytest.mark.parametrize("failing", [2, 5, 8, 9])
 async def test_a_prompt_that_is_read_again_is_scored_once(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a pass failed within a prompt of 600 tokens, or after it, and 855 scores were sent."""
+    """The story: a pass within or after a prompt of 600 tokens failed, and the client got 855 scores."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 3)
     decoder = decoders()["alone"]
     step, passes = decoder.step, itertools.count(1)

@@ -1,4 +1,4 @@
-"""A failed pass ends the session that made it fail and costs others no token; a broken engine reports it."""
+"""A failed pass ends only the session that causes it, and loses no other token; a broken engine reports it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GREEDY = SamplingParams()
 
 
 class BreakingDecoder(ScriptedDecoder):
-    """Decoder that raises in each pass for which `breaks` is true."""
+    """Decoder that raises in each pass for which `breaks` returns True."""
 
     def __init__(self, breaks: Callable[[Sequence[Turn]], Exception | None]) -> None:
         super().__init__(num_slots=8)
@@ -53,11 +53,7 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
-    """The story: a MemoryError caused by one wide request ended eight users' answers with INTERNAL.
-
-    Here one session makes each pass fail from its sixth token on. The seven others in that pass get all of their
-    tokens.
-    """
+    """The story: a MemoryError that one wide request caused ended eight users' answers with INTERNAL."""
 
     def poison(turns: Sequence[Turn]) -> Exception | None:
         return (
@@ -83,7 +79,7 @@ async def test_one_poisonous_session_ends_alone() -> None:
 
 
 class PoisonedProposer:
-    """Proposer that branches everywhere, and breaks on sequences that begin with 0."""
+    """Proposer that branches everywhere, and raises for sequences that begin with 0."""
 
     num_slots, num_branches, max_length = 4, 2, 100
 
@@ -94,7 +90,7 @@ class PoisonedProposer:
 
 
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
-    """The story: a draft's step has an entry for each branch, so a suspect was never alone, and broke the engine."""
+    """The story: branches of a suspect made its step look like one of several sessions, which broke the engine."""
     async with running(DraftEngine(PoisonedProposer())) as engine:
         sound, poisonous = (engine.open([first, 1], GREEDY) for first in (7, 0))
         for session in (sound, poisonous):
@@ -115,7 +111,7 @@ async def test_a_failure_that_passes_is_only_a_pause(caplog: pytest.LogCaptureFi
 
 
 def onnx_runs_out(*, is_arena: bool) -> None:
-    """Ask ONNX Runtime for more memory than any machine has, from its arena as a backend does, or from the system."""
+    """Ask ONNX Runtime for more memory than any machine has, from its arena or from the system."""
     size = helper.make_tensor_value_info("size", TensorProto.INT64, [1])
     zeros = helper.make_tensor_value_info("zeros", TensorProto.FLOAT, ["size"])
     graph = helper.make_graph([helper.make_node("ConstantOfShape", ["size"], ["zeros"])], "huge", [size], [zeros])
@@ -136,11 +132,7 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """Eight requests end well, in fewer passes than one by one, where memory never suffices for all eight at once.
-
-    The story: ONNX Runtime and torch raise a RuntimeError then. Passes were not halved: each failed, was taken apart
-    and failed again, up to eight sessions ended, and prompts were read again for each token.
-    """
+    """The story: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one."""
     failures: list[int] = []
 
     def narrow(turns: Sequence[Turn]) -> Exception | None:
@@ -167,7 +159,7 @@ async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
 
 
 async def test_steps_that_all_fail_break_the_engine() -> None:
-    """The story: a device was gone and every step failed at once, but health stayed SERVING, which attracted load."""
+    """The story: a device was lost and every step failed at once, but health stayed SERVING and attracted requests."""
     decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
     async with running(TargetEngine(decoder)) as engine:
         failures = 0
@@ -182,7 +174,7 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 
 
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
-    """The story: a verdict was missing, the loop ended, and every request got the error of a shutdown."""
+    """The story: a missing verdict ended the loop, and every request got the error of a shutdown."""
 
     class Short(ScriptedDecoder):
         def step(self, turns: Sequence[Turn]) -> list[Verdict]:
@@ -195,7 +187,7 @@ async def test_an_engine_with_a_broken_loop_reports_it() -> None:
 
 
 async def test_an_endless_pass_delays_no_other_work() -> None:
-    """The story: a hung pass was SERVING for ever, and SIGTERM waited for it on the event loop."""
+    """The story: a server with a hung pass reported SERVING for ever, and SIGTERM waited for it on the event loop."""
     decoder = ScriptedDecoder()
     decoder.gate.close()
     try:
@@ -214,7 +206,7 @@ async def test_an_endless_pass_delays_no_other_work() -> None:
 
 
 class NanBackend:
-    """Slot model with NaN as its logits from some position on."""
+    """Slot model with NaN for logits from some position on."""
 
     vocab_size, num_slots, max_length, slot_bytes = 32, 4, 64, 0
 
@@ -233,7 +225,7 @@ class NanBackend:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_invalid_logits_are_never_a_token(temperature: float) -> None:
-    """The story: greedy took the first NaN and sampling token 0, for ever, without a word."""
+    """The story: without an error, greedy decoding chose the first NaN and sampling chose token 0, for ever."""
     engine = TargetEngine(SlotDecoder(NanBackend()))
     engine.start()
     sampling = SamplingParams(temperature=temperature)

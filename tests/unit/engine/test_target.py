@@ -1,4 +1,4 @@
-"""The target's loop: slots, steps, and the ends of requests by finishing, failing or cancelling."""
+"""The target engine's loop: slots, steps, and requests that finish, fail or are cancelled."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import asyncio
 import statistics
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 
-from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.commit import Commit, FinishReason
 from specdec.inference.engine.admission import Admission
 from specdec.inference.engine.target import EngineLimits, TargetEngine
@@ -21,10 +19,8 @@ from specdec.inference.errors import CapacityError, InternalError, InvalidReques
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
-from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.tree import Branch
-from tests.support.answers import commits_of, each_commit, next_commit, tokens
-from tests.support.models import tiny_model
+from tests.support.answers import commits_of, next_commit, tokens
 from tests.support.scripted import ScriptedDecoder, token_at, tokens_at, until
 
 MAX_LENGTH = 60
@@ -43,14 +39,15 @@ async def engine(decoder: ScriptedDecoder) -> AsyncGenerator[TargetEngine, None]
         decoder.gate.open()
 
 
-def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None) -> GenerationRequest:
+def request(length: int = 3, *, max_new_tokens: int = 4, stop: int | None = None, **fields: Any) -> GenerationRequest:
+    stop_token_ids = frozenset(() if stop is None else (stop,))
     return GenerationRequest(
-        tuple(range(length)), max_new_tokens=max_new_tokens, stop_token_ids=frozenset(() if stop is None else (stop,))
+        tuple(range(length)), max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, **fields
     )
 
 
 def drafted(engine: TargetEngine, wanted: GenerationRequest) -> TargetSession:
-    """Open a session whose passes wait for proposals."""
+    """Open a session in rounds: its passes wait for proposals."""
     session = engine.open(wanted)
     engine.begin_help(session, Schedule.SYNC)
     return session
@@ -66,45 +63,6 @@ async def at_gate(decoder: ScriptedDecoder) -> None:
 
 async def until_counts(engine: TargetEngine, *, running: int, waiting: int = 0) -> None:
     await until(lambda: (engine.num_running, engine.num_waiting) == (running, waiting))
-
-
-async def test_equals_transformers_while_sessions_come_and_go() -> None:
-    """Seven requests share three slots, some given up on the way; the others get generate()'s tokens."""
-    model = tiny_model("llama", seed=1)
-    prompts = [[7, 8, 9 + number] * (1 + number) for number in range(7)]
-    expected = [generate(model, prompt, 9) for prompt in prompts]
-    backend = TorchBackend(model, num_slots=3, max_length=MAX_LENGTH)
-    async with running(TargetEngine(SlotDecoder(backend))) as engine:
-
-        async def run(number: int) -> list[int]:
-            wanted = GenerationRequest(tuple(prompts[number]), max_new_tokens=9, stop_token_ids=frozenset({1}))
-            output: list[int] = []
-            async with aclosing(engine.generate(wanted)) as commits:
-                async for commit in each_commit(commits):
-                    output += commit.token_ids
-                    if number % 3 == 2 and len(output) == 4:
-                        break
-            return output
-
-        outputs = await asyncio.gather(*(run(number) for number in range(7)))
-        assert outputs == [output[:4] if number % 3 == 2 else output for number, output in enumerate(expected)]
-        await until_counts(engine, running=0)
-
-
-def generate(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
-    token_ids = torch.tensor([prompt])
-    output = model.generate(  # type: ignore[operator]
-        token_ids, attention_mask=torch.ones_like(token_ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=1
-    )
-    continuation: list[int] = output[0, len(prompt) :].tolist()
-    return continuation
-
-
-async def test_ends_at_max_new_tokens(engine: TargetEngine) -> None:
-    commits = await finish(engine, request(3, max_new_tokens=4))
-    assert tokens(commits) == tokens_at(3, 4)
-    assert [commit.position for commit in commits] == [3, 4, 5, 6]
-    assert [commit.finish_reason for commit in commits] == [None, None, None, FinishReason.LENGTH]
 
 
 async def test_a_stop_token_in_the_prompt_is_no_stop(engine: TargetEngine) -> None:
@@ -131,7 +89,7 @@ async def test_first_come_first_served(engine: TargetEngine) -> None:
 
 
 async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Two slots and two places are four requests; the fifth is refused, and admitted once one has left."""
+    """Two slots and two places take four requests; the fifth is refused, and admitted after one has left."""
     decoder.gate.close()
     sessions = [engine.open(request()) for _ in range(4)]
     await at_gate(decoder)
@@ -144,7 +102,7 @@ async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: Scr
 
 
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The pass cannot be interrupted; its result is dropped, and the next holder of the slot sees nothing of it."""
+    """A pass cannot be interrupted; its result is dropped, and the slot's next holder gets nothing of it."""
     decoder.gate.close()
     given_up = asyncio.create_task(finish(engine, request(20)))
     await at_gate(decoder)
@@ -187,7 +145,7 @@ async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
 async def test_failed_pass_ends_its_sessions_alone(
     engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session that waits for its draft was not in the pass and lives on; so does the engine."""
+    """A session that waits for its draft is not in the failed pass, and continues; so does the engine."""
     bystander = drafted(engine, request(1, max_new_tokens=2))
     await until_counts(engine, running=1)
     decoder.gate.fail(RuntimeError("out of luck"), times=2)  # the first failure is forgiven: the pass is made again
@@ -225,7 +183,7 @@ async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngi
 async def test_long_prompts_are_read_in_parts(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pass is at most as wide as a part; the tokens stay, and another session decodes between the parts."""
+    """A pass is at most as wide as a part; tokens are equal, and another session decodes between the parts."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 10)
     long, short = await asyncio.gather(finish(engine, request(45)), finish(engine, request(3)))
     assert tokens(long) == tokens_at(45, 4)
@@ -240,7 +198,7 @@ async def test_long_prompts_are_read_in_parts(
 async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The part that runs ends, no further one begins, and the next pass reads the request that waited for the slot."""
+    """The running part ends and no further one begins; the next pass reads the request that waited for the slot."""
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 5)
     decoder.gate.close()
     longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
@@ -260,7 +218,7 @@ async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
 
 
 class SlowReader(ScriptedDecoder):
-    """A decoder for which a prompt token takes a fifth of a decoding pass."""
+    """A decoder that reads a prompt token in a fifth of the time of a decoding pass."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(1e-3 + 2e-4 * sum(turn.num_unread for turn in turns))
@@ -268,7 +226,7 @@ class SlowReader(ScriptedDecoder):
 
 
 async def test_prompts_give_way_to_decoding_sessions() -> None:
-    """The story: a prompt of 6,000 tokens, read in parts of 256, made the gaps of other streams 13 times as long."""
+    """The story: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long."""
     decoder = SlowReader(num_slots=3, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         alone = await finish(engine, request(600))
@@ -286,7 +244,7 @@ async def test_prompts_give_way_to_decoding_sessions() -> None:
 
 
 class SlowDrafter(SlowReader):
-    """A slow reader that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
+    """A `SlowReader` that drafts for 6 ms before each step in which a session decodes, as a fused server does."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         if all(turn.num_unread > 1 for turn in turns):
@@ -296,11 +254,7 @@ class SlowDrafter(SlowReader):
 
 
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
-    """Drafting counts as time of the step, not as cost of a part.
-
-    The story: parts had the least length. Of 64 streams that came at once, half waited five times as long for their
-    first token as without a draft.
-    """
+    """The story: drafting counted as a part's cost, so half of 64 streams waited five times as long."""
     decoder = SlowDrafter(num_slots=2, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         decoding = asyncio.create_task(finish(engine, request(3, max_new_tokens=800)))
@@ -325,50 +279,51 @@ async def test_an_idle_engine_reports_a_lost_slot(
     ]
 
 
-async def test_drafted_session_takes_what_is_right(engine: TargetEngine) -> None:
-    session = drafted(engine, request(3, max_new_tokens=9))
-    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 1, 2])])
+RIGHT = tokens_at(3, 8)
+PROPOSALS: dict[str, tuple[dict[str, Any], list[int], tuple[int, int], FinishReason | None, tuple[int, ...]]] = {
+    # a name: fields of the request, the proposal, tokens drafted and accepted, the end, tokens rejected
+    "what is right is taken": ({"max_new_tokens": 9}, [*RIGHT[:2], 1, 2], (4, 2), None, ()),
+    "three tokens are left": ({"max_new_tokens": 3}, RIGHT, (2, 2), FinishReason.LENGTH, ()),
+    # Tokens after a stop token were reported as rejected, so that even a perfect draft seemed to miss.
+    "a stop token": ({"max_new_tokens": 20, "stop": token_at(5)}, RIGHT, (3, 3), FinishReason.STOP, ()),
+    "rejected tokens on request": (
+        {"max_new_tokens": 20, "include_rejected": True},
+        [*RIGHT[:2], 7, 8],
+        (4, 2),
+        None,
+        (7, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "proposal", "counts", "reason", "rejected"), PROPOSALS.values(), ids=PROPOSALS)
+async def test_a_proposal_is_verified_as_far_as_it_may_count(
+    engine: TargetEngine,
+    fields: dict[str, Any],
+    proposal: list[int],
+    counts: tuple[int, int],
+    reason: FinishReason | None,
+    rejected: tuple[int, ...],
+) -> None:
+    session = drafted(engine, request(3, **fields))
+    engine.propose(session, [Branch(None, 3, proposal)])
     commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (4, 2)
+    assert list(commit.token_ids) == RIGHT[:3]
+    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == counts
+    assert (commit.finish_reason, commit.rejected_token_ids) == (reason, rejected)
+    engine.close(session)
+
+
+async def test_a_proposal_of_nothing_is_a_pass(engine: TargetEngine) -> None:
+    session = drafted(engine, request(6))
     engine.propose(session, [])
     assert list((await next_commit(session)).token_ids) == tokens_at(6, 1)
     assert session.idle_s >= 0
     engine.close(session)
 
 
-async def test_proposal_is_cut_to_what_has_room(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Three tokens are left for two drafted ones and the target's own."""
-    session = drafted(engine, request(3, max_new_tokens=3))
-    engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
-    commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (2, 2)
-    assert commit.finish_reason is FinishReason.LENGTH
-    assert len(decoder.steps[-1][0].proposal) == 2
-
-
-async def test_draft_tokens_after_a_stop_token_do_not_count(engine: TargetEngine) -> None:
-    """The story: such tokens were reported as verified and rejected, so that even a perfect draft seemed to miss."""
-    session = drafted(engine, request(3, max_new_tokens=20, stop=token_at(5)))
-    engine.propose(session, [Branch(None, 3, tokens_at(3, 8))])
-    commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert (commit.num_draft_tokens, commit.num_accepted_tokens) == (3, 3)
-    assert commit.finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("asked", [True, False])
-async def test_rejected_draft_tokens_are_named_if_asked_for(engine: TargetEngine, asked: bool) -> None:
-    session = drafted(engine, replace(request(3, max_new_tokens=20), include_rejected=asked))
-    engine.propose(session, [Branch(None, 3, [*tokens_at(3, 2), 7, 8])])
-    commit = await next_commit(session)
-    assert list(commit.token_ids) == tokens_at(3, 3)
-    assert commit.rejected_token_ids == ((7, 8) if asked else ())
-
-
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The target reads while the draft drafts: all but the last token, for its logits belong to the first pass."""
+    """The target reads all but the last token, which belongs to the first pass, while the draft drafts."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

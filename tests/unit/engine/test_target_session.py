@@ -1,4 +1,4 @@
-"""Exchange of a target's session with its draft: arrivals and waits one way, acknowledgements the other."""
+"""Messages between a target's session and its draft worker: arrivals, waits and acknowledgements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec.inference.speculation.tree import Branch
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -46,7 +46,7 @@ def drafted_session(clock: Clock, *, max_new_tokens: int = 500) -> TargetSession
 
 
 def take_pass(session: TargetSession, clock: Clock, verdict: Verdict) -> None:
-    """Let a pass of 10 ms end with this verdict."""
+    """Apply a pass of 10 ms that ends with this verdict."""
     turn = session.next_turn()
     assert turn is not None
     started, clock.now = clock.now, clock.now + 0.01
@@ -54,7 +54,7 @@ def take_pass(session: TargetSession, clock: Clock, verdict: Verdict) -> None:
 
 
 def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
-    """Reject proposals, each of which comes `delay_s` after the last rejection."""
+    """Reject proposals, each of which arrives `delay_s` after the last rejection."""
     for _ in range(30):
         take_pass(session, clock, Verdict((99,), 1, 0))
         clock.now += delay_s
@@ -62,11 +62,7 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 
 
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
-    """Proposals for a rejected chain do not count as arrivals.
-
-    The story: they kept arriving for a round trip, each looked like progress, and the target stood still for as long:
-    gaps of 34 ms between passes of 6 ms.
-    """
+    """The story: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip."""
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
     take_pass(session, clock, Verdict((99,), 2, 0))
@@ -95,7 +91,7 @@ async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
-    """The story: one late branch a minute was a proposal too, and kept a slot for ever."""
+    """The story: one late branch a minute counted as a proposal, and so kept a slot for ever."""
     session = session_of(GenerationRequest((1, 2, 3)), Schedule.SYNC)
     session.enter(0)
     clock.now += 50.0

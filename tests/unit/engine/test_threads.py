@@ -1,4 +1,4 @@
-"""Work before a slot, as grammars and long texts are: one account's flood lets another's pass, on bounded threads."""
+"""Work before a slot, such as grammars and long texts, has bounded threads, for which accounts take turns."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """Places for grammars and long texts are shared by accounts.
-
-    The story: with 17 of them in the works, from a caller with `in_flight = 1`, all eight requests of another account
-    were refused.
-    """
+    """The story: a caller with `in_flight = 1` had 17 grammars at work, and all of another account were refused."""
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     grammars = Grammars(GrammarCompiler(tokenizer, DEFAULT_VOCAB_SIZE))
     codec = LocalCodec(tokenizer, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)
@@ -56,7 +52,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """Jobs of one account keep their order; a cancelled job leaves the queue, or keeps its thread."""
+    """Jobs of one account keep their order; a cancelled job leaves the queue, but keeps a thread that runs it."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

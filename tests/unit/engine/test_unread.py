@@ -1,4 +1,4 @@
-"""Unread commits have a budget for each call, and one for all calls of an engine."""
+"""Unread commits have a limit for each call, and one for all calls of an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def engine() -> AsyncGenerator[TargetEngine, None]:
 
 
 def unread(engine: TargetEngine, num_tokens: int) -> TargetSession:
-    """Return a call with a client that does not read."""
+    """Return the session of a client that does not read."""
     return engine.open(GenerationRequest((1, 2, 3), max_new_tokens=num_tokens))
 
 
@@ -33,7 +33,7 @@ async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
 
 
 async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the commits of such a call piled up to its last token, 300 MB where the context was long."""
+    """The story: commits for such a call piled up to its last token, 300 MB with a long context."""
     monkeypatch.setattr(module, "UNREAD_BYTES_OF_CALL", 20_000)
     session = unread(engine, 900)
     await until(lambda: engine.num_running == engine.num_waiting == 0)
@@ -46,7 +46,7 @@ async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypa
 async def test_of_many_answers_that_wait_the_longest_goes_first(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a finished call holds no slot, so that a client could leave any number of them unread."""
+    """The story: a finished call holds no slot, so a client could leave any number of answers unread."""
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     sessions = [unread(engine, num_tokens) for num_tokens in (40, 120, 60)]
     await until(lambda: engine.num_running == engine.num_waiting == 0)

@@ -1,4 +1,4 @@
-"""The page in a browser, in front of answers of known text and timing."""
+"""The page in a browser, with answers of known text and timing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Pa
 
 @asynccontextmanager
 async def page_of(completer: ScriptedCompleter, page: Page, **settings: Any) -> AsyncGenerator[str, None]:
-    """Open the page of a server with this completer; yields its address."""
+    """Open the page of a server with this completer; yield its address."""
     port = free_port()
     async with opened(HttpFront(gateway(completer, port=port, **settings), ServerConfig(grace_s=1.0))):
         await page.visit(f"http://127.0.0.1:{port}/")
@@ -85,7 +85,7 @@ async def page_of(completer: ScriptedCompleter, page: Page, **settings: Any) -> 
 
 
 async def send(page: Page, prompt: str = "prompt", **fields: object) -> None:
-    """Fill the form, and submit it."""
+    """Fill in the form and submit it."""
     for name, value in {"prompt": prompt, **fields}.items():
         await page.run(f"{at(name)}.value = {json.dumps(value)}")
     await page.run(f"{at('mode')}.dispatchEvent(new Event('change')); {at('form')}.requestSubmit()")
@@ -107,7 +107,7 @@ class TestInBrowser:
     pytestmark = in_browser
 
     async def test_tokens_per_second_counts_all_time(self, browser: Page) -> None:
-        """The story: tokens that came with the first were counted, and the time until the first was not."""
+        """The story: tokens/s counted the tokens of the first message, but not the time until it."""
         async with page_of(ScriptedCompleter([["a"] * 6] * 2, gap_s=0.5), browser):
             started = time.monotonic()
             await send(browser)
@@ -119,7 +119,7 @@ class TestInBrowser:
             assert 12 / elapsed_s <= float(await text_of(browser, "speed")) <= 12 / (2 * 0.5)
 
     async def test_reasoning_is_shown_above_the_answer(self, browser: Page) -> None:
-        """The story: the page read the content alone, so a model that reasons seemed to answer nothing."""
+        """The story: the page showed content alone, so a model that reasons seemed to answer nothing."""
         completer = ScriptedCompleter([["<think>", "It is "], ["even.", "</think>"], ["Yes", "."]])
         async with page_of(completer, browser, reasoning_parser="think"):
             await send(browser, mode="chat")
@@ -138,7 +138,7 @@ class TestInBrowser:
             assert await browser.run(f"{at('prompt')}.value") == "prompt"
 
     async def test_typed_text_does_not_look_like_a_placeholder(self, browser: Page) -> None:
-        """The story: fields took the faint colour of their labels, so that 0.7 looked like an example."""
+        """The story: typed text had the faint colour of labels, so 0.7 looked like an example."""
         async with page_of(ScriptedCompleter([]), browser):
             typed = await browser.run(f"getComputedStyle({at('temperature')}).color")
             assert typed == await browser.run("getComputedStyle(document.body).color")
@@ -202,7 +202,7 @@ class TestInBrowser:
             assert without.cache_salt != with_drafts.cache_salt, "the second run would find the prompt read already"
 
     async def test_hostile_output_stays_text(self, browser: Page) -> None:
-        """Output runs and loads nothing, as tokens and as Markdown, and links only to addresses in plain sight."""
+        """Output, as tokens or Markdown, runs no script, loads nothing, and links only to addresses that it shows."""
         pieces = [HOSTILE[i : i + 7] for i in range(0, len(HOSTILE), 7)]
         async with page_of(
             ScriptedCompleter([pieces[i : i + 4] for i in range(0, len(pieces), 4)]), browser
@@ -227,7 +227,7 @@ class TestInBrowser:
             assert browser.complaints == []
 
     async def test_the_policy_refuses_foreign_scripts_and_html(self, browser: Page) -> None:
-        """The policy is a second wall, in case that a text becomes HTML one day."""
+        """The content security policy protects the page even if a text became HTML."""
         async with page_of(ScriptedCompleter([]), browser):
             tries = "() => { document.body.innerHTML = '<p>'; }, () => document.body.setAttribute('onclick', 'x')"
             caught = "(attempt) => { try { attempt(); return 'done' } catch (error) { return error.name } }"
@@ -268,7 +268,7 @@ class TestInBrowser:
 
 
 class FaultyCompleter(ScriptedCompleter):
-    """Completer that, if it is faulty, has tokens that depend on the draft from the third on: a fault of exactness."""
+    """Completer with a fault, if set: from the third token on its tokens depend on the draft."""
 
     is_faulty = False
 

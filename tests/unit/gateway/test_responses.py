@@ -1,4 +1,4 @@
-"""The Responses API without a model: items as messages, and a chat's answer as items."""
+"""The Responses API without a model: items become messages, and a chat's answer becomes items."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a stream, each named as in its data, numbered from 0; nothing comes after the last."""
+    """Return a stream's events; check their names, their numbers from 0, and the end of the stream."""
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
     pairs = [block.split("\n") for block in blocks]
@@ -97,7 +97,7 @@ async def test_items_become_the_messages_of_a_chat() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_a_stream_ends_with_the_whole_answer(thinks: bool) -> None:
-    """The stream's events alone give the same items, too."""
+    """The stream's events alone give the same items as the whole answer."""
     texts = ["<think>", "so", " so", "</think>", *TWO] if thinks else TWO
     card = replace(CARD, chat_template=f"{THINKING}<tool_call>") if thinks else CARD
     whole = (await ask(stopping(texts), card, tools=[TOOL])).json()

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP, without a model: requests to the next server, and answers made of its text."""
+"""Tools and reasoning over HTTP without a model: requests to the completer, and answers made from its text."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: any fault of guided_regex was reported as one of response_format, which the client had not sent."""
+    """The story: a fault of guided_regex was reported as one of response_format, which the client had not sent."""
     monkeypatch.setattr(requests, "SEARCH_S", 60.0)  # a loaded machine takes more than half a second for two tools
     response = await ask(ScriptedCompleter([], error=FAULT), {**body, "stream": stream})
     error = response.json()["error"]
@@ -223,7 +223,7 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """The prompt's end shows if the reasoning began in the prompt, so the next server is asked to echo it."""
+    """The end of the prompt shows whether reasoning has begun, so the gateway asks the completer to echo it."""
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]
     for stream in (False, True):
@@ -242,10 +242,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """The story: Qwen3's thoughts came as `reasoning_content`, which LLMPerf does not read.
-
-    TTFT was the time until the thoughts ended, and answers that were all thought had 1 token.
-    """
+    """The story: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended."""
     http = vars(parser_of(role).parse_args(["--config", str(file)]))
     card = replace(CARD, chat_template=THINKING)
     for begun in (True, False):
@@ -264,10 +261,7 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a grammar with a fault outside the tools had the schema of every tool compiled, some in a new process.
-
-    That took minutes of a thread for which other requests wait.
-    """
+    """The story: for a fault outside the tools each schema was compiled: minutes of a thread that others need."""
     looked: list[Any] = []
 
     def fault_of_schema(schema: Any) -> tuple[str, str]:

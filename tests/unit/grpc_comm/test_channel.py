@@ -1,4 +1,4 @@
-"""Errors of a client at an address without a gRPC server."""
+"""A client's errors at an address without a gRPC server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ async def told_of(address: str, *, timeout_s: float) -> str:
 
 
 async def test_an_unknown_host_is_an_error_at_once() -> None:
-    """The story: a typing error in a host's name was ten seconds of silence, and then "no server answers"."""
+    """The story: a misspelt host led to ten seconds of silence, and then to "no server answers"."""
     async with asyncio.timeout(60):
         assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600)
 
 
 async def test_a_port_of_http_is_an_error_at_once() -> None:
-    """The story: a client pointed at the gateway's port, or at the metrics, waited and got no error."""
+    """The story: a client that dialled the gateway's port, or that for metrics, waited and got no error."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(64)
@@ -38,7 +38,7 @@ async def test_a_port_of_http_is_an_error_at_once() -> None:
 
 
 async def test_a_port_without_a_server_yet_is_waited_for() -> None:
-    """A server that starts a little later than its client is found."""
+    """A client finds a server that starts a little later."""
     server = Server("127.0.0.1:0", [], status_of=lambda _: None)
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         waiting = asyncio.create_task(wait_until_ready(channel, f"127.0.0.1:{server.port}", timeout_s=60))

@@ -1,4 +1,4 @@
-"""Lists of servers in files, which are written well or badly while a client follows them."""
+"""Files with lists of servers, which are written correctly or not while a client follows them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_list_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [[], ["# none"], ["a"], ["a:b"], ["a:0"], ["a:65536"], ["dns:///a:1"], [":1"]])
 async def test_an_invalid_list_is_an_error_at_first(tmp_path: Path, lines: Sequence[str]) -> None:
-    """An empty file is one that is being written: a client does not leave all servers for that."""
+    """Later an empty file counts as being written, and the client keeps its servers."""
     path = tmp_path / "targets"
     put(path, "a:1")
     async with aclosing(addresses_of([f"file://{path}"])) as found:
@@ -79,7 +79,7 @@ def test_a_file_list_names_servers() -> None:
 
 
 def test_a_token_needs_encryption_or_an_insecure_flag(tmp_path: Path) -> None:
-    """The later hosts of a list are unknown when the flags are read."""
+    """The hosts that a list will have are unknown when flags are read."""
     security = DialSecurity(token_file=tmp_path / "token")
     with pytest.raises(ConfigError, match="would go to file:///etc/targets in plain text"):
         ConnectionConfig("file:///etc/targets", 1, security=security)

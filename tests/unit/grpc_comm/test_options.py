@@ -1,4 +1,4 @@
-"""Promises of the channel's options, with all their times divided by ten."""
+"""Time limits that the channel's options promise, all divided by ten."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 
 
 async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
-    """The story: gRPC has a second timeout for pings, of a minute; until then a dead session held its slot.
-
-    Promised are 15 s, here 1.5; a minute would be more than the limit below.
-    """
+    """The story: gRPC's second timeout for pings, a minute, kept a dead session's slot. Promised are 15 s, here 1.5."""
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def serve(request: object, context: object) -> None:
@@ -47,7 +44,7 @@ async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
 
 @asynccontextmanager
 async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
-    """Run a server with other values for some of its options; its streams name the client's end every 0.1 s."""
+    """Run a server with some options replaced; each of its streams sends the client's address every 0.1 s."""
 
     async def serve(request: object, context: Any) -> None:
         for _ in range(12):
@@ -67,7 +64,7 @@ async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
 
 
 async def test_an_old_connection_takes_no_new_stream() -> None:
-    """A balancer of connections gives a new server nothing while the old ones last."""
+    """A balancer of connections gives a new server no requests as long as old connections last."""
     async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
         name: Any = channel.unary_stream("/test.Peers/Name")
         running = name(b"", timeout=60)
@@ -93,7 +90,7 @@ async def test_connections_have_a_number() -> None:
 
 
 async def test_a_dial_into_a_black_hole_ends_soon() -> None:
-    """The story: dials hung for gRPC's own 20 s, though the link had long been back; promised are 3 s, here 0.3."""
+    """The story: dials took gRPC's own 20 s after the link was back; the promise is 3 s, here 0.3 s."""
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

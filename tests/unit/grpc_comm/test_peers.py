@@ -1,4 +1,4 @@
-"""Limits of what a peer may send, and the end of one that does not read."""
+"""Limits of a peer's messages, and the end of a peer that does not read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specdec.grpc_comm import health
 from specdec.grpc_comm.call import Call
 from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.errors import Status
 from specdec.grpc_comm.guard import Gate
 from specdec.grpc_comm.health import LIVENESS, NOT_SERVING, READINESS, SERVING
 from specdec.grpc_comm.options import MIN_REQUEST_BYTES, max_request_bytes
 from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
+from tests.support.ports import listening
 
 DEAF: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 5)]
 """A receive window of five bytes: a channel with it never reads."""
@@ -33,7 +33,7 @@ RAW: dict[str, Any] = {"request_serializer": bytes, "response_deserializer": byt
 
 
 class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Streams for as long as it may, and counts the streams."""
+    """Servicer that streams without end, and counts its streams."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = LIMIT
@@ -69,20 +69,12 @@ class TalkativeServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 @asynccontextmanager
 async def serving() -> AsyncGenerator[tuple[TalkativeServicer, Server], None]:
     servicer = TalkativeServicer()
-    server = Server("127.0.0.1:0", [servicer], status_of=status_of, gate=Gate(stall_timeout_s=STALL_S))
-    await server.open()
-    try:
+    async with listening(servicer, status_of=lambda _: None, gate=Gate(stall_timeout_s=STALL_S)) as server:
         yield servicer, server
-    finally:
-        await server.close()
-
-
-def status_of(error: Exception) -> Status | None:
-    return None
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return our servers' tracebacks; asyncio's come from gRPC's poller, which wakes closed loops of earlier tests."""
+    """Return tracebacks of our servers, without asyncio's, which gRPC's poller causes in closed event loops."""
     return [record.getMessage() for record in caplog.records if record.exc_info and record.name != "asyncio"]
 
 
@@ -98,7 +90,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_refuses_what_it_does_not_even_parse(
     method: str, message: bytes, words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: malformed bytes were UNKNOWN or INTERNAL with a traceback each, 3.9 MB of log for 20,000 messages."""
+    """The story: malformed messages were UNKNOWN or INTERNAL with a traceback each: 3.9 MB of log for 20,000."""
     async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         path = f"/{servicer.service_name}/{method}"
         if method == "Generate":
@@ -114,10 +106,7 @@ async def test_refuses_what_it_does_not_even_parse(
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: malformed messages to health and reflection got status UNKNOWN, and 2 kB of traceback in the log each.
-
-    Limits and error mapping covered only this project's own services.
-    """
+    """The story: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log each."""
     async with serving() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for message in (b"\xff\xff\xff", b"\x0a\x80\x80\x40" + b"x" * (1 << 20)):
             call: Any = channel.stream_stream(f"/{method}", **RAW)(timeout=60)
@@ -128,7 +117,7 @@ async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pyt
 
 
 async def test_a_bomb_is_refused_before_it_goes_off() -> None:
-    """The story: a packet of 10 KB, 5 million empty messages once inflated, froze a target for 50 s and took 5 GB."""
+    """The story: a packet of 10 KB, 5 million empty messages when unzipped, froze a target for 50 s and took 5 GB."""
     bomb = b"\x4a\x00" * (512 * 1024)  # 1 MiB of empty submessages; far more is refused by gRPC itself
     async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         path = f"/{servicer.service_name}/Generate"
@@ -139,7 +128,7 @@ async def test_a_bomb_is_refused_before_it_goes_off() -> None:
 
 
 async def test_a_peer_that_reads_nothing_is_dropped() -> None:
-    """The story: a stream that is not read kept its slot for as long as the peer answered pings. Another is served."""
+    """The story: a stream that was not read kept its slot as long as the peer answered pings."""
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -159,10 +148,7 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
-    """The story: an unread answer was kept for as long as its client answered pings, unless it was a stream.
-
-    1 kB of gzip asked for 4 MB of text, 256 times per connection. A client that reads its answer still gets it.
-    """
+    """The story: an unread answer stayed in memory as long as its client answered pings: 256 of 4 MB each."""
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -178,7 +164,7 @@ async def test_an_answer_that_is_not_read_is_dropped() -> None:
 
 
 async def test_a_silent_health_watcher_delays_no_other() -> None:
-    """The story: one such watcher made SIGTERM wait for ever, since the library writes to it under a lock."""
+    """The story: one watcher that did not read made SIGTERM wait for ever, since grpcio writes to it under a lock."""
     async with serving() as (_, server):
         address = f"127.0.0.1:{server.port}"
         async with grpc.aio.insecure_channel(address, options=DEAF) as deaf, open_channel(address) as good:
@@ -213,7 +199,7 @@ async def test_watchers_get_changes() -> None:
 
 
 async def test_watchers_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes all the places does not hide a server's health: the next one asks for it."""
+    """A client that takes all places of watchers hides no health: the next client calls `Check`."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -1,4 +1,4 @@
-"""A server's reports of its own health."""
+"""A server's reports of health."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def until(stub: Any, status: int) -> None:
 
 
 async def test_health_follows_the_server_behind() -> None:
-    """A draft worker without its target reported SERVING, and its gateway 200, while nothing was served."""
+    """The story: a draft worker that had lost its target reported SERVING, and its gateway 200."""
     target = await started()
     async with open_channel(f"127.0.0.1:{target.port}") as upstream:
         worker = await started(upstream=upstream)
@@ -56,7 +56,7 @@ async def test_health_follows_the_server_behind() -> None:
 
 
 class Cut(HealthServicer):
-    """Ends each watch a moment after it has begun."""
+    """Health service that ends each watch soon after its start."""
 
     status = grpc.StatusCode.UNAVAILABLE
 
@@ -68,13 +68,7 @@ class Cut(HealthServicer):
 
 
 async def test_a_watch_that_ends_before_its_connection_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a proxy, such as Envoy after 5 idle minutes, ended a client's health watch but kept the connection.
-
-    The client watched again only after the connection was lost, so a server that drained meanwhile seemed ready for
-    ever.
-    Now it watches again at once. A server that refuses the client's token is not ready. A server that has too many
-    watchers to accept one more is asked with `Check` instead.
-    """
+    """The story: a proxy ended a client's health watch but kept the connection, so drains went unseen."""
     monkeypatch.setattr(module, "HealthServicer", Cut)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     server = await started()

@@ -1,4 +1,4 @@
-"""TLS over real sockets: trust, errors that name its faults, and certificates that are replaced at work."""
+"""TLS over real sockets: trust, errors that name the fault, and certificates that are replaced while in use."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from specdec.grpc_comm.channel import HandshakeError, UnreachableError, open_cha
 from specdec.grpc_comm.guard import Gate
 from specdec.grpc_comm.health import is_serving
 from specdec.grpc_comm.secured import Credentials, watched_token
-from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.tls import ClientTls, ServerTls, names_in
 from specdec.grpc_comm.watched import UnusableError
 from tests.support.certificates import Pki, pki
+from tests.support.ports import listening
 
 
 @pytest.fixture
@@ -33,23 +33,19 @@ def trust(tmp_path: Path) -> Pki:
 
 @asynccontextmanager
 async def serving(credentials: grpc.ServerCredentials | None) -> AsyncGenerator[str, None]:
-    server = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=Gate(credentials))
-    await server.open()
-    try:
+    async with listening(gate=Gate(credentials)) as server:
         yield f"127.0.0.1:{server.port}"
-    finally:
-        await server.close()
 
 
 async def dial(address: str, tls: ClientTls | None) -> bool:
-    """Return whether the server reports that it serves."""
+    """Return whether the server can be reached and reports SERVING."""
     async with open_channel(address, None if tls is None else Credentials(tls)) as channel:
         await wait_until_ready(channel, address, timeout_s=2.0, tls=tls)
         return await is_serving(channel)
 
 
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
-    """The story: the error was "IP address mismatch", without the names that would have done and the flag for them."""
+    """The story: the error was "IP address mismatch", without the certificate's names and the flag to accept one."""
     tls = ServerTls(*trust.pair("server", "127.0.0.1", "draft.example", "::1"))
     async with serving(tls.grpc_credentials()) as address:
         assert await dial(address, trust.client())
@@ -75,7 +71,7 @@ async def test_an_expired_certificate_is_named_on_both_sides(trust: Pki) -> None
 
 
 async def test_client_certificates_where_they_are_wanted(trust: Pki, tmp_path: Path) -> None:
-    """A client of TLS 1.3 notices a refusal only after the handshake, as a lost connection."""
+    """In TLS 1.3 a client notices that it is refused only after the handshake, by a lost connection."""
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         assert await dial(address, trust.client("spiffe://here/draft"))
@@ -125,7 +121,7 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """A bad file is an error at start; later it is logged once and is a metric; the next good one is taken."""
+    """A bad file is an error at start; later it is logged once and shown in metrics, and the next good one is used."""
     cert, key = trust.pair("server", "127.0.0.1", "first.example")
     tls = ServerTls(cert, key)
     assert 29 < tls.days_left < 30
@@ -145,7 +141,7 @@ async def test_a_broken_pair_leaves_the_one_before(
 
 
 async def test_a_client_takes_a_new_certificate_without_a_restart(trust: Pki) -> None:
-    """A channel cannot change its certificate: a new one takes its place, and running calls end on the old."""
+    """A channel cannot change its certificate, so a new one replaces it; running calls end on the old one."""
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         ours = trust.client("spiffe://here/one")
@@ -173,11 +169,7 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """The story: a client with a certificate for the mail address `cli.example` was admitted as the host `cli.example`.
-
-    So was one with a certificate for that host name followed by a zero byte and `.evil.example`: grpcio's list of names
-    has no types, and cuts names at a zero byte.
-    """
+    """The story: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host."""
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)
     names = [

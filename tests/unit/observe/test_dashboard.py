@@ -1,4 +1,4 @@
-"""The Grafana dashboard: which processes its panels add up."""
+"""The Grafana dashboard's panels add up the right processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def test_a_relayed_request_is_counted_once() -> None:
-    """Sums are over the processes of one role, and one role alone can be chosen."""
+    """Sums are over the processes of one role, which can be chosen."""
     role, instance = VARIABLES["role"], VARIABLES["instance"]
     assert not role["multi"]
     assert not role["includeAll"]
@@ -32,7 +32,7 @@ def test_every_variable_reads_a_series_that_every_process_has() -> None:
 
 
 def test_two_services_stand_side_by_side() -> None:
-    """A variant is a label that not every Prometheus gives: "All" must match series without it, too."""
+    """Not every Prometheus adds the label for a variant, so "All" must match series without it."""
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"
         assert all(f'{name}=~"${name}"' in each for each in EXPRESSIONS)
@@ -51,7 +51,7 @@ def test_every_panel_has_a_place_of_its_own() -> None:
 
 
 def test_a_bad_draft_a_slow_replica_and_a_flooding_account_each_have_a_panel() -> None:
-    """The panels have a line for each draft, server or account; those of drafts and servers hold for any role."""
+    """Panels have a line for each draft, server or account; those of drafts and servers are for any role."""
     lines = {
         panel["title"]: (panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"])
         for panel in DASHBOARD["panels"]

@@ -1,4 +1,4 @@
-"""Counters and histograms have vLLM's names, and labels that cannot grow without bound."""
+"""Counters and histograms have vLLM's names, and a limited number of labels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Completer:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """Return values by (name, labels but for the model's name, as text)."""
+    """Return values by name and labels, without the model's name."""
     return {
         (
             sample.name,
@@ -154,7 +154,7 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
 
 
 def test_positions_are_bounded() -> None:
-    """A peer that accepts more than MAX_GAMMA at once must not grow the label set."""
+    """A peer that reports more than MAX_GAMMA accepted tokens adds no label."""
     metrics = Metrics("tiny")
     record = metrics.request()
     record.take(Commit(0, (7,) * 300, 300, 300))
@@ -174,7 +174,7 @@ def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
 
 
 async def test_requests_count_for_the_account_that_sent_them() -> None:
-    """Refused requests count too: a tenant that floods a full queue has next to no tokens."""
+    """Refused requests count too: an account that floods a full queue has hardly any tokens."""
     metrics = Metrics("tiny")
     full = Completer(CapacityError("full", retry_after_s=1.0))
     with request_context(Caller("gateway", speaks_for_others=True, user="alice"), "1"):
@@ -189,7 +189,7 @@ async def test_requests_count_for_the_account_that_sent_them() -> None:
 
 
 def test_accounts_are_bounded() -> None:
-    """A gateway names users as it likes: each would be a series of its own."""
+    """A gateway may name any number of users, and each would be a time series."""
     metrics = Metrics("tiny")
     for number in range(2 * MAX_ACCOUNTS):
         metrics.count_account(f"user-{number}", "OK", 7)

@@ -1,4 +1,4 @@
-"""Figures of one request, from arrivals at known times."""
+"""Figures of one request, computed from arrivals at known times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.inference.observe.stats import MAX_PASS_TOKENS, RequestStats
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Set a clock on which every look is a second later, from 1 on."""
+    """Set a clock that moves on by a second at each look, from 1."""
     ticks = itertools.count(1)
     monkeypatch.setattr("specdec.inference.observe.stats.time.monotonic", lambda: float(next(ticks)))
     return iter(())
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clock")
 def test_times() -> None:
-    """A request sent at 0 gets messages of 3, 1 and 2 tokens at 1, 2 and 3."""
+    """A request is sent at 0 and gets messages of 3, 1 and 2 tokens at 1, 2 and 3 s."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
         stats.take(Commit(0, (7,) * num_tokens, counts=Counts(bytes_up=10, bytes_down=5)))
@@ -36,7 +36,7 @@ def test_times() -> None:
 
 
 def test_acceptance() -> None:
-    """Passes without a draft count as tokens, not as proposals."""
+    """Passes without draft tokens count as tokens, not as proposals."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
     stats.take(Commit(0, (7,) * 1, 2, 0))
@@ -61,7 +61,7 @@ def test_one_token_has_no_time_per_further_one() -> None:
 
 
 def test_an_impossible_count_makes_no_long_list() -> None:
-    """The story: a hostile server's Delta with num_draft_tokens of four billion took the client 34 GB."""
+    """The story: a hostile server's Delta with num_draft_tokens of four billion took 34 GB at the client."""
     stats = RequestStats()
     stats.take(Commit(0, (1,), num_draft_tokens=2**32 - 1, num_accepted_tokens=2**32 - 1))
     assert len(stats.passes_by_draft_tokens) == MAX_PASS_TOKENS + 1

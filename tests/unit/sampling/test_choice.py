@@ -1,4 +1,4 @@
-"""The noise is the documented one, bit for bit; the processing is Transformers'; a row's token is its own affair."""
+"""The noise is the documented one, bit for bit; processing is Transformers'; a row's token depends on no other row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ any_params = st.one_of(sampled_params, st.builds(SamplingParams, seed=any_seed))
 
 
 def random_logits(seed: int, num_rows: int, vocab_size: int) -> npt.NDArray[np.float32]:
-    """Draw logits as a model gives them: float32, some peaked and some flat rows, practically no ties."""
+    """Draw float32 logits like a model's: some rows peaked, some flat, hardly any ties."""
     rng = np.random.default_rng(seed)
     spread = rng.uniform(0.1, 5.0, size=(num_rows, 1))
     return (spread * rng.normal(size=(num_rows, vocab_size))).astype(np.float32)
@@ -70,7 +70,7 @@ def noise(seeds: list[int], positions: list[int], token_ids: list[int]) -> npt.N
 
 
 def mix(x: int) -> int:
-    """Finish SplitMix64, as published."""
+    """Return SplitMix64's finalizer of x, as published."""
     x &= MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -120,14 +120,14 @@ def gumbel_of_hash(token_hash: int) -> float:
     ],
 )
 def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
-    """A row's tokens are SplitMix64 seeded with the key; published vectors guard its constants and shifts."""
+    """A row's hashes are SplitMix64's outputs for the key as seed; published values check constants and shifts."""
     values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
     assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
     np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
 
 
 def test_keys_chain_two_published_streams() -> None:
-    """The key of (0, t) is output t of the SplitMix64 that is seeded with the first output of seed 0."""
+    """The key of (0, t) is output t of SplitMix64 with the first output of seed 0 as its seed."""
     first = 0xE220A8397B1DCDAF
     assert noise_keys([0] * 5, list(range(5))) == [signed(mix(first + (t + 1) * GOLDEN)) for t in range(5)]
 
@@ -135,7 +135,7 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """Plain integers show errors of signed arithmetic, of the shift's mask, and of the logarithm's series."""
+    """Python's integers reveal errors of signed arithmetic, of the shift's mask, and of the logarithm's series."""
     seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
     expected = [
         gumbel_of_hash(mix(mix(mix(seed + GOLDEN) + (t + 1) * GOLDEN) + (v + 1) * GOLDEN)) for seed, t, v in triples
@@ -145,7 +145,7 @@ def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int
 
 @pytest.mark.parametrize("token_hash", [0, 1 << 12, 1 << 63, (1 << 63) - 1, MASK - (1 << 12), MASK])
 def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
-    """A uniform that rounds to 0 or 1 would make a token impossible or certain once in a blue moon."""
+    """A uniform number that rounds to 0 or 1 would, very rarely, make a token impossible or certain."""
     key = np.array([signed(unmix(token_hash) - GOLDEN)])
     value = float(gumbel_noise(key, np.array([0]))[0])
     assert value == pytest.approx(gumbel_of_hash(token_hash), rel=1e-9)
@@ -161,7 +161,7 @@ def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
     st.lists(any_token_id, min_size=1, max_size=70),
 )
 def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], token_ids: list[int]) -> None:
-    """A worker with torch and one without must agree, also in the vectorised and scalar parts of their kernels."""
+    """Workers with and without torch must agree, in vectorised and scalar parts of both libraries."""
     keys = noise_keys(*(list(column) for column in zip(*pairs, strict=True)))
     by_numpy = gumbel_noise(np.array(keys)[:, None], np.array(token_ids)[None, :])
     by_torch = gumbel_noise(torch.tensor(keys)[:, None], torch.tensor(token_ids)[None, :])
@@ -170,7 +170,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """The 400,000 values cover about every exponent and mantissa range of both logarithms."""
+    """The 400,000 values cover nearly all ranges of exponent and mantissa in both logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
@@ -185,7 +185,7 @@ def test_numpy_and_torch_noise_is_equal() -> None:
 def test_numpy_and_torch_choose_the_same_tokens(
     logits_seed: int, vocab_size: int, rows: list[tuple[SamplingParams, int]]
 ) -> None:
-    """Draft and target may run different libraries; a disagreement would cost acceptance, silently."""
+    """Draft and target may use different libraries; a disagreement would silently lower the acceptance."""
     sampling, positions = [params for params, _ in rows], [position for _, position in rows]
     logits = random_logits(logits_seed, len(rows), vocab_size)
     assert choose_tokens(logits, sampling, positions) == choose_tokens(torch.from_numpy(logits), sampling, positions)
@@ -203,7 +203,7 @@ def doc_rows(first_column: str) -> list[dict[str, str]]:
 
 
 def test_the_documented_listing_gives_the_same_bits() -> None:
-    """A copy of the listing in docs/noise.md makes the project's noise."""
+    """The code in docs/noise.md makes the project's noise."""
     listing = re.search(r"```python\n(.*?)```", NOISE_DOC, re.DOTALL)
     assert listing is not None
     names: dict[str, Any] = {}
@@ -216,7 +216,7 @@ def test_the_documented_listing_gives_the_same_bits() -> None:
 
 
 def test_the_documented_noise_vectors_hold() -> None:
-    """Each row has hash, uniform and noise; extremes of all three inputs and of the hash are among them."""
+    """Each row has hash, uniform and noise; extremes of all inputs and of the hash are among them."""
     rows = doc_rows("seed")
     assert len(rows) >= 12
     for row in rows:
@@ -264,10 +264,7 @@ def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
 
 @pytest.mark.parametrize("first_seed", [0, 2**63 - CUBE_SIDE // 2, MAX_SEED - CUBE_SIDE + 1])
 def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> None:
-    """Clients use seeds 0, 1, 2, ...: the noise of adjacent seeds, positions and tokens must not show it.
-
-    The diagonals are there because a key made of the sum of two inputs repeats along them.
-    """
+    """Clients use seeds 0, 1, 2, ...; diagonals are tested since a key of a sum of inputs repeats along them."""
     cube = uniform_cube(first_seed)
     p_values = [chi_squared_p_value((cube.ravel() * 64).astype(np.int64), 64)]
     bins = (cube * NUM_BINS).astype(np.int64)
@@ -282,13 +279,13 @@ def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> 
 
 @pytest.mark.parametrize("first_seed", [0, 7, 2**63 - CUBE_SIDE // 2])
 def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
-    """A value that recurs among 64,000 of 2^52 is a shared stream, not chance: 7 and 8 are different seeds."""
+    """Equal values among 64,000 of 2^52 possible ones would mean that the streams of seeds 7 and 8 overlap."""
     cube = uniform_cube(first_seed)
     assert len(np.unique(np.round(cube, 13))) == cube.size
 
 
 def test_noise_has_a_gumbels_mean_and_variance() -> None:
-    """The mean is Euler's constant and the variance pi^2/6: a factor or sign lost in the logarithms shows here."""
+    """The mean is Euler's constant and the variance pi^2/6; a lost factor or sign of a logarithm changes them."""
     values = noise([5] * 1000, list(range(1000)), [0]).ravel()
     values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
     assert np.mean(values) == pytest.approx(np.euler_gamma, abs=5 * (math.pi**2 / 6 / len(values)) ** 0.5)
@@ -299,7 +296,7 @@ def test_noise_has_a_gumbels_mean_and_variance() -> None:
 
 
 def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
-    """Return the logits after Transformers' own warpers, in double; each is used where `generate` would use it."""
+    """Return the logits after Transformers' own warpers, in double; those are used that `generate` would use."""
     warpers = [
         TemperatureLogitsWarper(params.temperature),
         TopKLogitsWarper(params.top_k) if params.top_k else None,
@@ -317,7 +314,7 @@ def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams)
 @settings(relaxed, max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 40), sampled_params)
 def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: SamplingParams) -> None:
-    """Support and values are those of `generate`, so that both sample one distribution."""
+    """Remaining tokens and values equal those of `generate`, so both sample one distribution."""
     logits = random_logits(logits_seed, 1, vocab_size)
     assume(len(np.unique(logits)) == vocab_size)
     # A probability within rounding of a limit may fall on either side of it.
@@ -331,7 +328,7 @@ def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: S
 
 
 def any_number(limits: Range) -> st.SearchStrategy[float]:
-    """Return any number of a range; half of them are powers of two, tiny ones included."""
+    """Draw a number of a range; half of them are powers of two, tiny ones included."""
     if isinstance(limits.low, int):
         return st.one_of(st.integers(0, 60), st.integers(limits.low, int(limits.high)))
     exponents = st.one_of(st.integers(-1074, 7), st.integers(-1074, -1000))  # half of them make infinite quotients
@@ -361,11 +358,7 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """Rows choose and rank the same tokens together as alone, with any legal parameters.
-
-    The story: a repetition_penalty below 1e-307 made logits infinite and their scores NaN. Such a row chose token 0
-    beside a row that does not truncate, and another token alone. NaN is a warning of numpy's, and warnings are errors.
-    """
+    """The story: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows."""
     logits, *columns = (list(column) for column in zip(*rows, strict=True))
     chosen = []
     for array in (np.stack(logits), torch.from_numpy(np.stack(logits))):
@@ -385,7 +378,7 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) ->
 def test_a_rows_scores_do_not_depend_on_its_neighbours(
     logits_seed: int, vocab_size: int, sampling: list[SamplingParams]
 ) -> None:
-    """Scores find more than tokens: a truncation that leaks to the next row shows even where it rarely matters."""
+    """Scores reveal more than tokens: also a truncation of another row that rarely changes the choice."""
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)
     for i, params in enumerate(sampling):
@@ -415,7 +408,7 @@ def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: l
 @relaxed
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=40), sampled_params, any_position)
 def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingParams, position: int) -> None:
-    """Greedy output is reproduced across seeds, libraries and dtypes; low precision makes ties common."""
+    """Greedy output is equal across seeds, libraries and dtypes; low precision makes ties common."""
     greedy = replace(params, temperature=0.0)
     for array in (np.array([logits], dtype=np.float32), torch.tensor([logits], dtype=torch.bfloat16)):
         assert choose_tokens(array, [greedy], [position]) == [logits.index(max(logits))]
@@ -424,10 +417,7 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 @relaxed
 @given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
-    """The noise spans 40.4, so 1/41 of the gap to the second best already decides; far less must not overflow.
-
-    5e-324, the least double, made infinite scores of all positive logits once: the first of them was chosen.
-    """
+    """Noise spans 40.4. The story: 5e-324 made all positive logits infinite, and the first was chosen."""
     logits = random_logits(logits_seed, 1, vocab_size)
     second, best = np.sort(logits[0].astype(np.float64))[-2:]
     assume(second < best)
@@ -441,7 +431,7 @@ def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: 
 @relaxed
 @given(st.integers(0, 2**32), st.integers(1, 200), sampled_params, any_position)
 def test_one_survivor_is_greedy(logits_seed: int, vocab_size: int, params: SamplingParams, position: int) -> None:
-    """Each truncation at its tightest leaves the best token alone, whatever the temperature and the noise."""
+    """Each truncation at its tightest leaves the best token only, whatever temperature and noise are."""
     logits = random_logits(logits_seed, 1, vocab_size)
     assume(np.count_nonzero(logits == logits.max()) == 1)
     # 1 - 1e-300 is 1: by the cumulative probability alone no token would stay.

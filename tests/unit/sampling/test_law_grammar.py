@@ -1,6 +1,6 @@
-"""Output under a grammar has exactly the masked logits' distribution: masked before temperature and truncation.
+"""Output under a grammar has exactly the distribution of logits masked before temperature and truncation.
 
-A toy grammar allows each token some followers. As in test_law.py one G-test judges right and wrong variants alike.
+A toy grammar allows some followers of each token. As in test_law.py, wrong variants must fail the G-test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Mask the rows as the project does."""
+    """Mask rows of logits as the project does."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
 def masked_after_truncation(
     _: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]
 ) -> list[int]:
-    """Mask the tokens that truncation left; all allowed ones where none of these is left."""
+    """Mask the tokens that truncation left; if none of these is allowed, take all allowed tokens."""
     scores = np.where(ALLOWED[previous], process_logits(TARGET[previous], sampling), -np.inf)
     nothing = ~np.isfinite(scores).any(axis=-1)
     scores[nothing] = MASKED[previous][nothing]
@@ -120,5 +120,5 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """The variant above fails for its order, and not for another reason."""
+    """The variant above fails only for its order of mask and truncation."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

@@ -50,7 +50,7 @@ def backend() -> TorchBackend:
 
 
 async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[list[int], int]:
-    """Return the tokens, and how many draft tokens were accepted."""
+    """Return the tokens, and the number of accepted draft tokens."""
     engine.start()
     commits = await commits_of(engine.generate(request))
     await engine.stop()
@@ -59,7 +59,7 @@ async def output_of(engine: TargetEngine, request: GenerationRequest) -> tuple[l
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_draft_keeps_the_law_too(temperature: float) -> None:
-    """Tokens are the same with a draft and without, and the proposals of a draft equal to the target are accepted."""
+    """Tokens are equal with and without a draft, and all tokens of a draft equal to the target are accepted."""
     limits = EngineLimits(gamma=4, eos_token_ids=EOS)
     sampling = SamplingParams(temperature, seed=5)
     for least in (0, 1, 7, 12):

@@ -1,4 +1,4 @@
-"""Bias and penalties are Transformers' and vLLM's, and hold at every row of a proposal."""
+"""Bias and penalties are Transformers' and vLLM's, also in every row of a proposal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def random_logits(seed: int, num_rows: int) -> npt.NDArray[np.float32]:
 def by_the_book(
     logits: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """Adjust logits token by token, from the definitions in SamplingParams."""
+    """Adjust logits one by one, by the definitions in SamplingParams."""
     bias = dict(params.logit_bias)
     scores = []
     for token_id, logit in enumerate(map(float, logits)):
@@ -104,7 +104,7 @@ def test_logit_bias_is_transformers_sequence_bias(seed: int, bias: tuple[tuple[i
 @relaxed
 @given(st.integers(0, 2**32), st.lists(st.tuples(penalizing, sequences, st.integers(0, 9)), min_size=1, max_size=5))
 def test_numpy_and_torch_rows_are_independent(seed: int, rows: list[tuple[SamplingParams, list[int], int]]) -> None:
-    """Rows have equal bits alone and in a batch, and the logits themselves are left as they were."""
+    """Rows have equal bits alone and in a batch, and the given logits are unchanged."""
     logits, sampling = random_logits(seed, len(rows)), [params for params, _, _ in rows]
     before = [TokensBefore.of(sequence, start) for _, sequence, start in rows]
     kept = logits.copy()
@@ -139,11 +139,7 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
     st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3), st.integers(1, 60))),
 )
 def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
-    """Penalties counted every token of prompt and output in every pass once: a long context paid for each token.
-
-    A count may fail at any line. The story: tokens were noted as counted before they were, and after an error within
-    they never were.
-    """
+    """The story: tokens were marked as counted before they were, so after an error they never were."""
     tally, output_start = Tally(len(log)), len(log)
     for committed, drafts, number in steps:
         log += committed
@@ -154,7 +150,7 @@ def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple
 
 
 class TableBackend:
-    """A first-order model: the logits depend on the last token alone, so only penalties look further back."""
+    """A first-order model: logits depend on the last token, and only penalties on earlier ones."""
 
     vocab_size, num_slots, max_length, slot_bytes = VOCAB_SIZE, 4, 1000, 0
 
@@ -169,7 +165,7 @@ class TableBackend:
 def decoded(
     decoder: SlotDecoder, params: SamplingParams, prompt: list[int], num_tokens: int, rng: random.Random | None
 ) -> list[int]:
-    """Return some output tokens: one per pass, or with random proposals, half of them right."""
+    """Return output tokens, one per pass or with random proposals of which half are right."""
     truth = decoded(decoder, params, prompt, num_tokens + 8, None) if rng else []
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + num_tokens:
@@ -217,7 +213,7 @@ def test_a_resumed_output_begins_where_it_did() -> None:
 
 
 def test_penalties_without_the_tokens_before_are_refused() -> None:
-    """A caller that forgot the tokens before a row would silently get another choice."""
+    """Without the tokens before a row, penalties would silently have no effect."""
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]
@@ -227,10 +223,6 @@ def test_penalties_without_the_tokens_before_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "limit"),
     [
-        ({"repetition_penalty": 0.0}, "(0, 100]"),
-        ({"repetition_penalty": float("nan")}, "(0, 100]"),
-        ({"presence_penalty": 2.1}, "[-2, 2]"),
-        ({"frequency_penalty": -2.1}, "[-2, 2]"),
         ({"logit_bias": ((3, 101.0),)}, "[-100, 100]"),
         ({"logit_bias": ((3, float("nan")),)}, "[-100, 100]"),
         ({"logit_bias": ((-3, 1.0),)}, "below 0"),

@@ -1,4 +1,4 @@
-"""The best tokens of a row: the first is the choice itself, the others follow by score, the same in every library."""
+"""The best tokens of a row: the first is the choice, others follow by score, equal in every library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def some_logits(num_rows: int) -> np.ndarray:
 
 
 def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
-    """Score one row, as the definition is written."""
+    """Return the scores of one row, by the definition."""
     row = logits.astype(np.float64)
     for token_id, bias in params.logit_bias:
         row[token_id] += bias

@@ -1,4 +1,4 @@
-"""Stock vLLM's noise is the documented one, the same bits on numpy and torch, and samples the law asked for."""
+"""Stock vLLM's noise is the documented one, has equal bits on numpy and torch, and samples the right distribution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = [
 
 
 def murmur3(data: bytes) -> int:
-    """Return Murmur3's hash for 32 bits of whole words, as published, with seed 0."""
+    """Return the published 32-bit Murmur3 hash of whole words, with seed 0."""
     h = 0
     for (k,) in struct.iter_unpack("<I", data):
         k = k * 0xCC9E2D51 & MASK
@@ -54,7 +54,7 @@ def test_the_documented_vectors_hold() -> None:
 
 
 def test_it_is_gumbels_of_the_hash() -> None:
-    """Plain integers and the C library's logarithm give the same within a float32's rounding."""
+    """Python's integers and the C library's logarithm give equal noise up to a float32's rounding."""
     rng = np.random.default_rng(3)
     for _ in range(300):
         seed, position, token_id = int(rng.integers(0, MAX_SEED, dtype=np.uint64)), *map(int, rng.integers(1, 2**31, 2))
@@ -71,7 +71,7 @@ def test_numpy_and_torch_agree_to_the_bit() -> None:
 
 @pytest.mark.parametrize("choose", [choose_tokens, lambda *row: [best[0][0] for best in rank_tokens(*row, count=2)]])
 def test_rows_of_both_laws_share_a_batch(choose: Callable[..., list[int]]) -> None:
-    """A draft worker may help targets of either law: each row is chosen as if it were alone."""
+    """A draft worker may help targets with either noise: each row is chosen as if it were alone."""
     ours = [SamplingParams(0.8, seed=9), SamplingParams(0.8, top_k=20, seed=9), SamplingParams()]
     logits, sampling, at = random_logits(4, 6, 300), [*STEPS, *ours], [5, 6, 7, 8, 9, 10]
     alone = [choose_tokens(logits[i : i + 1], [p], [t])[0] for i, (p, t) in enumerate(zip(sampling, at, strict=True))]

@@ -1,4 +1,4 @@
-"""Estimates of a draft's acceptance: by session and by margin, they follow the truth, and forget."""
+"""Estimates of acceptance, by session and by margin, follow the truth and forget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rates_follow_the_truth_apart(truth: float) -> None:
 
 
 def test_tokens_without_a_lead_are_judged_by_themselves() -> None:
-    """Tokens without a lead, as those of prompt lookup, are expected to be accepted as often as on average."""
+    """Tokens without a margin, such as those of prompt lookup, have an estimate of their own."""
     confidence = Confidence()
     for _ in range(500):
         confidence.record(DraftToken(5), accepted=False)

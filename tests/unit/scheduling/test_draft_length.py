@@ -1,4 +1,4 @@
-"""Length of a chain: its worth, the measured times and the number of sessions decide; no length changes a token."""
+"""A chain's length follows from its gain, measured times and the number of sessions; no length changes a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_S, PASS_S, SLOPE_S = 0.3e-3, 5e-3, 0.1e-3
 
 
 def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
-    """Return a length that has seen a usual pair's times; sure tokens were always accepted, unsure ones never."""
+    """Return a rule that has recorded usual times; sure tokens were always accepted, unsure ones never."""
     length = DraftLength()
     for round_number in range(60):
         length.record_step(num_sessions, step_s)
@@ -32,7 +32,7 @@ def learned(*, step_s: float = STEP_S, num_sessions: int = 1) -> DraftLength:
 
 
 def is_enough(length: DraftLength, slot: int, chain: Sequence[DraftToken]) -> bool:
-    """Return whether the only session of a pass ends its draft."""
+    """Return whether the rule ends the chain of a pass's only session."""
     return length.worth([(slot, chain)], [], 1) == [False]
 
 
@@ -44,12 +44,12 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
-    """The story: two wrong drafts of 16 tokens took 10 % of a short answer's time."""
+    """The story: two wrong drafts of 16 tokens took 10 % of the time of a short answer."""
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
 
 def test_a_chain_goes_on_across_a_step_that_pays() -> None:
-    """Kernels sweep 6 rows at a time: one token more costs a whole sweep, and the next five cost nothing."""
+    """Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing."""
     length = learned()
     for _ in range(60):
         for width in range(12):
@@ -65,7 +65,7 @@ def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
 
 
 def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
-    """Drafting that gains nothing then costs nothing."""
+    """Drafts that gain nothing then cost nothing."""
     length = learned()
     assert is_enough(length, 1, [])
     length.begin(1)
@@ -78,7 +78,7 @@ def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
 def test_the_length_is_the_best_one(step_s: float) -> None:
-    """The rule's length is compared with all lengths, for a draft with the same acceptance at every token."""
+    """For equal acceptance at every token, no other length gives more tokens per second than the rule's."""
     length = learned(step_s=step_s)
     token = DraftToken(5, 6, margin=1.2)
     for _ in range(500):
@@ -94,7 +94,7 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
 
 
 def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
-    """A growing chain's tokens are looked at once each; another chain in the slot is looked at from its beginning."""
+    """Each token of a growing chain is read once; another chain in the slot is read from its beginning."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
         growing: list[DraftToken] = []
@@ -104,11 +104,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """A chain pays for its own share of the time.
-
-    The story: each chain was judged as if all sessions of the pass drafted as much. So the sure one of 16 ended soon,
-    though its tokens were nearly all that the pass had to verify.
-    """
+    """The story: each chain was judged as if all drafted as much, so the only sure one of 16 ended early."""
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
         length.record_step(1, STEP_S / 8)
@@ -119,7 +115,7 @@ def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
 
 
 def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
-    """The story: 16 sessions drafted 4, then 6, then 8 tokens each, and learned last what fewer would have cost."""
+    """The story: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last."""
     length, sure = DraftLength(), [(slot, list[DraftToken]()) for slot in range(16)]
     for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
         assert length.worth(sure, [], 16) == [True] * 16
@@ -132,7 +128,7 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """A pass over 16 sessions costs each of them 1/16 of its time: there a draft token must save more to pay."""
+    """In a pass over 16 sessions a draft token gains one session a token and delays 16, so it must be more certain."""
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
     assert length_of_chain(crowded, 0, unsure, 16) < length_of_chain(alone, 0, unsure)
@@ -142,7 +138,7 @@ LOOKED_UP = DraftToken(5)
 
 
 def taught(num_sessions: int, num_accepted: int) -> DraftLength:
-    """Return a length that has seen passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
+    """Return a rule that has recorded passes over `num_sessions`, and verdicts on lookups of 8 tokens."""
     length = learned(num_sessions=num_sessions)
     for _ in range(60):
         length.record_verdict(2, [LOOKED_UP] * 8, num_accepted)
@@ -150,7 +146,7 @@ def taught(num_sessions: int, num_accepted: int) -> DraftLength:
 
 
 def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
-    """A lookup that is right is verified as a whole, one that is wrong not at all."""
+    """All tokens of a lookup that is usually right are verified, and none of one that is usually wrong."""
     assert taught(4, 8).num_worth(2, [LOOKED_UP] * 8, 4) == 8
     assert taught(4, 0).num_worth(2, [LOOKED_UP] * 8, 4) == 0
     half = taught(4, 1).num_worth(2, [LOOKED_UP] * 8, 4), taught(1, 1).num_worth(2, [LOOKED_UP] * 8, 1)
@@ -159,7 +155,7 @@ def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
 
 
 class KnownTimes(DraftLength):
-    """A draft length that keeps the times that it was taught, whatever this machine takes."""
+    """A draft length that ignores this machine's times, and keeps those that a test gives."""
 
     def record_step(self, num_sessions: int, seconds: float) -> None: ...
 
@@ -167,7 +163,7 @@ class KnownTimes(DraftLength):
 
 
 class WrongLookup:
-    """A proposer that gives all its tokens at once, like a prompt lookup, and none is right."""
+    """A proposer that gives all its tokens in one step, as prompt lookup does, and is never right."""
 
     num_slots, max_length, num_branches = 4, 96, 0
 
@@ -176,10 +172,7 @@ class WrongLookup:
 
 
 def test_lookups_that_fail_do_not_widen_passes() -> None:
-    """The rule was asked before a step only, and a lookup's one step fills the whole draft.
-
-    So four streams verified 32 tokens that cost more than they gave: 0.6 to 0.8 of plain decoding's tokens per second.
-    """
+    """The story: one step of a lookup fills the draft, so four streams verified 32 tokens in vain."""
     length = KnownTimes()
     for width in range(33):
         for _ in range(2):
@@ -193,7 +186,7 @@ def test_lookups_that_fail_do_not_widen_passes() -> None:
 
 
 def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], int]:
-    """Decode sequences of 40 new tokens side by side; return them and the number of draft tokens."""
+    """Decode sequences of 40 new tokens together; return them and the number of draft tokens."""
     sequences, held, num_drafted = [list(prompt) for prompt in prompts], [0] * len(prompts), 0
     while any(len(sequence) < len(prompt) + 40 for sequence, prompt in zip(sequences, prompts, strict=True)):
         turns = [Turn(i, held[i], tuple(sequence), sampling, gamma=6) for i, sequence in enumerate(sequences)]

@@ -1,4 +1,4 @@
-"""The round trip from echoes: holding is subtracted, what was never acknowledged is not counted."""
+"""Round trips from acknowledgements: the target's hold is subtracted; unacknowledged messages do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_minimum_of_late_counts_forgets_old_samples() -> None:
 
 
 def test_a_session_begins_with_what_the_one_before_it_measured() -> None:
-    """A new session knew neither pass nor round trip: it drafted gamma tokens and stopped until the first commit."""
+    """The story: a new session knew neither pass nor round trip, so it drafted gamma tokens and waited for a commit."""
     earlier = Link()
     earlier.record_round_trip(0.05)
     for seconds in (0.9, 0.02, 0.02):  # the first pass reads the prompt

@@ -42,10 +42,7 @@ def test_far_and_slow_targets_want_more_tokens() -> None:
 
 
 def test_window_lasts_for_a_far_and_fast_target() -> None:
-    """The story: with a round trip of 50 ms and passes of 7 ms a window of 64 tokens was too small.
-
-    The draft worker had sent all of them before a commit came back, and the target decoded without draft tokens.
-    """
+    """The story: at 50 ms and passes of 7 ms a window of 64 tokens was sent before a commit came back."""
     pass_s, rtt_s, gamma = 0.0075, 0.05, 8
     pacing = choose_pacing(gamma, 0, Measured(0.0006, pass_s, rtt_s))
     assert pacing.window > (rtt_s + pass_s) / pass_s * (gamma + 1)
@@ -67,7 +64,7 @@ def test_a_message_must_save_more_than_it_costs() -> None:
 
 
 def test_tokens_that_come_too_late_save_nothing() -> None:
-    """Three passes end before the message arrives: only the tokens after theirs count."""
+    """Three passes end before a message arrives, so only its tokens after theirs count."""
     pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
     assert expected_gain([0.9, 0.8, 0.7], 0, pacing) == 0.0
     assert expected_gain([0.9, 0.8, 0.7, 0.6, 0.5], 0, pacing) == 0.6 + 0.5
@@ -76,7 +73,7 @@ def test_tokens_that_come_too_late_save_nothing() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(0.05, 0.99), st.floats(1e-4, 0.02), st.floats(1e-3, 0.1))
 def test_the_first_message_has_the_best_length(rate: float, step_s: float, round_s: float) -> None:
-    """Stopping by the rule gives the most tokens per second of all lengths, where the rates are equal."""
+    """For equal rates, the rule's length gives the most tokens per second of all lengths."""
     pacing = choose_pacing(64, 0, Measured(step_s, round_s, 0.0))
     survivals = [rate ** (i + 1) for i in range(64)]
     stopped = next((n for n in range(1, 64) if is_first_message_complete(survivals[:n], pacing)), 64)

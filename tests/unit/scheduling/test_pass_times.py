@@ -1,4 +1,4 @@
-"""Learned pass times follow the measured ones, apart for each number of sessions."""
+"""Learned pass times follow the measured ones, separately for each number of sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 300), TIMES), min_size=1, max_size=60
 
 
 def stairs(num_draft_tokens: int) -> float:
-    """Return the seconds of passes in kernels that take six rows at a time."""
+    """Return the seconds of passes with kernels that run six rows at a time."""
     return 0.004 + 0.002 * (num_draft_tokens // 6)
 
 
@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """One bad moment would otherwise keep a width out for good, since a width that no pass takes is not measured."""
+    """One slow pass would otherwise rule a width out for ever, since an unused width is not measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -101,21 +101,20 @@ def test_a_single_slow_pass_is_forgotten_sooner() -> None:
 
 
 def test_the_first_pass_over_each_number_is_ignored() -> None:
-    """A backend finds memory for each width in its first pass, which then looked as if it did not pay."""
+    """A backend allocates memory in the first pass of each width, which would make the width look too slow."""
     times = PassTimes()
-    for number in (0, 0, 4):
-        times.record(1, number, 0.01 if number == 0 else 0.05)
-    assert times.of(1).seconds(4) == 0.01
+    assert not times.of(1).is_known
+    times.record(1, 0, 0.01)
+    assert times.of(1).seconds(3) == 0.0
+    times.record(1, 0, 0.01)
+    times.record(1, 4, 0.05)
+    assert times.of(1).seconds(3) == times.of(1).seconds(4) == 0.01
     times.record(1, 4, 0.02)
     assert times.of(1).seconds(4) == 0.02
 
 
 def test_crowd_costs_do_not_count_for_one_session() -> None:
-    """One session after a crowd has costs of its own.
-
-    The story: after eight sessions in rounds, the next session alone had no draft token verified for a whole answer.
-    The crowd's passes made a draft token look as expensive as a session.
-    """
+    """The story: passes of eight sessions made drafts look dear, and the next session alone had none verified."""
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares
     for width in (0, 16, 32) * 20:
@@ -128,12 +127,3 @@ def test_crowd_costs_do_not_count_for_one_session() -> None:
     assert choose_widths([4], [0.8], alone.seconds) == [4]
     assert times.of(8).seconds(32) == pytest.approx(0.045)
     assert times.of(7) is times.of(9) is times.of(8)  # the nearest with a slope
-
-
-def test_nothing_is_known_before_the_second_pass() -> None:
-    times = PassTimes()
-    assert not times.of(1).is_known
-    times.record(1, 0, 0.01)
-    assert times.of(1).seconds(3) == 0.0
-    times.record(1, 0, 0.01)
-    assert times.of(1).seconds(3) == 0.01

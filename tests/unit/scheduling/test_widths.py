@@ -1,4 +1,4 @@
-"""The width of a run-ahead pass: the greedy choice is the best one, and what was given up is tried again."""
+"""Widths of run-ahead passes: the greedy choice is the best, and widths that were given up are tried again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAIRS = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1e-4, 1e-3, 0.02]), min_size=1
 
 
 def tokens_per_s(widths: tuple[int, ...], rates: list[float], seconds: Callable[[int], float]) -> float:
-    """Return the expected throughput of one pass, written from the definition."""
+    """Return the expected tokens per second of one pass, by the definition."""
     tokens = sum(sum(rate**k for k in range(width + 1)) for rate, width in zip(rates, widths, strict=True))
     return tokens / seconds(sum(widths))
 
@@ -33,7 +33,7 @@ def line(base_s: float, slope_s: float) -> Callable[[int], float]:
 def test_no_other_widths_give_more_tokens_per_second(
     sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
-    """Every choice of widths is tried, for any staircase of pass times."""
+    """Any other choice of widths is tried, for pass times that rise in random steps."""
 
     def seconds(num_draft_tokens: int) -> float:
         return base_s + sum(steps[:num_draft_tokens])
@@ -46,7 +46,7 @@ def test_no_other_widths_give_more_tokens_per_second(
 
 
 def test_load_narrows_speculation() -> None:
-    """The more sessions share a pass, the fewer draft tokens each of them gets."""
+    """The more sessions share a pass, the fewer draft tokens each gets."""
     widths = [choose_widths([8] * n, [0.7] * n, line(0.01, 0.0007))[0] for n in (1, 4, 16, 64)]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > widths[-1]
@@ -54,18 +54,12 @@ def test_load_narrows_speculation() -> None:
 
 def test_costs_of_draft_tokens_are_remeasured() -> None:
     """A cost that was measured in a bad moment does not keep draft tokens out for good."""
-    costs = PassCosts()
-    for width in (0, 4) * 20:
-        costs.record(width, 0.001 + 0.1 * width)
-    widths = Widths()
-    taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
-    assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
-    assert taken[PROBE_EVERY - 1] == [0, 3]
-
-
-def test_a_probe_has_the_given_width() -> None:
     widths, costs = Widths(), PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)
+    taken = [widths.choose([2, 3], [0.1, 0.1], costs) for _ in range(2 * PROBE_EVERY)]
+    assert [chosen for chosen in taken if any(chosen)] == [[0, 3]] * 2
+    assert taken[PROBE_EVERY - 1] == [0, 3]
+    widths = Widths()
     taken = [widths.choose([2, 9], [0.1, 0.1], costs, probes=[2, 1]) for _ in range(PROBE_EVERY)]
-    assert [chosen for chosen in taken if any(chosen)] == [[2, 0]]
+    assert [chosen for chosen in taken if any(chosen)] == [[2, 0]], "a probe has the given width"

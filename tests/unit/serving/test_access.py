@@ -1,4 +1,4 @@
-"""Rights of callers over real sockets: tokens, certificates, and every fault that they can have."""
+"""Rights of callers over real sockets: tokens, certificates, and all their faults."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
     """Return the refusals of calls of each kind, by method.
 
-    A refusal that comes before the call's first write is at times lost in the failed write (grpc issue 36066), so
-    such a call is made again.
+    A refusal before the call's first write may be lost (grpc issue 36066), so such a call is made again.
     """
     found: dict[str, str] = {}
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
@@ -105,7 +104,7 @@ async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
 
 
 async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
-    """The story: the last of two tokens counted, and a proxy in front may have gone by the first."""
+    """The story: the server used the last of two tokens, and a proxy in front of it may have checked the first."""
     metadata = [("authorization", f"Bearer {token_of(role)}") for role in ("client", "ops")]
     async with open_channel(f"127.0.0.1:{at.grpc}", credentials_of(dialling(trust))) as channel:
         stub = rpc.GenerationServiceStub(channel)
@@ -116,7 +115,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Return the refusal of a call that sends an empty message; None if it is let in."""
+    """Return the refusal of a call that sends an empty message; None if it is admitted."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""
@@ -141,7 +140,7 @@ ALLOWED = {
 
 
 def test_an_unlisted_method_needs_the_right_of_operation() -> None:
-    """The story: what was added to a service later would have been open to all its clients."""
+    """The story: a method that a later version added would have been open to all clients."""
     services = pb.DESCRIPTOR.services_by_name.values()
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     assert paths == {path for path in access._METHODS if path.startswith("/specdec.")}
@@ -226,7 +225,7 @@ async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trus
 
 
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
-    """Open connections end as well; a half-written file changes nothing."""
+    """Calls on open connections end too; a half-written file changes nothing."""
     security = dialling(trust, token=token_of("client"))
     link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=security)
     async with connected(link) as fleet:
@@ -256,10 +255,7 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The story: a pool worker with a revoked token went on reading all prompts for as long as its connection lasted.
-
-    Its only call lasts for ever, and rights were checked at the start of calls only.
-    """
+    """The story: rights were checked as calls began, so a revoked worker read all prompts while its call lasted."""
 
     async def attached(_: object, message: object, call: Call) -> None:
         await call.write(pb.AssistResponse())
@@ -294,7 +290,7 @@ async def test_a_draft_worker_that_is_refused_does_not_start(at: Served, trust: 
 
 
 async def attaching(port: int, security: DialSecurity, **fields: Any) -> str:
-    """Attach a draft worker, with these fields of Attach; return its id, or the refusal."""
+    """Attach a draft worker with these fields; return its id, or the refusal."""
     words = {"tokenizer_fingerprint": WORDS.fingerprint, "vocab_size": WORDS.size}
     attach = pb.Attach(**{"protocol_version": PROTOCOL_VERSION, "num_slots": 1, **words, **fields})
     async with open_channel(f"127.0.0.1:{port}", credentials_of(security)) as channel:
@@ -314,7 +310,7 @@ def verification() -> VerificationServicer:
 
 @pytest.mark.parametrize("insecure", [True, False])
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
-    """A stranger's Attach was sent the prompts and answers of all clients. A private worker sees its own alone."""
+    """The story: any peer that attached got the prompts of all clients. A private worker gets its own only."""
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, verification=verification(), host="0.0.0.0") as at:
         dial = DialSecurity() if insecure else dialling(trust)
@@ -349,7 +345,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files of version 1 stay usable; their role `draft` never becomes `worker`, which sees the prompts of all."""
+    """Auth files of version 1 stay usable; their role `draft` does not become `worker`, which gets all prompts."""
     file = tmp_path / "auth.toml"
     file.write_text(entry("edge", "draft"))
     access = Access(file)
@@ -401,7 +397,7 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 
 
 async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
-    """The story: a user's name was cut, so that two users with names that begin alike became one account."""
+    """The story: long names of users were cut, so two names with the same beginning were one account."""
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
         link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("gateway")))
@@ -420,7 +416,7 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
 async def test_a_gateway_names_the_account_of_each_request(
     trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The account counts only if the gateway may name it; a request's id is the same on all the way, and comes back."""
+    """The account counts only if the gateway may name it; all processes and the answer have the request's id."""
     caplog.set_level(logging.INFO)
     write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
@@ -446,10 +442,7 @@ async def test_a_gateway_names_the_account_of_each_request(
 
 
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: the audit log lacked refused callers, malformed requests, and workers that attach to read all prompts.
-
-    gRPC errors with details also lacked the request's id.
-    """
+    """The story: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's id."""
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
     for name, path in (("nobody", "model"), ("client", "drain"), ("client", "client"), ("worker", "worker")):
@@ -479,7 +472,7 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """The story: a completion without a length asks for 16 tokens, and a key with a limit of 8 was refused for it."""
+    """The story: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused."""
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     scripted = ScriptedCompleter([["a"]])

@@ -1,4 +1,4 @@
-"""A draft worker that serves, at targets that come and go: scripted ones, and a draft that looks up."""
+"""A serving draft worker with prompt lookup, at scripted targets that come and go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.grpc_comm import server as grpc_server
 from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.server import Server, Servicer
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.config import (
@@ -35,12 +34,12 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import fleet
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
 from specdec.inference.workers.completion import ModelCard
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.models import save_tiny_model
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at
 
 PROBE_PORT = free_port()
@@ -63,7 +62,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Server that answers GetModel with its errors first, one a call."""
+    """Server that fails the first calls of GetModel, each with one of its errors."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -82,19 +81,17 @@ async def target(directory: Path, card: ModelCard, port: int, *errors: SpecDecEr
     pool = DraftPool(engine)
     completer = LocalCompleter(pool, Tokenizer.load(directory), model_id=card.model_id)
     verification = VerificationServicer(pool, Vocabulary(card.tokenizer_fingerprint, card.vocab_size))
-    servicers: list[Servicer] = [verification, Refusing(completer, card, errors=list(errors))]
-    server = Server(f"127.0.0.1:{port}", servicers, status_of=to_status)
-    await server.open()
-    try:
-        yield
-    finally:
-        await engine.stop()
-        await server.close()
+    generation = Refusing(completer, card, errors=list(errors))
+    async with listening(verification, generation, address=f"127.0.0.1:{port}"):
+        try:
+            yield
+        finally:
+            await engine.stop()
 
 
 @asynccontextmanager
 async def serving(directory: Path, target_port: int) -> AsyncGenerator[tuple[grpc.aio.Channel, int], None]:
-    """Serve a draft of this directory; yield a channel to it, and its HTTP port."""
+    """Serve a draft with this directory's tokenizer; yield a channel to it, and its HTTP port."""
     server, web = ServerConfig(port=free_port(), grace_s=0.0, probe_port=PROBE_PORT), HttpConfig(free_port())
     draft = DraftConfig(ConnectionConfig("127.0.0.1", target_port, reconnect_timeout_s=0.1))
     proposer = ProposerConfig(directory, None, num_slots=2)
@@ -133,7 +130,7 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
 
 
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard) -> None:
-    """The story: name and template were read once, and the text of one model was sold under the name of another."""
+    """The story: the worker read name and template once, and served another model's text under the old name."""
     port = free_port()
     async with target(directory, card, port):
         serves = serving(directory, port)
@@ -160,12 +157,7 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
-    """The story: after a target was replaced, its draft worker asked for the new model card only once.
-
-    If the target was busy then, answers were given under the old name and template from then on. If the target did not
-    yet
-    know the worker's token, the worker was not ready until a connection ended, half an hour later.
-    """
+    """The story: a draft worker asked a replaced target once; if it was busy, the old name and template stayed."""
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
     port = free_port()
     async with target(directory, card, port):
@@ -184,7 +176,7 @@ async def test_a_target_without_model_card_is_asked_again(
 async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: the draft was SERVING, every request a 500 internal_error, and there was nothing in the log."""
+    """The story: the draft reported SERVING, every request got internal_error, and the log had nothing."""
     port = free_port()
     async with target(directory, card, port):
         serves = serving(directory, port)

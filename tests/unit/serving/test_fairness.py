@@ -1,4 +1,4 @@
-"""Slots go to accounts that have none, at every engine: a flood of long answers waits, and no token changes."""
+"""Accounts without a slot get one first, at every engine: a flood of long answers waits, and no token changes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def engine(decoder: Decoder) -> TargetEngine:
 
 
 class Scheduled:
-    """A target's pool that gives each request a schedule."""
+    """A target's pool that sets the schedule of each request."""
 
     def __init__(self, pool: DraftPool, schedule: Schedule) -> None:
         self.max_length, self.vocab_size, self.seed_invariant = pool.max_length, pool.vocab_size, pool.seed_invariant
@@ -74,7 +74,7 @@ class Scheduled:
 
 
 async def helped(stack: AsyncExitStack, schedule: Schedule) -> TokenSource:
-    """Return the source of a target with a draft worker, which has no spare slot."""
+    """Return a target with a draft worker and without spare slots, as a source of tokens."""
     target = await stack.enter_async_context(running(engine(SlotDecoder(backend(seed=1)))))
     pool = DraftPool(target)
     at = await stack.enter_async_context(served(PortSecurity(), None, VerificationServicer(pool, WORDS)))
@@ -101,7 +101,7 @@ async def generator(request: pytest.FixtureRequest) -> AsyncGenerator[TokenSourc
 async def answer(
     generator: TokenSource, request: GenerationRequest, account: str, log: list[str]
 ) -> tuple[object, ...]:
-    """Return what must not change: tokens and the prompt's scores. Logs the account at each token."""
+    """Return tokens and the prompt's scores, which must not change; add the account to `log` at each token."""
     output = list[int]()
     scores: tuple[object, ...] = ()
     with request_context(Caller(account), "id"):
@@ -117,7 +117,7 @@ async def answer(
 
 
 async def test_a_flood_of_long_answers_yields_to_another_account(generator: TokenSource) -> None:
-    """The story: with an auth file and no limits, one account's long answers held the other's first token for 19 s."""
+    """The story: with an auth file without limits, one account's long answers delayed another's first token by 19 s."""
     async with running(TargetEngine(SlotDecoder(backend(seed=1, num_slots=10)), LIMITS, grammars())) as undisturbed:
         expected = await asyncio.gather(*(answer(undisturbed, each, "", []) for each in [*LONG, *SHORT]))
     log = list[str]()

@@ -1,4 +1,4 @@
-"""A gateway and its server."""
+"""A gateway and the servers that it depends on."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import ModelCard
 from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.support.ports import listening
 from tests.unit.workers.calls.test_fleet import NAME, Resolver
 
 OTHER = replace(CARD, name="other", max_length=64)
@@ -37,18 +38,18 @@ BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """The story: the gateway and its server counted CANCELLED, as if the client had left."""
+    """The story: gateway and server counted a request over its deadline as CANCELLED, as if the client had left."""
     metrics = Metrics("tiny")
     hanging = SupervisedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
-    server = Server("127.0.0.1:0", [GenerationServicer(hanging, CARD)], status_of=to_status)
-    await server.open()
-    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+    async with (
+        listening(GenerationServicer(hanging, CARD)) as server,
+        open_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
         front = gateway(RemoteCompleter(channel, "behind", deadline_s=10.0), deadline_s=1.0)
         transport = httpx.ASGITransport(create_app(front))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             late = await client.post("/v1/completions", json={"prompt": "x"})
             counted = (await client.get("/metrics")).text
-    await server.close()
     assert (late.status_code, late.json()["error"]["message"]) == (504, "the request is not finished after 1 s")
     line = 'specdec_request_failures_total{code="DEADLINE_EXCEEDED",model_name="tiny"} 1.0'
     assert line in counted
@@ -56,7 +57,7 @@ async def test_a_deadline_is_one_on_both_sides() -> None:
 
 
 class Busy(GenerationServicer):
-    """Servicer that names its true model only when it is asked again."""
+    """Servicer that names the right model only in its second answer to GetModel."""
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         card, self.card = self.card, OTHER
@@ -74,10 +75,7 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 
 @pytest.mark.parametrize("next_one", [OTHER, BUSY])
 async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
-    """The gateway read the name once: after a restart with another model it refused the model that was served.
-
-    And it asked once: if that failed, it did not ask again before the next restart.
-    """
+    """The story: a gateway asked for the model's name once, and refused the new name after a change."""
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
@@ -101,10 +99,7 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: a gateway's HTTP port answered 503 without a server.
-
-    The port of probes, which the kubelet asks, answered 200, and the balancer went on sending requests.
-    """
+    """The story: a gateway without a server answered 503 at its HTTP port, but 200 at its port for probes."""
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
     connection, web, observe = (
@@ -130,10 +125,7 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
 
 
 async def test_a_gateway_without_servers_is_alive() -> None:
-    """The story: a gateway opened no port before a target answered, and ended after --connect_timeout_s.
-
-    So Kubernetes restarted it again and again, at growing intervals, while a target loaded a large model for an hour.
-    """
+    """The story: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded."""
     port, probe_port = free_port(), free_port()
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
     serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))
@@ -151,7 +143,7 @@ async def test_a_gateway_without_servers_is_alive() -> None:
 
 
 async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of a pod is not known before the pod has an address."""
+    """A pod's name cannot be resolved before the pod has an address."""
     monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
@@ -168,7 +160,7 @@ async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.Mon
 
 
 async def test_a_gateway_that_waits_ends_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process of a container ignores a signal that it has no handler for, and would be killed 90 s later."""
+    """The first process of a container ignores signals without a handler, and would be killed only after 90 s."""
     asked = asyncio.Event()
     monkeypatch.setattr(gateway_module, "stop_signal", asked.wait)
     connection = ConnectionConfig("127.0.0.1", free_port(), 600.0)

@@ -1,4 +1,4 @@
-"""The life of a server: ports are tried before anything slow, one signal drains, a second one ends."""
+"""The life of a server: it tries ports before slow work, drains at one signal, and ends at a second one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import scripted
 
 
 def test_a_taken_port_is_named_whichever_it_is() -> None:
-    """The story: a model was loaded for minutes before the server found that its port was taken."""
+    """The story: a server loaded its model for minutes before it found a port taken."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -97,7 +97,7 @@ async def test_one_order_of_draining() -> None:
 
 
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A normal start of `--attach` logged two warnings: not ready, and ready again."""
+    """The story: a normal start of `--attach` logged two warnings, not ready and ready again."""
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)
     recorder = Recorder()
     recorder.fault = "no target yet"  # type: ignore[assignment]
@@ -119,10 +119,7 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 async def test_loaded_objects_are_not_searched_for_garbage() -> None:
-    """The story: the event loop stopped for 40 ms again and again, when late branches made many objects.
-
-    Each full garbage collection searched all objects ever loaded; ordinary traffic caused one now and then, too.
-    """
+    """The story: each full garbage collection searched all objects ever loaded, and stopped the loop for 40 ms."""
     num_frozen = []
 
     async def until() -> None:
@@ -145,7 +142,7 @@ async def test_failed_work_ends_the_host() -> None:
 
 
 async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: an error in the check of the work ended the server with exit code 0, as if that were wanted."""
+    """The story: after an error in the watch of its work, a server ended with exit code 0."""
 
     async def fail(self: Host) -> None:
         raise RuntimeError("no such figure")
@@ -182,7 +179,7 @@ asyncio.run(main())
 async def stuck(
     tmp_path: Path, source: str = STUCK
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Streams], None]:
-    """Run a host that does not end by itself; yield its process with its standard streams."""
+    """Run a host that does not end by itself; yield its process and its output streams."""
     script = tmp_path / "stuck.py"
     script.write_text(source)
     process = await asyncio.create_subprocess_exec(
@@ -205,7 +202,7 @@ async def stuck(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
-    """The log announces that a second signal ends the grace."""
+    """A second signal ends the grace period, as the log announces."""
     async with stuck(tmp_path) as (process, (_, output, errors)):
         assert await output.readline() == b"serving\n"
         process.send_signal(number)
@@ -227,7 +224,7 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
-    """A drain that began otherwise must live through the SIGTERM that comes next: a pod's, at its deletion."""
+    """A drain that begins with the end of stdin must survive a SIGTERM, as a pod gets it at its deletion."""
     source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
     async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
         ready = json.loads(await output.readline())

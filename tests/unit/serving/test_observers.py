@@ -1,4 +1,4 @@
-"""Traces are optional: nothing without the flag, one clear line without the packages."""
+"""Traces are optional: without the flag nothing is imported, and missing packages are one clear line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_there_is_nothing_unless_a_collector_is_named() -> None:
 
 @pytest.mark.parametrize("endpoint", ["http://localhost:4317", None])
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: str | None) -> None:
-    """The packages are missing too where the environment asks for traces, as on Kubernetes with the operator."""
+    """They are named also if the environment asks for traces, as Kubernetes' operator makes it do."""
     if endpoint is None:
         monkeypatch.setenv(ENVIRONMENT[0], "http://localhost:4317")
     monkeypatch.setitem(sys.modules, "specdec.inference.observe.spans", None)
@@ -41,7 +41,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, endpoint: s
 
 
 def test_a_silent_collector_does_not_delay_the_end() -> None:
-    """The story: batch after batch had two seconds to get through, after a drain that was over."""
+    """The story: after a finished drain, each batch of spans waited two seconds for a silent collector."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with observed(config(f"http://127.0.0.1:{silent.getsockname()[1]}")) as observers:
             assert observers.spans is not None

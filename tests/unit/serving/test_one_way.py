@@ -1,4 +1,4 @@
-"""The functions that hand one event on: few enough for a newcomer to hold in mind."""
+"""Few functions hand an event on, so that a newcomer can remember them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TARGET = [
 
 
 def our_frames() -> list[str]:
-    """Return our functions on the stack, outermost first: coroutines and generators that hand an event on."""
+    """Return our coroutines and generators on the stack, outermost first."""
     rooms = tuple(str(ROOT / "specdec" / room) for room in ("inference", "grpc_comm"))
     frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(rooms)]
     return [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
@@ -55,7 +55,7 @@ def our_frames() -> list[str]:
 
 @pytest.fixture
 async def gateway() -> AsyncGenerator[str, None]:
-    """Start a gateway in front of a target, over real sockets; yield the gateway's URL."""
+    """Start a gateway in front of a target, over real sockets; yield its URL."""
     async with AsyncExitStack() as stack:
         backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=64)
         engine = await stack.enter_async_context(running(TargetEngine(SlotDecoder(backend))))
@@ -68,7 +68,7 @@ async def gateway() -> AsyncGenerator[str, None]:
 
 
 async def test_an_event_passes_few_functions(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: an event passed 9 functions of a gateway and 10 of a target, two nested waits among them."""
+    """The story: an event passed 9 functions of a gateway and 10 of a target, with two nested waits."""
     at_gateway: list[list[str]] = []
     at_target: list[list[str]] = []
     get = CommitQueue.get

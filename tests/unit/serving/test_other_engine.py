@@ -1,4 +1,4 @@
-"""Pool, services and host of a target over an engine that is not ours, with passes on a thread of its own."""
+"""A target's pool, services and host work over another engine, with passes on a thread of its own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ThreadedSession:
 
 
 class ThreadedEngine:
-    """Engine with a thread of its own, which verifies one session at a time and calls the event loop with the result.
+    """Engine with a thread that verifies one session at a time and passes the result to the event loop.
 
     Its target chooses `token_at(position)`, so a `ScriptedProposer` is right about every token.
     """
@@ -145,7 +145,7 @@ class ThreadedEngine:
         self._work.put(partial(self._pass, session, len(session.token_ids), session.tree.path(min(GAMMA, room))))
 
     def _pass(self, session: ThreadedSession, position: int, proposal: list[int]) -> None:
-        """Run on the engine's thread: verify one proposal."""
+        """Verify one proposal, on the engine's thread."""
         verdict = verify(tokens_at(position, len(proposal) + 1), proposal)
         threading.Event().wait(0.002)  # a pass, in which draft tokens can arrive
         commit = Commit(position, verdict.token_ids, verdict.num_draft_tokens, verdict.num_accepted_tokens)
@@ -190,7 +190,7 @@ async def target(engine: ThreadedEngine) -> AsyncGenerator[int, None]:
 
 
 async def completed(port: int, length: int) -> list[int]:
-    """Return the tokens of a request with a prompt of this length, as a client receives them."""
+    """Return a client's tokens of a request with a prompt of `length` tokens."""
     link = ConnectionConfig("127.0.0.1", port, 60.0)
     request = CompletionRequest(tuple(range(1, length + 1)), max_new_tokens=30, seed=1, ignore_eos=True)
     async with connected(link) as fleet, aclosing(FailoverCompleter(fleet, link).complete(request)) as events:
@@ -214,7 +214,7 @@ async def test_a_worker_of_the_pool_helps_an_engine_with_its_own_thread() -> Non
 
 
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
-    """The story: beside vLLM's older FastAPI, a target with --metrics_port ended after its model had loaded."""
+    """The story: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed."""
     code = (
         "import sys; sys.modules['fastapi'] = None; from specdec.inference.gateway.door.middleware import HttpGate; "
         "from specdec.inference.gateway.door.port import Probes, SidePort; import specdec.inference.serving.target"

@@ -1,4 +1,4 @@
-"""Prefixes in slots belong to an account: `cached_tokens` never counts another account's prompt, over any port."""
+"""Prefixes in slots belong to an account: `cached_tokens` never counts another account's prompt, on any port."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Drafting(DraftEngine):
-    """A draft engine that remembers what each of its sessions asked its slots for."""
+    """A draft engine that records the prefix and salt of each session."""
 
     def __init__(self) -> None:
         super().__init__(ModelProposer(backend(seed=2)))
@@ -70,7 +70,7 @@ class Drafting(DraftEngine):
 
 
 class Helper:
-    """A worker of the pool that never drafts, and remembers what it was asked to draft for."""
+    """A worker of the pool that never drafts, and records the salts of its requests."""
 
     num_slots, does_rounds, scope = 9, True, ""
 
@@ -175,7 +175,7 @@ async def over_grpc(scene: Scene, at: Served) -> AsyncGenerator[Ask, None]:
 
 
 async def check_separate(ask: Ask) -> None:
-    """Check that Bob learns nothing of Alice's prompts, and that each account finds its own, or its group's, again."""
+    """Check that Bob learns nothing of Alice's prompts, and that accounts reuse their own and their group's."""
     whole = len(tokenizer().encode(SECRET)) - 1
     assert await ask("alice") == 0
     assert [await ask("bob", f"{SYSTEM}{guess}") for guess in ("1", "2")] == [0, len(tokenizer().encode(SYSTEM))]
@@ -188,17 +188,14 @@ async def check_separate(ask: Ask) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
-    """The story: with two tokens of one auth file, bob read six secret digits out of alice's prompt with 60 probes.
-
-    `cached_tokens` was one more for each digit that he had guessed.
-    """
+    """The story: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests."""
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
         await check_separate(ask)
 
 
 async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
-    """The target knows the gateway alone; the group is named where the slots are."""
+    """The target's auth file has the gateway and the prefix group; accounts are users that the gateway names."""
     target = await scene.target(entry("gateway", "client", "speaks_for_others = true") + SHOP)
     async with over_http(await scene.gateway(target, CLIENTS)) as ask:
         await check_separate(ask)
@@ -214,7 +211,7 @@ async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """The target may know the draft alone: the draft's own requests are separate already."""
+    """The target may know the draft alone, since the draft's own requests are separate."""
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
@@ -235,7 +232,7 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """Workers report no cached tokens, but the time of their first proposal would reveal them."""
+    """Workers report no cached tokens, but the time of their first proposal would reveal a shared prefix."""
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:
@@ -264,7 +261,7 @@ callers = st.builds(
 
 @given(callers, st.text('ab:,"[]', max_size=3), callers, st.text('ab:,"[]', max_size=3))
 def test_salts_depend_on_account_group_and_client(one: Caller, given_one: str, other: Caller, given_other: str) -> None:
-    """Account a with salt bc is not account ab with salt c, and a group is no account of its name."""
+    """Account a with salt bc differs from account ab with salt c, and a group from an account of its name."""
 
     def owner(who: Caller) -> tuple[bool, str]:
         group = who.prefix_groups.get(who.account)

@@ -1,4 +1,4 @@
-"""The one life of a server: its reports while it breaks or drains, and its end whatever hangs."""
+"""The end of a server: its reports while it breaks or drains, and its exit even if something hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = ServerConfig(grace_s=0.1)
 
 
 class Diary:
-    """A `Front` that records the calls of its methods, with their times."""
+    """A `Front` that records the calls of its methods with their times."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -53,14 +53,14 @@ class Diary:
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list of the times at which the process would have ended itself."""
+    """Return a list that gets the times at which the process would have ended itself."""
     times: list[float] = []
     monkeypatch.setattr(host, "_give_up", lambda: times.append(time.monotonic()))
     return times
 
 
 async def test_draining_is_reported_before_requests_are_refused(forced: list[float]) -> None:
-    """The story: NOT_SERVING and refusal came in one instant, and a balancer that had not noticed yet lost requests."""
+    """The story: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests."""
     engine, diary = TargetEngine(ScriptedDecoder()), Diary()
     engine.start()
     running = asyncio.create_task(Host(engine, [diary], config=replace(QUICK, drain_delay_s=0.5)).run())
@@ -76,7 +76,7 @@ async def test_draining_is_reported_before_requests_are_refused(forced: list[flo
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
-    """The story: a server with a broken engine was SERVING for ever, and was not restarted."""
+    """The story: a server with a broken engine reported SERVING for ever, and was not restarted."""
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()
@@ -113,10 +113,7 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """The story: after a drain a process ended with code 1, as if its engine had broken.
-
-    The drain had moved all requests to other servers, while their last pass still ran.
-    """
+    """The story: a drain moved all requests while their last pass ran, and the process ended with code 1."""
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()

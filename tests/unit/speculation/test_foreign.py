@@ -1,7 +1,7 @@
-"""A draft with another tokenizer: the target's tokens and distribution, the acceptance that shared noise promises.
+"""A draft with another tokenizer keeps the target's tokens and distribution, and the acceptance of shared noise.
 
-The toys share four ids under other numbers, each has ids of its own, and one of the target's is read as two of the
-draft's. Wrong maps keep the distribution, and lower the acceptance.
+The toy models share four tokens under other ids, each has tokens of its own, and the draft reads one of the target's as
+two. Wrong maps keep the distribution, and lower the acceptance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 
 
 def toy_pair() -> tuple[law.FloatArray, law.FloatArray]:
-    """Return the logits of a target, and of a draft that is near it where both have a token."""
+    """Return the logits of a target, and of a draft that is near it on common tokens."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, NUM_TARGET), law.toy_logits(rng, NUM_OWN)
     shared = np.flatnonzero(COLUMNS)
@@ -53,7 +53,7 @@ def pair_with(token_map: TokenMap) -> SpeculativeDecoder:
 
 
 def promised() -> float:
-    """Return the probability that shared noise makes both choose one token after token 0."""
+    """Return the probability that target and draft choose the same token after token 0 with shared noise."""
     target, draft = toy_pair()
     shared, q = np.flatnonzero(COLUMNS), np.zeros(NUM_TARGET)
     q[shared] = law.exact_distribution(draft[OWN[0][-1], COLUMNS[shared] - 1].tolist(), ASKED)
@@ -79,7 +79,7 @@ def with_and_without_space(columns: Columns) -> Columns:
 
 
 def special_as_text(columns: Columns) -> Columns:
-    """Map the special token, which the draft lacks, to a text that it has."""
+    """Map the special token, which the draft lacks, to a text token of the draft."""
     return np.where(np.arange(NUM_TARGET) == 5, columns[0], columns)
 
 
@@ -103,7 +103,7 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
-    """Return the proposal of a new proposer, for the draft's own ids read at once."""
+    """Return a new proposer's token for a sequence of the draft's own ids, read at once."""
     own_ids = [*draft.token_map.prefix, *draft.token_map.read([*draft.token_ids])]
     if len(own_ids) > backend.max_length:
         return []
@@ -114,7 +114,7 @@ def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
 
 
 def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
-    """Chains of three tokenizers grow, are cut, change and end in passes together, in slots with any history."""
+    """Chains of three tokenizers grow, are cut, change and end in common passes, in slots with any history."""
     rng, maps = random.Random(4), (SPELLING, RENAMING, TokenMap())
     proposer, chains = ModelProposer(backend), [[5, 6, 7], [9], [11]]
     for step in range(80):
@@ -135,7 +135,7 @@ def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
 def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part is counted in the draft's tokens, of which one token of the target may take more than one has."""
+    """A part's length is in the draft's tokens, several of which may stand for one of the target's."""
     prompt = tuple(range(2, 32))
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])
@@ -163,7 +163,7 @@ def test_branches_and_prefixes_begin_where_their_own_tokens_agree(backend: Torch
 
 
 def watched(backend: TorchBackend, proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """Return how many tokens a step reads for each draft; check what it chooses."""
+    """Run a step and check its tokens; return how many tokens it reads for each draft."""
     widths: list[int] = []
     forward = backend.forward
 

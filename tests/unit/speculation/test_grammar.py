@@ -1,4 +1,4 @@
-"""A grammar in decoders: tokens do not depend on drafts, forced tokens cost no pass, failures end one session."""
+"""Grammars in decoders: drafts change no token, forced tokens take no pass, and a failure ends one session."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Counting(SlotDecoder):
 
 
 def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Grammar = GRAMMAR) -> list[int]:
-    """Generate one sequence to its end, with the decoder's own drafts if it has any."""
+    """Generate one sequence to its end, with the decoder's own draft tokens if it makes any."""
     matcher, tokens, start = COMPILER.compile(grammar), list(PROMPT), 0
     while EOS_TOKEN_ID not in tokens and len(tokens) < MAX_LENGTH - gamma - 1:
         turn = Turn(0, start, list(tokens), sampling, gamma=gamma, output_start=len(PROMPT), grammar=matcher)
@@ -73,7 +73,7 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 
 
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
-    """The story: a matcher's place was noted after it had moved. An error between the two, and masks were others."""
+    """The story: an error between a matcher's move and the note of its place made later masks wrong."""
 
     def begun() -> list[Turn]:
         grammar, sampling = COMPILER.compile(GRAMMAR), SamplingParams(temperature=1.5, seed=3)
@@ -87,7 +87,7 @@ def test_a_step_that_fails_anywhere_costs_no_token() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("gamma", [1, 9])
 def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) -> None:
-    """The target alone, with and without forced tokens, gives the same as drafts of three qualities and two kinds."""
+    """The target alone gives the same tokens with or without forced ones, and with drafts of any quality and kind."""
     plain = generate(SlotDecoder(backend()), sampling, gamma=0)
     assert set(json.loads(TOKENIZER.decode(plain))) == {"name", "on"}
     assert generate(SlotDecoder(backend()), sampling, gamma=gamma) == plain
@@ -103,7 +103,7 @@ def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) ->
 
 
 def test_forced_tokens_cost_no_pass() -> None:
-    """The model chooses three times in `{"name":"..."`: the name, its end, and one bit of the rest."""
+    """In `{"name":"..."`, the model chooses three times: the name, its end, and once in the rest."""
     plain, forced = Counting(backend()), Counting(backend())
     output = generate(plain, SAMPLINGS[1], gamma=0)
     assert generate(forced, SAMPLINGS[1], gamma=32) == output
@@ -112,7 +112,7 @@ def test_forced_tokens_cost_no_pass() -> None:
 
 
 def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
-    """Draft tokens after the first refused one get no row."""
+    """Draft tokens after the first that the grammar refuses get no row of logits."""
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense and more')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
@@ -122,12 +122,7 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Forced tokens follow a proposal that the grammar cuts.
-
-    The story: with draft and target in turns, a draft without the grammar made structured output 2.6 times as slow as
-    plain decoding. Each proposal was refused in the middle, and the tokens that the grammar forced there were not
-    proposed.
-    """
+    """The story: the grammar refused proposals in their middle, and what it forced there was not proposed."""
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
@@ -157,7 +152,7 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
 
 
 class NoModel(ModelProposer):
-    """Model that raises when it is run."""
+    """Proposer with a model that must not run."""
 
     def _forward(self, readings: Any) -> Any:
         raise AssertionError("the model was asked")
@@ -177,7 +172,7 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """Runner-ups, which become branches, are within it too, or missing."""
+    """The grammar allows runner-ups, from which branches begin, too; otherwise there is none."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)
@@ -189,7 +184,7 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 
 
 def test_rows_without_a_mask_commit_nothing() -> None:
-    """A pass commits nothing where no mask could be made; the next pass begins there, and fails or goes on."""
+    """A pass commits no token of a row without a mask; the next pass begins at that row, and continues or fails."""
     allowed = Allowed([b"", b""])
     assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)
     assert allowed.cut(Verdict((5, 6), num_draft_tokens=3, num_accepted_tokens=1)) == Verdict((5, 6), 3, 1)

@@ -1,4 +1,4 @@
-"""Prompt lookup: proposals occurred after the same tokens before, and are trusted by what came of them."""
+"""Prompt lookup proposes tokens that followed the same ones before, as many as earlier verdicts justify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def reference(token_ids: list[int], limit: int) -> list[int]:
-    """Look up by trying everything: longest suffix first, latest earlier occurrence first."""
+    """Look up by exhaustive search: the longest suffix first, and its latest earlier occurrence first."""
     for length in MATCHES:
         suffix = token_ids[-length:]
         for start in range(len(token_ids) - length - 1, -1, -1):
@@ -42,7 +42,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
-    """Drafts after the sequence are looked up, and never become a part of the index."""
+    """Draft tokens after the sequence are looked up, and never enter the index."""
     index = NgramIndex()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:
@@ -94,7 +94,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """A plain text pays for tries: where one costs 5 % of a pass, few passes of a hundred may have one."""
+    """In a text without repetition few passes of a hundred try lookup, if a try costs 5 % of a pass."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Proposals of a draft model depend on the chain alone: not on the slot's past, nor on other chains of the step."""
+"""A draft model's proposals depend on the chain alone: neither on the slot's past nor on other chains of the step."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def backend() -> TorchBackend:
 
 
 def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingParams) -> int:
-    """Return the proposal of a new proposer."""
+    """Return a new proposer's token for a sequence."""
     return extended(ModelProposer(backend), [Draft(2, token_ids, sampling, limit=1)])[0]
 
 
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
-    """Propose one token per draft."""
+    """Return one proposed token per draft."""
     return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
 
 
@@ -64,7 +64,7 @@ def changed(chain: list[int], rng: random.Random) -> list[int]:
 
 
 def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
-    """A tuple that continues what the slot held, held as a list, was taken for a chain that differs nowhere."""
+    """The story: a tuple that continued a slot's list of tokens was taken for a chain equal to all of it."""
     proposer = ModelProposer(backend)
     (first,) = extended(proposer, [Draft(0, (4, 5), GREEDY, limit=1)])
     (second,) = extended(proposer, [Draft(0, (4, 5, first), GREEDY, limit=1)])
@@ -72,7 +72,7 @@ def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
 
 
 def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proposer returns None while it reads a part, beside a chain that goes on; then the same token as at once."""
+    """A proposer returns None while it reads a part, beside a chain that grows; in the end the token is the same."""
     prompt = tuple(range(2, 52))
     whole = fresh(backend, prompt, SAMPLED)
     monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 20)
@@ -88,7 +88,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """A part of a prompt, a plain turn and a turn with a proposal share a pass, each as if it were the only one."""
+    """A part of a prompt, a turn without and one with a proposal share a pass, each as if it were alone."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []
@@ -119,7 +119,7 @@ def test_a_step_without_choices_runs(backend: TorchBackend) -> None:
 
 
 def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
-    """A chain that grows and is cut at random, and branches that leave it anywhere, in slots with any history."""
+    """A chain grows and is cut at random, and branches begin anywhere in it, in slots with any history."""
     rng = random.Random(7)
     other = TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=96)
     proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96), num_branches=2)
@@ -164,7 +164,7 @@ def test_a_fork_saves_reading_the_prefix(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Unforkable:
-    """A backend with nothing beyond the protocol."""
+    """A backend with only the methods of the protocol `Backend`."""
 
     vocab_size, num_slots, max_length, slot_bytes = 4, 8, 16, 0
 

@@ -1,7 +1,7 @@
-"""Draft with a vocabulary that is padded to another size: the target's tokens, distribution and acceptance.
+"""A draft padded to another vocabulary size keeps the target's tokens, distribution and acceptance.
 
-The tokens must be those of the target alone, though the draft lacks ids or has too many. Over the ids that both have,
-the draft must be accepted as often as shared noise promises. Wrong variants of each part fail the same statistics.
+The draft may lack ids or have more. Over the ids of both, it must be accepted as often as shared noise allows. Wrong
+variants of each part fail the same statistics.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
 
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
 def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> None:
-    """Biases name ids that one of the two lacks; sequences of two targets share a pass of one draft."""
+    """Biases name ids that one model lacks; sequences of two targets share a pass of one draft."""
     backend = TorchBackend(tiny_model("llama", vocab_size=draft_size, seed=1), num_slots=2, max_length=LENGTH)
     edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
     for sampling, ranked in itertools.product(PARAMETERS.values(), [False, True]):
@@ -85,7 +85,7 @@ def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> Non
 
 
 def test_one_pass_for_targets_of_two_sizes() -> None:
-    """The cut is each session's own: a target of few ids takes none from the sessions of others."""
+    """Each session has its own number of ids: a target with few ids removes none from others' sessions."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
     drafts = [
         Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),
@@ -118,7 +118,7 @@ class Bigrams:
 
 
 class PaddedInFront(Bigrams):
-    """Wrong: its ids begin one column later, so that they meet the noise of others."""
+    """Wrong model: its ids begin one column later, so they get the noise of other tokens."""
 
     def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
         return np.roll(super().forward(spans), 1, axis=1)
@@ -126,14 +126,14 @@ class PaddedInFront(Bigrams):
 
 @dataclass(frozen=True)
 class Sampled:
-    """Outputs over all seeds, one row each, and how often the first draft token of each was accepted."""
+    """Outputs for all seeds, a row each, and how often the first draft token of each was accepted."""
 
     outputs: list[list[int]]
     acceptance: float
 
 
 class Changed:
-    """Wrong: a decoder that changes the verdicts of another."""
+    """Wrong decoder, which changes another decoder's verdicts."""
 
     def __init__(self, decoder: SpeculativeDecoder, change: Callable[[Verdict], Verdict]) -> None:
         self._decoder, self._change = decoder, change
@@ -158,7 +158,7 @@ def sampled(decoder: SpeculativeDecoder | Changed) -> Sampled:
 
 
 def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]:
-    """Return the logits of a target, and of a draft that is near it on the ids of both."""
+    """Return the logits of a target, and of a draft that is near it on common ids."""
     rng = np.random.default_rng(1)
     target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
     common = min(target_size, draft_size)
@@ -168,7 +168,7 @@ def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]
 
 
 def promised(target: FloatArray, draft: FloatArray) -> float:
-    """Return the probability that shared noise makes both choose one token after token 0."""
+    """Return the probability that target and draft choose the same token after token 0 with shared noise."""
     p, q = np.zeros((2, max(len(target), len(draft))))
     p[: len(target)] = law.exact_distribution(target[0].tolist(), ASKED)
     common = min(len(target), len(draft))
@@ -223,7 +223,7 @@ def uncut(_: TokenMap, logits: Any) -> Any:
 
 @pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
 def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of the draft costs acceptance, which is measured, and nothing else."""
+    """A fault of the draft lowers the acceptance, and changes nothing else."""
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
     proposer = ModelProposer((PaddedInFront if wrong == "padded in front" else Bigrams)(draft))
     if wrong == "uncut":
@@ -234,7 +234,7 @@ def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch
 
 
 class _Tolerant(SlotDecoder):
-    """A target that ends a proposal before an id that it lacks, where a real one refuses the proposal."""
+    """A target that cuts a proposal before an id that it lacks, where the real one refuses it."""
 
     def __init__(self, logits: FloatArray) -> None:
         super().__init__(Bigrams(logits))

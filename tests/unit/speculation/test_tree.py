@@ -1,4 +1,4 @@
-"""The draft tree against a naive one that keeps nothing but full paths."""
+"""The draft tree, compared with a naive one that keeps full paths only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ actions = st.one_of(
 
 @dataclass
 class NaiveTree:
-    """Every proposed token as the whole sequence up to it; what is alive is worked out anew for each question."""
+    """Each proposed token as the sequence up to it; which ones are live is computed at each call."""
 
     committed: list[int]
     max_tokens: int
@@ -57,7 +57,7 @@ class NaiveTree:
         return path
 
     def path(self, limit: int) -> list[int]:
-        """Return the tokens from the committed tip along the children that came first."""
+        """Return the tokens after the committed ones, along the child that was proposed first."""
         tip = tuple(self.committed)
         while len(tip) - len(self.committed) < limit:
             children = [path for path in self.live if path[:-1] == tip]
@@ -77,7 +77,7 @@ class NaiveTree:
 def test_equals_the_naive_tree(
     committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
 ) -> None:
-    """Branches come late, twice, after dead parents, and in greater number than the tree holds."""
+    """Branches arrive late, twice, with dead parents, and more of them than the tree holds."""
     tree = DraftTree(committed, max_tokens=max_tokens)
     naive = NaiveTree(committed, max_tokens)
     for kind, where, token_ids in history:
@@ -112,10 +112,7 @@ def test_places_that_never_were_are_refused() -> None:
 
 
 def test_late_branches_leave_nothing_behind() -> None:
-    """The story: 5 MB of branches that repeat committed text took 1.2 GB, one object per token, which were never freed.
-
-    Such tokens still get node numbers, so that both sides count alike, and the latest numbers can be named as a parent.
-    """
+    """The story: 5 MB of branches of committed text took 1.2 GB for ever. Such tokens still get node numbers."""
     committed = [5] * 250
     tree = DraftTree(committed)
     for _ in range(200):

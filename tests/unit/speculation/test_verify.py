@@ -1,4 +1,4 @@
-"""The rule of verification: draft tokens are accepted while they equal the target's."""
+"""Verification accepts draft tokens while they equal the target's."""
 
 from __future__ import annotations
 

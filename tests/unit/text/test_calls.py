@@ -1,4 +1,4 @@
-"""Calls and reasoning in a growing text: however it is cut into pieces, the same is read, and nothing is lost."""
+"""Calls and reasoning in a growing text: the result does not depend on its pieces, and no text is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PARTS = st.sampled_from(
     st.booleans(),
 )
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
-    """A stream and an answer in one piece agree, for any text and any tokens."""
+    """Streamed and whole answers agree, for any text and any tokens."""
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)
@@ -68,7 +68,7 @@ def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], 
     )
 )
 def test_written_calls_are_read(arguments: dict[str, object]) -> None:
-    """Braces, quotes and marks within strings end nothing."""
+    """Braces, quotes and markers within strings end nothing."""
     for form in FORMATS.values():
         text = form.written({"function": {"name": "f", "arguments": arguments}})
         ((name, said),) = read(form, list(text))[2]

@@ -1,4 +1,4 @@
-"""Grammars over tokens: what may follow is a function of the output alone, and what comes out is what was asked for."""
+"""Grammars over tokens: masks depend on the output alone, and outputs obey the grammar."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def allowed_ids(mask: bytes | None) -> list[int]:
 
 
 def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Draw tokens from the masks, the end preferred from the middle on; without an end-of-sequence token if cut."""
+    """Draw tokens from the masks, from the middle on with a preference for the end; return them without that token."""
     output: list[int] = []
     while len(output) < limit:
         choices = allowed_ids(matcher.masks(output, ())[0])
@@ -76,11 +76,7 @@ def is_whole(output: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_mask_is_that_of_a_fresh_matcher(grammar: Grammar) -> None:
-    """Masks do not depend on a matcher's past.
-
-    The past has jumps between outputs, forced tokens and refused proposals, as paths of a draft tree make them; over a
-    thousand states of each grammar.
-    """
+    """The past has jumps, forced tokens and refused proposals, over a thousand states of each grammar."""
     rng = random.Random(7)
     matcher = COMPILER.compile(grammar)
     outputs = [walk(COMPILER.compile(grammar), rng, limit=40) for _ in range(12)]
@@ -111,7 +107,7 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_allowed_tokens_are_accepted(grammar: Grammar) -> None:
-    """Every allowed token is accepted after every state of a walk; forced tokens one by one, and as a whole."""
+    """After every state of a walk each allowed token is accepted; forced tokens singly and together."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
     matcher = COMPILER.compile(grammar)
@@ -168,10 +164,7 @@ def test_an_output_matches_its_schema(schema: dict[str, Any], seed: int) -> None
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
 def test_instances_of_a_schema_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
-    """The grammar refuses no instance of the schema.
-
-    Schemas with objects are left out: hypothesis-jsonschema cannot draw them with this version of hypothesis.
-    """
+    """Schemas with objects are left out, since this version of hypothesis-jsonschema cannot draw them."""
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
     text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone
@@ -222,11 +215,7 @@ MANY_STATES = r"(a|b)*c|a[x-z]{1,60}(foo|bar|[0-9]{3,50}){2,9}"
 
 @pytest.mark.parametrize("limit", [{"max_lexer_states": 25}, {"max_lexer_states": 30}])
 def test_a_draft_that_reaches_a_limit_fails_no_request(limit: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's limits count all that a matcher ever saw, and its errors stay.
-
-    A draft that led to too many states, and was refused, once failed requests that the target alone would have
-    finished.
-    """
+    """The story: the library's limits count all that a matcher saw, so a refused draft failed its request."""
     monkeypatch.setattr("specdec.inference.text.grammar_source.LIMITS", {**LIMITS, **limit})
     compiler = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
     output, draft = TOKENIZER.encode("abab"), TOKENIZER.encode("axxx1234567bar")
@@ -292,17 +281,14 @@ EXPLODING = {
 
 @pytest.fixture
 def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten a trial to 3 s of a core, as a server has it, so that slow machines refuse no more than others."""
+    """Shorten a trial's limit to 3 s of CPU time, as in a server; CPU time is equal on slow machines."""
     monkeypatch.setattr(grammar_trial, "TRIAL_CPU_S", 1)
 
 
 @pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
-    """Time and memory are bounded, at the request or at a later token.
-
-    The vocabulary has long tokens. With the library's own limits the first of these grammars takes 4 s and 250 MB.
-    """
+    """Time and memory are limited, over long tokens: with own limits the first takes 4 s and 250 MB."""
     compiler = GrammarCompiler(Tokenizer.load(BUNDLED_TARGET), 2048)
     compiler.compile(GRAMMARS[2])
     started, before_kib = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -323,7 +309,7 @@ def test_a_grammar_without_bounds_is_refused(name: str) -> None:
 
 @pytest.mark.usefixtures("brief_trials")
 def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next grammar gets another process, and no grammar is tried out twice."""
+    """The next grammar then gets another process; no grammar is tried twice."""
     started = started_processes(monkeypatch)
     bombs = [Grammar(EXPLODING["all at once"][0], EXPLODING["all at once"][1].replace("[a-z]", "[b-z]"))] * 2
     for grammar in (Grammar(GrammarKind.REGEX, "first|second"), *bombs, Grammar(GrammarKind.REGEX, "third")):
@@ -333,7 +319,7 @@ def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch
 
 
 def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """Return a list to which every process is added that will be started; end the present one."""
+    """End the present trial process; return a list that gets each process that is started."""
     grammar_trial._ended()
     started, start = list[subprocess.Popen[str]](), grammar_trial._started
 
@@ -346,7 +332,7 @@ def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[
 
 
 def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without room for another process, or one that kills it."""
+    """The machine has no room for another process, or kills it."""
     started = started_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")
@@ -384,7 +370,7 @@ def test_a_model_without_an_end_has_no_grammars() -> None:
 
 
 def test_a_model_may_lack_ids_of_its_tokenizer() -> None:
-    """Gemma 3's small models lack the tokenizer's last id: each of their grammars was refused, as too small."""
+    """The story: Gemma 3's small models lack the tokenizer's last id, and every grammar was refused for it."""
     for num_rows in (TOKENIZER.num_ids - 8, TOKENIZER.num_ids, DEFAULT_VOCAB_SIZE):
         matcher = GrammarCompiler(TOKENIZER, num_rows).compile(Grammar(GrammarKind.REGEX, "[ab]c+"))
         assert allowed_ids(matcher.masks((), ())[0]) == sorted(TOKENIZER.encode("a") + TOKENIZER.encode("b"))

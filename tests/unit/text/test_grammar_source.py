@@ -1,4 +1,4 @@
-"""Grammars with reasoning before them and calls beside them allow exactly what the readers of answers read."""
+"""Grammars with reasoning and calls allow exactly what the readers of answers can read."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ SCHEMAS: dict[str, dict[str, Any] | None] = {
 
 
 def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Return the content and the calls."""
+    """Return the content of a text and its calls, as (name, arguments)."""
     reading = MessageReader(None, form.reader(frozenset(SCHEMAS)), one_call=False).push(text, is_last=True)
     return reading.content, [(str(call.name), json.loads(call.arguments)) for call in reading.calls.values()]
 
@@ -100,7 +100,7 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("many", [False, True])
 def test_allowed_calls_are_read_as_valid(form: CallFormat, many: bool) -> None:
-    """Random walks through the masks stand for a model that knows nothing of tools."""
+    """Random walks through the masks stand for a model that never learned tools."""
     rng, named = random.Random(2), set()
     matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
     for _ in range(10):
@@ -124,7 +124,7 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """The story: after the brace of a Llama call the grammar allowed no other JSON."""
+    """The story: after the first brace, which a Llama call has too, the grammar allowed no other JSON."""
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
     grammar = only_calls(form, SCHEMAS, many=True, output=output)
     call = form.written({"function": {"name": "nothing", "arguments": {}}})
@@ -149,11 +149,7 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar goes to draft workers as the Lark that the target has compiled.
-
-    The story: the library makes Lark of GBNF in Python, in a time that grows with the square of the length. A draft did
-    so again on its event loop, and a target for each worker of the pool: 37 kB stopped all requests for 0.7 s.
-    """
+    """The story: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for 0.7 s."""
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)
     monkeypatch.setattr(grammar_source, "_plain_source", None)

@@ -1,4 +1,4 @@
-"""JSON schemas beyond the library's: what is made of them allows no value that they do not."""
+"""Replacements for JSON schemas that the library lacks allow no value that the schemas do not."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_nonsense_stays_nonsense(schema: Any) -> None:
 
 
 def test_a_strict_schema_leaves_no_object_open() -> None:
-    """The story: where objects are open, the same further key can come twice, and strict parsers refuse that."""
+    """The story: in an open object the same key could come twice, which strict parsers refuse."""
     schema = {**an_object(a={"anyOf": [an_object(x=TEXT), {"type": "null"}]}), "$defs": {"b": an_object()}}
     kept = closed(schema)
     parts = (kept, kept["properties"]["a"]["anyOf"][0], kept["$defs"]["b"])

@@ -1,4 +1,4 @@
-"""The stand-in agrees with Transformers' tokenizer on every model that it is used for, and refuses others."""
+"""The plain tokenizer agrees with Transformers' for every model that it serves, and refuses other models."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_missing_tokenizer_parts_use_transformers(tmp_path: Path, changes: dict[
 
 @pytest.mark.long
 def test_a_packed_model_is_served_without_torch() -> None:
-    """The story: the import of torch was four of the five seconds until a server was ready."""
+    """The story: importing torch took four of the five seconds until a server was ready."""
     script = (
         "import sys; from specdec.inference.text.tokenizer import Tokenizer; "
         "from specdec.inference.backends.registry import load_backend; "

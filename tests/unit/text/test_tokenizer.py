@@ -1,4 +1,4 @@
-"""Streamed text equals the text decoded at once; token bytes and chat prompts are what they claim."""
+"""Streamed text equals the text decoded at once; token bytes and chat prompts are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """Return a tokenizer like Llama's: a leading space that is no part of the text, bytes for unknown characters."""
+    """Return a tokenizer like Llama's, with a leading space that is no text, and byte tokens for unknown characters."""
     pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
     pieces += [("\u2581", -2.0), ("\u2581the", -1.0), ("a", -1.5), ("\u2581a", -1.0), ("\u00e9", -2.0), ("t", -2.0)]
     backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
@@ -50,18 +50,14 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int] | tuple[int, ...]) -> tu
 @relaxed
 @given(st.lists(st.integers(0, NUM_TOKENIZER_IDS - 1), max_size=25))
 def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
-    """A random model writes no UTF-8; special tokens have no text."""
+    """A random model's bytes are no UTF-8; special tokens have no text."""
     pieces, rest = streamed(BYTE_LEVEL, token_ids)
     assert "".join(pieces) + rest == BYTE_LEVEL.decode(token_ids)
 
 
 @pytest.mark.parametrize("token_ids", [[1], ["\x80"], ["\xf0", "\x9f"], ["\xe2", "\x82", "\xf0"]], ids=str)
 def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
-    """Time per token does not grow with the tokens that have not become text.
-
-    The story: the library reads all of these again. Outputs of one lone byte, or of one special token, cost half a
-    millisecond of the event loop a token after 2000 of them, and 10 ms after 40,000.
-    """
+    """The story: the library decodes them all again: 10 ms of the event loop a token after 40,000 lone bytes."""
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
     bytes_of = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in sorted(vocabulary.values(), reverse=True)}
     run = [each if isinstance(each, int) else bytes_of[each.encode("latin-1")] for each in token_ids]
@@ -92,7 +88,7 @@ def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
 @relaxed
 @given(st.lists(st.integers(0, 262), max_size=20))
 def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
-    """`tokenizers` raises where later bytes change the decoding of earlier ones; a request must survive it."""
+    """`tokenizers` raises if later bytes change the text of earlier ones; a request must survive it."""
     streamed(SENTENCEPIECE, token_ids)
 
 
@@ -123,10 +119,7 @@ def test_a_model_without_a_template_gets_the_plain_one() -> None:
 @pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
 @pytest.mark.parametrize("targets", [None, CHAT_TEMPLATE])
 def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
-    """The story: a draft worker applied its own model's template, so that one chat had two prompts, and two answers.
-
-    Llama 3.2 1B and Llama 3.1 8B, a usual pair, have different templates.
-    """
+    """The story: a draft worker applied its own model's chat template, so one chat had two prompts."""
     save_tiny_model(tmp_path, "llama", chat_template=own)
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
     tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
@@ -150,7 +143,7 @@ ASKED = (
 
 
 def test_tools_calls_and_variables_reach_the_template() -> None:
-    """Arguments come as text, and templates write objects."""
+    """Arguments arrive as text, while templates write objects."""
     tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
     chat = Chat(ASKED, TOOLS, '{"enable_thinking": false}')
     expected = TOOLS[1:-1] + '|user on|assistant f({"a": [1]}) |tool 3|<think></think>'
@@ -164,10 +157,7 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """The story: a conversation with a tool call that the model had not finished was refused with status 400.
-
-    The agent had sent back the call's incomplete arguments with the tool's error, and could not continue.
-    """
+    """The story: an agent sent back a tool call that the model had not finished, and got status 400."""
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'
@@ -202,7 +192,7 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 
 
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
-    """Llama's <|python_tag|> is a special token, which else has no text; the text around it is as it was."""
+    """Llama's <|python_tag|> is a special token, which has text only here; the text around it is unchanged."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer = Tokenizer(fast, frozenset())
@@ -218,7 +208,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
-    """A new text begins after a mark; the streamed part of a character before it is not repeated."""
+    """After the marker a new text begins; bytes of a character before it are not repeated."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer = Tokenizer(fast, frozenset())
@@ -230,7 +220,7 @@ def test_a_character_that_a_mark_cuts_comes_once() -> None:
 
 
 def test_a_template_that_refuses_messages() -> None:
-    """An empty system message is dropped for a template that knows none; what else is refused is the client's fault."""
+    """An empty system message is dropped if the template has none; any other refusal is the client's fault."""
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())

@@ -1,4 +1,4 @@
-"""The map between two tokenizers: equal bytes are one token, whatever ids, spelling and spaces they have."""
+"""The map between two tokenizers: tokens with equal bytes correspond, whatever their ids, spelling and spaces are."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bytes_of(tokenizer: Tokenizer, token_ids: object) -> bytes:
 @pytest.mark.parametrize("own", ALL)
 @pytest.mark.parametrize("target", ALL)
 def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: str) -> None:
-    """A special token has none but a special one of its name."""
+    """A special token corresponds only to a special token of its name."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     joined = map_of(own, target)
     shared = np.flatnonzero(joined.columns).tolist()
@@ -75,7 +75,7 @@ def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: s
 @settings(max_examples=20, deadline=None)
 @given(text=st.text(st.sampled_from(" \n\tthewindas12é日€<|>▁"), max_size=40))
 def test_the_draft_reads_the_targets_bytes(own: str, target: str, text: str) -> None:
-    """A target's token may be a part of a character, or one that the draft must spell; no space is added."""
+    """A target's token may be part of a character, or have no equal in the draft; no space is added."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     text = text.replace("▁", " ") if "sentencepiece" in own + target or "unigram" in own + target else text
     token_ids = theirs.encode(text, special=False)
@@ -115,7 +115,7 @@ def test_rows_that_a_model_lacks_are_not_proposed() -> None:
 
 
 def test_a_peers_tokenizer_cannot_fill_the_memory() -> None:
-    """An id of 10^9 would take 8 GB of columns; and a few kilobytes may unpack to any length."""
+    """An id of 10^9 would take 8 GB of columns, and a few kilobytes may unpack to any length."""
     far = Backend(WordLevel({"a": 10**9}, unk_token="a"))
     target = Tokenizer(PlainTokenizer(far, None), frozenset())
     with pytest.raises(IncompatibleDraftError, match="exceeds the limit"):

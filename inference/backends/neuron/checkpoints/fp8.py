@@ -16,7 +16,7 @@ _FIRST_UNEVEN = 16  # below, bytes count steps of 2**-9, and half of an odd one 
 
 
 def _table(of_magnitude: Callable[[int], int]) -> bytes:
-    """Return a table for `bytes.translate`, which converts gigabytes in seconds; signs stay."""
+    """Return a table for `bytes.translate` that maps the magnitude of each byte and keeps its sign."""
     return bytes(of_magnitude(byte & _NAN) | byte & _SIGN for byte in range(256))
 
 
@@ -38,7 +38,7 @@ def is_beyond_neuron(data: bytes) -> bool:
 
 
 def num_lost(old: bytes, new: bytes) -> int | None:
-    """Return how many values lost their last bit when `old` was halved to `new`; None if `new` is no such half."""
+    """Return how many values lost their last bit when `old` was halved to `new`; None if `new` is not its half."""
     if len(old) != len(new):
         return None
     before, twice = np.frombuffer(old, np.uint8), np.frombuffer(new.translate(DOUBLED), np.uint8)

@@ -1,8 +1,8 @@
 """Names of a checkpoint's fp8 weights and their scales, and the check that the weights are in Neuron's format.
 
-Reads headers, and one weight tensor at most. Scales of inputs (`input_scale`) count: they were made for 448, and NxD
-clips the inputs that it divided by them at 240 (`quantize_static_quant_activations`). Bounds of inputs
-(`input_scale_ub`) and scales of the KV cache do not count.
+Reads headers, and one weight tensor at most. Scales of inputs (`input_scale`) are doubled too: they were made for 448,
+and NxD clips the inputs that it divided by them at 240 (`quantize_static_quant_activations`). Bounds of inputs
+(`input_scale_ub`) and scales of the KV cache stay.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MARK = "rescaled_to_neuron_fp8"
 def check_rescaled(folder: Path) -> None:
     """Refuse E4M3 weights that Neuron would read as infinite or NaN.
 
-    Without `MARK` the smallest such tensor of the first file that has one decides: quantizing to 448 gives each tensor,
-    row or block a scale that makes its largest value 448.
+    Without `MARK` in config.json, the smallest E4M3 tensor of the first file that has one decides: quantizing to 448
+    gives each tensor, row or block a scale that makes its largest value 448.
 
     Raises:
         ConfigError: the checkpoint was not rescaled.

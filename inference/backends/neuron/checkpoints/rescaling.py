@@ -1,6 +1,7 @@
 """Conversion of checkpoints from OCP's E4M3 to Neuron's FP8_EXP4, file by file: values halved, scales doubled.
 
-NxD's README_rescaling_fp8_for_neuron.md divides by 448/240 and rounds every value; 2 changes the exponent alone.
+NxD's README_rescaling_fp8_for_neuron.md divides by 448/240, which rounds every value; a division by 2 changes the
+exponent alone.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _is_done(note: Any, shard: Path, output: Path) -> bool:
 
 
 def _rescaled(source: Path, destination: Path, plan: Plan) -> dict[str, int]:
-    """Write one file, verify it, and give it its final name."""
+    """Write one file, verify it, and give it its final name; return its counts."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,6 +1,7 @@
-"""Decoders whose graphs choose the tokens on the device and return no logits. Owns what a request may ask for.
+"""Decoders with graphs that choose the tokens on the device and return no logits.
 
-Greedy decoding is exact. Where the device samples (EAGLE, or the target alone), tokens keep the target's distribution,
+Owns the refusal of requests that these graphs cannot serve. Greedy decoding is exact. Where the device samples (EAGLE,
+or the target alone), tokens keep the target's distribution,
 but not the seed: NxDI's random numbers take none, so a request with a seed is refused.
 """
 
@@ -35,7 +36,7 @@ class DeviceDecoder(GraphDecoder):
 
     Args:
         application, shape: as for `GraphDecoder`.
-        method: its name in messages.
+        method: name of the speculation method, for messages.
         max_top_k: number of the likeliest tokens from which the device samples; 0 is a graph that is greedy only.
         remedy: end of a refusal's message, with what the user can do.
     """

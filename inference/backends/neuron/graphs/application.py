@@ -127,7 +127,7 @@ class Compilation:
         return application
 
     def load(self) -> Any:
-        """Return an application whose `forward` runs on the device, or in NxDI's CPU mode, which compiles nothing."""
+        """Return an application that runs on the device, or in NxDI's CPU mode, which compiles nothing."""
         if self.arguments.get("on_cpu"):
             return self._on_cpu()
         take_cores(self.model.neuron.cores, self.config.neuron_config.tp_degree)

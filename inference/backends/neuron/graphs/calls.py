@@ -19,7 +19,7 @@ GREEDY = (1.0, 1.0, 1.0)
 """top_k, top_p, temperature of a row that the device does not sample."""
 
 SHORT_PROMPT = 2
-"""Tokens of the longest prompt whose last position is not above that of NxDI's padding."""
+"""Tokens of the longest prompt that ends at no higher position than NxDI's padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def parameter_names(config_class: type | None) -> frozenset[str]:
 
 
 def check_names(overrides: Mapping[str, Any], names: Collection[str]) -> None:
-    """Raise ConfigError for the first name that NeuronConfig does not have."""
+    """Raise ConfigError for the first name in `overrides` that is no parameter of NeuronConfig."""
     for name in overrides:
         if name not in names:
             close = difflib.get_close_matches(name, sorted(names), n=1)

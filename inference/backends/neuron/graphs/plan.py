@@ -30,7 +30,7 @@ class Reading:
         token_ids: the whole sequence up to the span's end.
         position: position of the next token to read.
         first_wanted: position of the first token with wanted logits; the end if there is none.
-        rows: wanted rows so far, in order; whatever the caller keeps per token.
+        rows: wanted logits so far, in order of the tokens; the caller appends them.
     """
 
     slot: int

@@ -170,14 +170,14 @@ def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) 
 
 
 def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings that fail here, where each call names its slots and positions, in changing batches."""
+    """Yield a fault for each setting that needs fixed batches; here each call names its slots and positions."""
     for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
         if overrides.get(name):
             yield f"{name} does not go with this server, which schedules slots by itself"
 
 
 def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yield widths that fail: NxDI verifies a prompt padded to K tokens; in parallel, cores share a prompt evenly."""
+    """Yield a fault for each prompt graph's width that NxDI takes for a verification's, or cannot share evenly."""
     tp_degree = arguments["tp_degree"]
     buckets = arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]
     if width and width in buckets:

@@ -1,4 +1,4 @@
-"""NxDI as the test run has it, and a folder of its own for what it compiles."""
+"""NxDI as this test run has it, and a folder for the models that it compiles."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture
 def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
-    """Record (graph, shape of input_ids) of every call, in order."""
+    """Return the list of (graph, shape of input_ids) of every call, in order."""
     return nxdi.calls
 
 
 @pytest.fixture
 def compiled_in(nxdi: Nxdi) -> list[str]:
-    """Return the work directory of every compilation."""
+    """Return the list of work directories of every compilation."""
     return nxdi.compiled_in
 
 

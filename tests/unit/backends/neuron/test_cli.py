@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -50,44 +49,6 @@ def test_one_model_alone_prints_its_own_tokens(
     on_neuron = json.loads(capsys.readouterr().out)
     assert run("verify_target", *flags, "--sequence_length", "48", "--threads", "1") == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == on_neuron["token_ids"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "num_artifacts"),
-    [(("--target_model",), 1), (("--draft_model",), 1), (("--target_model", "--draft_model"), 1)],
-)
-def test_compile_leaves_artifacts_that_a_second_run_finds(
-    models: ModelDirectories,
-    artifacts: Path,
-    compiled_in: list[str],
-    caplog: pytest.LogCaptureFixture,
-    flags: tuple[str, ...],
-    num_artifacts: int,
-) -> None:
-    caplog.set_level(logging.INFO)
-    paths = {"--target_model": models.target, "--draft_model": models.related}
-    arguments = [text for flag in flags for text in (flag, paths[flag])]
-    assert run("compile", *arguments, *COMMON) == 0
-    assert len(list(artifacts.iterdir())) == len(compiled_in) == num_artifacts
-    assert run("compile", *arguments, *COMMON) == 0
-    assert len(compiled_in) == num_artifacts
-    assert "hit" in caplog.text
-
-
-def test_compile_for_two_slot_models(models: ModelDirectories, artifacts: Path) -> None:
-    both = ("--target_model", models.target, "--draft_model", models.related, "--speculation_method", "vanilla")
-    assert run("compile", *both, *COMMON) == 0
-    assert len(list(artifacts.iterdir())) == 2
-
-
-def test_servers_find_the_models_that_compile_made(
-    models: ModelDirectories, artifacts: Path, compiled_in: list[str], calls: list[tuple[str, tuple[int, ...]]]
-) -> None:
-    assert run("compile", "--model", models.target, *COMMON, "--gamma", "0", "--compiled_model_path", artifacts) == 0
-    prompt = ("--prompt", "7", "--max_new_tokens", "1", "--compiled_model_path", artifacts)
-    assert run("verify_target", "--model", models.target, *COMMON, *prompt) == 0
-    assert len(compiled_in) == 1
-    assert calls
 
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])

@@ -28,7 +28,7 @@ VANILLA, ON_DEVICE = ("--speculation_method", "vanilla"), ("--device_sampling",)
 ROLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], int]] = {
     # a name: the role, its flags, those of --role compile, flags of both, how many models
     "target": ("target", ALONE, ALONE, (), 1),
-    "target of another gamma": ("target", ALONE, ALONE, ("--gamma", "2"), 1),
+    "target of another gamma": ("target", ALONE, ("--target_model", "TARGET"), ("--gamma", "2"), 1),
     "target, device sampling": ("target", ALONE, ALONE, ON_DEVICE, 1),
     "verify_target": ("verify_target", (*ALONE, *PROMPT), (*ALONE, "--gamma", "0"), (), 1),
     "verify_target, device sampling": ("verify_target", (*ALONE, *PROMPT), ALONE, ON_DEVICE, 1),
@@ -104,10 +104,7 @@ def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
 def test_a_foreign_compiled_model_is_loaded_if_it_fits(
     artifacts: Path, tmp_path: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: NEURON_COMPILED_ARTIFACTS named a compiled model itself, as in AWS's tutorials, not a store of models.
-
-    It was treated as an empty store, and the model was compiled again, into its own folder.
-    """
+    """The story: a compiled model in place of a store of models counted as an empty store, and was compiled again."""
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
     settings = json.loads((folder / "neuron_config.json").read_text())
     added = {"_name_or_path": "elsewhere", "transformers_version": "4.40", "of_a_later_version": 1}
@@ -167,11 +164,7 @@ def test_artifacts_are_listed_verified_and_cleaned(
 def test_a_store_is_ready_for_the_versions_that_compiled_it(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a pod's init container called a store ready if any specdec.json was in it.
-
-    After an upgrade of the SDK the server started, refused the model that the old SDK had compiled, and crashed in a
-    loop.
-    """
+    """The story: a pod's init container took any specdec.json, so after an upgrade the server crashed in a loop."""
     ready = ("artifacts", "ready", "--compiled_model_path", artifacts)
     artifacts.mkdir(exist_ok=True)
     assert run(*ready) == 1

@@ -1,4 +1,4 @@
-"""The target alone, choosing on the device: what a pair that chooses there is compared with."""
+"""The target alone, with tokens chosen on the device: the baseline for pairs that choose there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def config(path: Path, **options: Any) -> ModelConfig:
-    """Return settings with three slots; the gamma of a server's flags is of no use here."""
+    """Return settings with three slots; gamma, from a server's flags, has no effect here."""
     return neuron_config(path, length=MAX_LENGTH - 4, gamma=3, device_sampling=True, **options)
 
 
@@ -40,7 +40,7 @@ def load(path: Path, **options: Any) -> TargetDecoder:
 
 @pytest.mark.parametrize("samples", [False, True])
 async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls, samples: bool) -> None:
-    """Graphs that can sample and graphs that cannot give the same greedy tokens."""
+    """Graphs with and without sampling give the same greedy tokens."""
     overrides = {} if samples else {"on_device_sampling_config": {"do_sample": False}}
     decoder = load(models.target, overrides=overrides)
     wanted = requests(9, seed=4, sampled=False)
@@ -69,7 +69,7 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: every default request has top_k 0, and was refused."""
+    """The story: a request without top_k has 0, all tokens, and was refused."""
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Tests of NxDI's double: the names of its parameters, and its strictness where a device is strict."""
+"""NxDI's double has its parameters' names, and is as strict as a device."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def sampled() -> list[GenerationRequest]:
 
 @pytest.fixture
 async def expected(models: ModelDirectories, sampled: list[GenerationRequest]) -> list[Answer]:
-    """Return the answers of the target alone on the torch backend: the same noise on Transformers' logits."""
+    """Return the answers of the target alone on the torch backend, by the same noise."""
     torch_target = load_torch_backend(
         ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     )
@@ -67,7 +67,7 @@ async def test_the_target_alone_samples_the_same_tokens(
 async def test_distributed_samples_the_same_tokens(
     models: ModelDirectories, sampled: list[GenerationRequest], expected: list[Answer], draft_backend: str
 ) -> None:
-    """Drafts on Neuron, and in the mixed case on a CPU, change no token."""
+    """Drafts on Neuron change no token, nor do drafts on a CPU."""
     if draft_backend == "neuron":
         draft = ModelProposer(neuron(models.related, gamma=0))
     else:

@@ -1,4 +1,4 @@
-"""Every family that is let in gives Transformers' logits and tokens; what NxDI would leave out is refused."""
+"""Every supported family gives Transformers' logits and tokens; settings that NxDI would ignore are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LLAMA3 = {
     ("family", "fields"), [*((family, {}) for family in FAMILIES), ("llama", {"rope_scaling": LLAMA3})]
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
-    """The last case has the rotary scaling of Llama 3.1 and later, scaled down to these lengths."""
+    """The last case has the rotary scaling of Llama 3.1 and later, reduced to these lengths."""
     path = save(tmp_path, family, **fields)
     backend = load_neuron_backend(neuron_config(path))
     spans = [Span(2, 0, TOKENS[:7], 1), Span(0, 0, TOKENS[3:4], 1)]
@@ -76,7 +76,7 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
 def test_settings_that_nxdi_leaves_out_are_refused(
     tmp_path: Path, family: str, fields: dict[str, Any], message: str
 ) -> None:
-    """NxDI would answer from another model than the checkpoint's, as its sources show."""
+    """NxDI's sources show that it would compute another model than the checkpoint's."""
     path = save(tmp_path, family, norm_topk_prob=True) if family == "qwen3_moe" else save(tmp_path, family)
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))

@@ -1,8 +1,8 @@
-"""A public fp8 checkpoint as the 405B walk has it, rescaled and loaded by NxDI's own code, set as in configs/.
+"""A public fp8 checkpoint, as docs/tutorials uses it for the 405B model, is rescaled and loaded by NxDI's own code.
 
-The checkpoint is a tiny Llama in the format of compressed-tensors, quantized where the public one is: the MLPs of all
-layers but the first and the last. Logits are compared with those of Transformers, which gets the numbers that weights
-and scales stand for.
+The checkpoint is a tiny Llama in the format of compressed-tensors, with the settings of configs/: all MLPs but those of
+the first and the last layer are quantized. Logits are compared with those of Transformers, which gets the numbers that
+weights and scales stand for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def public(folder: Path) -> Path:
-    """Save a checkpoint in which every quantized row ends at 448."""
+    """Save a checkpoint in which the largest value of every quantized row is 448."""
     path = save_tiny_model(folder, "llama", num_hidden_layers=NUM_LAYERS)
     tensors = {}
     for name, weight in load_file(path / "model.safetensors").items():
@@ -106,7 +106,7 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """Halving loses no bit of any value here: none is so near 0. Logits reach 10, and scales stay in float32."""
+    """Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32."""
     backend = load_neuron_backend(replace(neuron_config(rescaled, **settings(rescaled)), dtype=dtype))
     found = np.asarray(backend.forward([Span(0, 0, IDS, len(IDS))]))
     for name in ("rescaled", "public"):
@@ -128,10 +128,7 @@ ATTENTION = "modules_to_not_convert with fused_qkv: NxDI needs layers.0.self_att
 
 @pytest.mark.parametrize("entries", [["self_attn"], ["layers"], ["layers.1.self_attn", "layers.0.self"]])
 def test_attention_that_is_left_out_by_a_part_of_its_name_is_refused(rescaled: Path, entries: list[str]) -> None:
-    """The story: configs/ had "self_attn", which NxDI's models understand and its reader of checkpoints does not.
-
-    With fused_qkv it looked for scales of layers.0.self_attn, once everything was compiled.
-    """
+    """The story: "self_attn" failed after everything was compiled: NxDI's reader looks for whole names."""
     with pytest.raises(ConfigError, match=f"neuron_config: {ATTENTION}"):
         load_neuron_backend(neuron_config(rescaled, **settings(rescaled, modules_to_not_convert=entries)))
 
@@ -143,7 +140,7 @@ def test_and_so_is_a_drafts(rescaled: Path, tmp_path: Path) -> None:
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:
-    """AWS's list of modules to leave unquantized has attention of all 126 layers, and the outer two layers' MLPs."""
+    """AWS's list of modules without quantization has the attention of all 126 layers, and the MLPs of the outer two."""
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["neuron_config"]
     attention = {f"layers.{layer}.self_attn" for layer in range(LAST_OF_405B + 1)}
     assert set(values["modules_to_not_convert"]) == {

@@ -18,6 +18,7 @@ from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDeco
 from specdec.inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
 from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
 from specdec.inference.backends.neuron.graphs import calls as calls_module
+from specdec.inference.backends.neuron.graphs import settings
 from specdec.inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import ConfigError, InvalidRequestError
@@ -182,12 +183,8 @@ def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path
             decoder.check(GenerationRequest((3, 4), replace(sampling, **change)))
 
 
-async def test_eagle_that_samples_is_greedy_where_a_request_is(models: ModelDirectories, tmp_path: Path) -> None:
-    wanted = requests(4, seed=6, sampled=False)
-    draft = save_eagle_draft(tmp_path / "eagle", "eagle")
-    decoder = load(models.target, draft, method="eagle")
-    answers = await generate_all(engine(decoder), wanted)
-    assert [token_ids for token_ids, _ in answers] == greedy_reference(models.target, wanted)
+async def test_eagle_samples(models: ModelDirectories, tmp_path: Path) -> None:
+    decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle")
     sampled = GenerationRequest((3, 4), SamplingParams(temperature=1.5, top_k=50), max_new_tokens=20)
     ((token_ids, _),) = await generate_all(engine(decoder), [sampled])
     assert 1 <= len(token_ids) <= 20
@@ -306,79 +303,52 @@ def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
         load_fused_decoder(replace(target, device="cuda"), draft, decide)
 
 
-Patch = pytest.MonkeyPatch
+def two_tokens_a_row(call: dict[str, Any]) -> dict[str, Any]:
+    return {**call, **{name: torch.cat([call[name]] * 2, 1) for name in ("input_ids", "position_ids")}}
 
 
-def padding_is_kept(patch: Patch) -> None:
-    patch.setattr(FusedDecoder, "_token_ids", lambda self, accepted, num_tokens: tuple(accepted.tolist()))
-
-
-def all_k_tokens_count_as_accepted(patch: Patch) -> None:
-    verdict = FusedDecoder._verdict
-    patch.setattr(FusedDecoder, "_verdict", lambda self, turn, accepted, num_tokens: verdict(self, turn, accepted, K))
-
-
-def steps_start_one_early(patch: Patch) -> None:
-    call = calls_module.fused_call
-    patch.setattr(fused, "fused_call", lambda rows: call([replace(row, start=row.start - 1) for row in rows]))
-
-
-def prompts_are_never_read(patch: Patch) -> None:
-    patch.setattr(FusedDecoder, "_goes_on", lambda self, turn: turn.start > 0 or len(turn.token_ids) == 1)
-
-
-def several_tokens_in_a_step(patch: Patch) -> None:
-    def two(rows: Any) -> dict[str, Any]:
-        made = call(rows)
-        return {**made, **{name: torch.cat([made[name]] * 2, 1) for name in ("input_ids", "position_ids")}}
-
-    call = calls_module.fused_call
-    patch.setattr(fused, "fused_call", two)
-
-
-def sampling_params_left_out(patch: Patch) -> None:
-    call = calls_module.fused_call
-    patch.setattr(fused, "fused_call", lambda rows: {**call(rows), "sampling_params": None})
-
-
-def slots_in_the_order_of_turns(patch: Patch) -> None:
-    patch.setattr(graph_decoder, "sorted", lambda turns, key: list(turns)[::-1], raising=False)
-
-
-def no_mask_of_seq_ids(patch: Patch) -> None:
-    from specdec.inference.backends.neuron.graphs import settings
-
-    common = settings._common
-    patch.setattr(
-        settings, "_common", lambda config, *, length: {**common(config, length=length), "apply_seq_ids_mask": False}
-    )
-
-
-MUTANTS = [
-    padding_is_kept,
-    all_k_tokens_count_as_accepted,
-    steps_start_one_early,
-    prompts_are_never_read,
-    several_tokens_in_a_step,
-    sampling_params_left_out,
-    slots_in_the_order_of_turns,
-    no_mask_of_seq_ids,
-]
+fused_call, verdict_of, common = calls_module.fused_call, FusedDecoder._verdict, settings._common
+MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "padding is kept": (FusedDecoder, "_token_ids", lambda self, accepted, num_tokens: tuple(accepted.tolist())),
+    "all K tokens count as accepted": (
+        FusedDecoder,
+        "_verdict",
+        lambda self, turn, accepted, num_tokens: verdict_of(self, turn, accepted, K),
+    ),
+    "steps start one early": (
+        fused,
+        "fused_call",
+        lambda rows: fused_call([replace(row, start=row.start - 1) for row in rows]),
+    ),
+    "prompts are never read": (
+        FusedDecoder,
+        "_goes_on",
+        lambda self, turn: turn.start > 0 or len(turn.token_ids) == 1,
+    ),
+    "several tokens in a step": (fused, "fused_call", lambda rows: two_tokens_a_row(fused_call(rows))),
+    "sampling_params left out": (fused, "fused_call", lambda rows: {**fused_call(rows), "sampling_params": None}),
+    "slots in the order of turns": (graph_decoder, "sorted", lambda turns, key: list(turns)[::-1]),
+    "no mask of seq_ids": (
+        settings,
+        "_common",
+        lambda config, *, length: {**common(config, length=length), "apply_seq_ids_mask": False},
+    ),
+}
 
 
 @pytest.mark.release  # on the double, as test_exactness.py
 @pytest.mark.usefixtures("artifacts")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
+@pytest.mark.parametrize("mutant", MUTANTS)
 async def test_a_broken_rule_is_noticed(
     models: ModelDirectories,
     nxdi: Nxdi,
-    mutant: Callable[[Patch], None],
-    monkeypatch: Patch,
+    mutant: str,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if nxdi.is_real and mutant is sampling_params_left_out:
+    if nxdi.is_real and mutant == "sampling_params left out":
         pytest.skip("a rule of graphs that were traced for a batch")
-    mutant(monkeypatch)
+    monkeypatch.setattr(*MUTANTS[mutant], raising=False)
     wanted = requests(6, seed=4, sampled=False)
     await assert_noticed(lambda: engine(load_greedy(models.target, models.related)), wanted, models.target, caplog)
 

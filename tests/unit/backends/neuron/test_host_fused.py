@@ -125,11 +125,7 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 6])
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
-    """The story: with several sequences in a batch, the mask of each treated the others' draft tokens as written.
-
-    Then only 0.6 to 0.7 of the draft tokens were accepted, though the draft is the target itself. The answers did not
-    change, so only a count of accepted tokens shows this.
-    """
+    """The story: each sequence's mask had the others' draft tokens; only the count of accepted tokens shows it."""
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
 
@@ -171,42 +167,30 @@ def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> 
         decoder.check(GenerationRequest((3,) * 33))
 
 
-def the_graph_s_tokens_are_kept(patch: Patch) -> None:
-    """Choose greedily, as the device would."""
-
-    def decided(self: HostFusedDecoder, turns: Sequence[Turn], logits: torch.Tensor) -> list[Verdict]:
-        greedy = [replace(turn, sampling=SamplingParams()) for turn in turns]
-        return before(self, greedy, logits)
-
-    before = HostFusedDecoder._decided
-    patch.setattr(HostFusedDecoder, "_decided", decided)
+decided = HostFusedDecoder._decided
 
 
-def logits_are_one_late(patch: Patch) -> None:
-    before = HostFusedDecoder._decided
-    patch.setattr(HostFusedDecoder, "_decided", lambda self, turns, logits: before(self, turns, logits.roll(1, dims=1)))
+def greedily(self: HostFusedDecoder, turns: Sequence[Turn], logits: torch.Tensor) -> list[Verdict]:
+    """Choose as the device would."""
+    return decided(self, [replace(turn, sampling=SamplingParams()) for turn in turns], logits)
 
 
-def prompts_list_their_logits_twice(patch: Patch) -> None:
-    patch.setattr(fused_graph, "_listed_once", lambda outputs, num_draft_states: outputs)
-
-
-def the_draft_has_nothing_for_logits(patch: Patch) -> None:
-    patch.setattr(fused_graph, "_with_tokens_for_logits", lambda draft, args, outputs: outputs)
-
-
-MUTANTS = [
-    the_graph_s_tokens_are_kept,
-    logits_are_one_late,
-    prompts_list_their_logits_twice,
-    the_draft_has_nothing_for_logits,
-]
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "the graph's tokens are kept": (HostFusedDecoder, "_decided", greedily),
+    "logits are one late": (
+        HostFusedDecoder,
+        "_decided",
+        lambda self, turns, logits: decided(self, turns, logits.roll(1, dims=1)),
+    ),
+    "prompts list their logits twice": (fused_graph, "_listed_once", lambda outputs, _: outputs),
+    "the draft has nothing for logits": (fused_graph, "_with_tokens_for_logits", lambda draft, args, outputs: outputs),
+}
 
 
 @pytest.mark.usefixtures("artifacts")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_a_broken_rule_is_noticed(models: ModelDirectories, mutant: Any, monkeypatch: Patch) -> None:
     expected = await generate_all(torch_target(models), wanted())
-    mutant(monkeypatch)
+    monkeypatch.setattr(*mutant)
     with pytest.raises((AssertionError, InternalError)):  # the engine's word for whatever NxDI raises
         assert await generate_all(engine(load(models.target, models.related)), wanted()) == expected

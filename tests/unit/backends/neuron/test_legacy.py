@@ -1,4 +1,4 @@
-"""transformers-neuronx under the same slot backend."""
+"""The slot backend over transformers-neuronx."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ K = GAMMA + 1
 
 
 class LlamaForSampling:
-    """A double of the class: one sequence; logits (V, B) turned to (B, V), and (k, V, B) of a speculative pass."""
+    """A double of the class for one sequence; a call returns logits [1, V], a speculative pass [k, V, 1]."""
 
     def __init__(self, path: str, length: int) -> None:
         self._memory = Memory(Path(path), num_rooms=1, length=length)

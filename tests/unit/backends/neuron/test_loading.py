@@ -1,4 +1,4 @@
-"""Refusals before anything is compiled, models that are compiled once, and a Python without NxDI."""
+"""Refusals before anything is compiled, models that are compiled once, and Python without NxDI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.unit.backends.neuron.test_fused import pair
 
 
 def test_no_module_imports_a_neuron_package_by_statement() -> None:
-    """Neuron's packages are imported by name, at the loading of a model."""
+    """Neuron's packages are imported by name, when a model is loaded."""
     for file in (ROOT / "inference").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -84,6 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "device_sampling: a draft, or a target that verifies one, needs",
     ),
     ({"overrides": {"quantized": True, "quantization_dtype": "int4"}}, "quantization_dtype int4 is none of int8"),
+    ({"overrides": {"context_encoding_buckets": [99]}}, "^neuron_config: Context bucket 99 should be <= 28$"),
     ({"tp_degree": 3}, "hidden_size 32 is not divisible by tp_degree 3"),
     ({"method": "eagle"}, "speculation_method eagle needs a target and a draft model"),
 ]
@@ -95,14 +96,8 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
-def test_a_refusal_of_nxdi_is_one_line() -> None:
-    config = neuron_config(checkpoint("llama"), overrides={"context_encoding_buckets": [99]})
-    with pytest.raises(ConfigError, match="neuron_config: Context bucket 99 should be <= 28"):
-        load_neuron_backend(config)
-
-
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
-    """The story: NxDI took a draft's layers for quantized: a KeyError after the target was written."""
+    """The story: NxDI took a draft's layers for quantized, and raised KeyError after it had written the target."""
     options = quantized(quantized_checkpoints_path=str(tmp_path / "int8.pt"), quantization_type="per_channel_symmetric")
     with pytest.raises(ConfigError, match="a quantized pair needs draft_model_modules_to_not_convert"):
         load_decoder(*pair(models.target, models.related, **options), decide)
@@ -171,7 +166,7 @@ def test_an_eagle_target_needs_layers_and_family(models: ModelDirectories, tmp_p
     ],
 )
 def test_an_eagle3_draft_is_checked_before_hours_of_compiling(tmp_path: Path, lost: str, message: str) -> None:
-    """A plain layer under an fc passed for an EAGLE3 draft, and NxDI refused it when it was sharded."""
+    """The story: a plain layer after an fc passed for an EAGLE3 draft, and NxDI refused it when it sharded weights."""
     draft = save_eagle_draft(tmp_path / "draft", "eagle3")
     tensors = load_file(draft / "model.safetensors")
     tensor = tensors.pop(lost)
@@ -312,7 +307,7 @@ def test_an_artifact_names_its_origin(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a new version loaded models of the one before it, since changes of our graphs are in no setting."""
+    """The story: after a change of our graphs, which no setting records, a new version loaded models of the old one."""
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))
@@ -320,7 +315,7 @@ def test_an_artifact_of_another_format_is_not_taken(
 
 
 def test_an_artifact_stands_alone(tmp_path: Path, artifacts: Path) -> None:
-    """Weights and configuration are in it: a checkpoint that has gone is missed by the key alone."""
+    """It holds weights and configuration; without the checkpoint only its key cannot be computed."""
     path = save_tiny_model(tmp_path / "model", "llama")
     compilation, _ = prepare_slots(neuron_config(path))
     folder = compilation.compiled()

@@ -14,7 +14,6 @@ from specdec.inference.backends.neuron.decoders import medusa
 from specdec.inference.backends.neuron.decoders.fused import compile_models
 from specdec.inference.backends.neuron.decoders.medusa import MedusaDecoder
 from specdec.inference.backends.neuron.graphs import calls as calls_module
-from specdec.inference.backends.neuron.graphs import shape as shape_module
 from specdec.inference.backends.neuron.graphs.medusa_tree import TreePass, tree_pass
 from specdec.inference.backends.registry import load_decoder
 from specdec.inference.config import ModelConfig, NeuronOptions
@@ -26,9 +25,8 @@ from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_medusa_target
 from tests.support.neuron.engines import MAX_LENGTH, assert_noticed, generate_all, greedy_reference, requests
-from tests.support.nxdi import Nxdi
 
-pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+pytestmark = [pytest.mark.release, pytest.mark.usefixtures("on_real")]
 
 NUM_HEADS = 3
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
@@ -37,6 +35,7 @@ MEDUSA = {"medusa_speculation_length": WIDTH, "num_medusa_heads": NUM_HEADS, "me
 
 Calls = list[tuple[str, tuple[int, ...]]]
 Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]
 
 
 @pytest.fixture(scope="module")
@@ -173,21 +172,14 @@ def test_heads_must_be_there_and_of_the_model(checkpoint: Path, tmp_path: Path) 
         load(save_tiny_model(tmp_path / "qwen3", "qwen3"))
 
 
-def change_calls(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def changed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Mutant:
     call = calls_module.medusa_call
-    patch.setattr(medusa, "medusa_call", lambda *args, **keywords: change(call(*args, **keywords)))
+    return lambda patch: patch.setattr(medusa, "medusa_call", lambda *args, **keywords: change(call(*args, **keywords)))
 
 
-def every_node_sees_all_before_it(patch: Patch) -> None:
-    def change(call: dict[str, Any]) -> dict[str, Any]:
-        moved, current, seen, scatter = call["medusa_args"]
-        return {**call, "medusa_args": (moved, current, torch.ones_like(seen).tril(), scatter)}
-
-    change_calls(patch, change)
-
-
-def positions_are_those_of_nodes(patch: Patch) -> None:
-    change_calls(patch, lambda call: {**call, "position_ids": call["medusa_args"][3]})
+def every_node_sees_all_before_it(call: dict[str, Any]) -> dict[str, Any]:
+    moved, current, seen, scatter = call["medusa_args"]
+    return {**call, "medusa_args": (moved, current, torch.ones_like(seen).tril(), scatter)}
 
 
 def misplaced_tokens_count_as_placed(patch: Patch) -> None:
@@ -214,48 +206,29 @@ def accepted_lines_are_moved_as_nxdi_does(patch: Patch) -> None:
         source[1 : 1 + len(accepted[-1])] = begin + torch.tensor(accepted[-1], dtype=torch.long)
         return {**call, "medusa_args": (source[None], to[None], seen, scatter)}
 
-    change_calls(patch, change)
+    changed(change)(patch)
 
 
-def the_mask_reaches_into_the_tree(patch: Patch) -> None:
-    change_calls(
-        patch, lambda call: {**call, "attention_mask": torch.ones(1, call["attention_mask"].shape[1] + 1).long()}
-    )
-
-
-def no_positions_reserved(patch: Patch) -> None:
-    shape = shape_module.slot_shape
-    patch.setattr(medusa, "slot_shape", lambda *arguments: replace(shape(*arguments), reserved=0))
-    before = config
-    patch.setitem(
-        load.__globals__,
-        "config",
-        lambda path, **changes: replace(before(path, **changes), sequence_length=MAX_LENGTH),
-    )
-
-
-MUTANTS = [
-    every_node_sees_all_before_it,
-    positions_are_those_of_nodes,
-    misplaced_tokens_count_as_placed,
-    accepted_lines_are_moved_as_nxdi_does,
-    the_mask_reaches_into_the_tree,
-    no_positions_reserved,
-]
+MUTANTS: dict[str, Mutant] = {
+    "every node sees all before it": changed(every_node_sees_all_before_it),
+    "positions are those of nodes": changed(lambda call: {**call, "position_ids": call["medusa_args"][3]}),
+    "misplaced tokens count as placed": misplaced_tokens_count_as_placed,
+    "accepted lines are moved as NxDI does": accepted_lines_are_moved_as_nxdi_does,
+    "the mask reaches into the tree": changed(
+        lambda call: {**call, "attention_mask": torch.ones(1, call["attention_mask"].shape[1] + 1).long()}
+    ),
+}
 
 
 @pytest.mark.usefixtures("artifacts")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_a_broken_rule_is_noticed(
     models: ModelDirectories,
-    nxdi: Nxdi,
     checkpoint: Path,
-    mutant: Callable[[Patch], None],
+    mutant: Mutant,
     monkeypatch: Patch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if nxdi.is_real and mutant is no_positions_reserved:
-        pytest.skip("NxDI has 128 positions to spare for Medusa; the rule is that of all other graphs")
     mutant(monkeypatch)
     wanted = requests(12, seed=11, sampled=False)
     await assert_noticed(lambda: engine(load(checkpoint)), wanted, models.target, caplog)

@@ -1,4 +1,4 @@
-"""A public fp8 checkpoint is converted to Neuron's format, and one that was not converted is refused."""
+"""A public fp8 checkpoint is converted to Neuron's format; one that was not converted is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def weight(rows: int = 4, seed: int = 0) -> torch.Tensor:
 
 
 def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
-    """Save a checkpoint of that many files, with an index."""
+    """Save a checkpoint of these files, with an index."""
     folder.mkdir(exist_ok=True)
     weight_map: dict[str, str] = {}
     for name, tensors in zip(SHARDS, shards, strict=False):
@@ -55,7 +55,7 @@ def save(folder: Path, *shards: Tensors, **config: Any) -> Path:
 
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
-    """Save three files; the second weight has its scale in the third."""
+    """Save a checkpoint of three files; the second weight has its scale in the third file."""
     model = save(
         tmp_path / "public",
         {"a.weight": weight(), "a.weight_scale": torch.rand(4, 1), "norm.weight": torch.rand(8).bfloat16()},
@@ -76,7 +76,7 @@ def rescaled(model: Path, output: Path) -> list[str]:
 
 
 def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
-    """Torch rounds half of the value to the nearest float8_e4m3fn, or the even one, as the table does."""
+    """Torch and our table round half of a value to the nearest float8_e4m3fn, ties to even."""
     halved = FINITE.translate(HALVED)
     expected = (e4m3(FINITE).double() / 2).to(torch.float8_e4m3fn)
     assert halved == expected.view(torch.uint8).numpy().tobytes()
@@ -87,7 +87,7 @@ def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
 
 
 def test_no_value_is_farther_from_the_public_one_than_by_awss_script() -> None:
-    """NxD's README divides by 448/240 and rounds every value; a half rounds only values near 0."""
+    """NxD's README divides by 448/240, which rounds every value; halving rounds only values near 0."""
     public, factor = e4m3(FINITE).double(), 448 / 240
     ours = e4m3(FINITE.translate(HALVED)).double() * 2
     awss = (e4m3(FINITE).bfloat16() / factor).to(torch.float8_e4m3fn).double() * factor

@@ -20,7 +20,6 @@ from tests.support.backend_contract import (
     assert_matches,
     reference,
 )
-from tests.support.models import DEFAULT_VOCAB_SIZE
 from tests.support.neuron.slot_models import GAMMA, checkpoint, neuron_config, slot_backend
 
 K = GAMMA + 1
@@ -127,14 +126,10 @@ def test_a_span_behind_the_slot_is_an_error() -> None:
         slot_backend().forward([Span(0, 3, TOKENS[:2], 1)])
 
 
-def test_the_backend_describes_itself() -> None:
+def test_the_engine_asks_for_widths_and_room_that_there_are() -> None:
     backend = slot_backend()
-    as_protocol: Backend = backend
-    assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
-    assert as_protocol.num_slots == NUM_SLOTS
-    assert as_protocol.max_length == MAX_LENGTH
     num_layers, num_kv_heads, head_dim = 2, 2, 8
-    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * (MAX_LENGTH + K) * 4
+    assert backend.slot_bytes == num_layers * 2 * num_kv_heads * head_dim * (MAX_LENGTH + K) * 4
     assert max_pass_draft_tokens(backend, default=16) == GAMMA
     assert prompt_chunk_tokens(backend) == MAX_LENGTH
 

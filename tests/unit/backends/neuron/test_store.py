@@ -1,4 +1,4 @@
-"""Compiled models in a store: on a local disk, and on one with the rules of S3 Mountpoint."""
+"""Compiled models in a store on a local disk, and in one with the rules of S3 Mountpoint."""
 
 from __future__ import annotations
 
@@ -71,10 +71,7 @@ def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
 
 
 def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None:
-    """The story: on a bucket mounted by Mountpoint, which cannot rename folders, every start compiled for hours.
-
-    The finished folder kept its temporary name, and the compiler's files stayed beside it for ever.
-    """
+    """The story: Mountpoint cannot rename folders, so a finished one was never found, and each start compiled again."""
     find_or_compile(mounted.root, WANTED, compile_into)
     assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]
 
@@ -101,7 +98,7 @@ def test_a_slower_process_takes_the_faster_ones_model(anywhere: Path) -> None:
 
 
 def test_a_killed_publisher_blocks_no_other_process(tmp_path: Path) -> None:
-    """The next process publishes beside its remains, which are never read; its finished models are found."""
+    """The next process publishes beside the unfinished files, which are never read; finished models are found."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
         with pytest.MonkeyPatch.context() as patch:
@@ -234,7 +231,7 @@ def copied(source: Path, folder: Path, change: Callable[[bytes], bytes] = bytes)
 
 
 def test_a_key_depends_on_content_alone(tmp_path: Path) -> None:
-    """The story: keys held the times of weight files, so every pod with a download of its own compiled again."""
+    """The story: keys contained the times of weight files, so each pod that downloaded them compiled again."""
     source = checkpoint("llama")
     copy = copied(source, tmp_path / "copy")
     os.utime(copy / "model.safetensors", (1, 1))
@@ -259,7 +256,7 @@ def test_files_of_the_hub_are_not_hashed_again(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_double_keeps_mountpoints_rules(mounted: Mountpoint) -> None:
-    """The store obeys them all, so no other test would see one that is not kept."""
+    """The store obeys all rules, so no other test would notice one that the double does not enforce."""
     place, other = mounted.root / "file", mounted.root / "other"
     with place.open("xb", buffering=0) as file:
         file.write(b"one")

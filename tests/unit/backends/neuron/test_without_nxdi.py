@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("on_double")
 
 
 def without(patch: pytest.MonkeyPatch, *prefixes: str) -> None:
-    """Take packages away, and see to it that they cannot be found."""
+    """Make packages unavailable in this process, loaded modules included."""
     for name in [name for name in sys.modules if name.startswith(prefixes)]:
         patch.delitem(sys.modules, name)
     for prefix in prefixes:
@@ -71,11 +71,7 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
-    """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA in it.
-
-    The story: the error called it a placeholder from PyPI and named, as the way out, the index that it had come from;
-    later an image that does not start on such a host.
-    """
+    """The story: SDK 2.33's torch-neuronx, which has no XLA, was called a placeholder from PyPI."""
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").touch()
     write_information(tmp_path, "torch_neuronx", "2.14.3.0")

@@ -6,6 +6,7 @@ import mmap
 import os
 import shutil
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -37,7 +38,7 @@ from tests.support.backend_contract import (
     assert_matches,
     reference,
 )
-from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, save_tiny_model, tiny_model
+from tests.support.models import CONTRACTS, save_tiny_model, tiny_model
 
 # Variants of the families that change what the graph computes.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -152,12 +153,9 @@ def huge_page_bytes(mapping: mmap.mmap) -> int:
     return num_bytes
 
 
-def test_more_spans_than_places_run_in_groups(
-    checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_spans_than_places_run_in_groups(backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_backend, "MAX_PLACES", 2)
-    spans = [Span(slot, 0, TOKENS[slot : slot + 3], slot) for slot in (2, 0, 1)]
-    logits = backend.forward(spans)
+    logits = backend.forward([Span(slot, 0, TOKENS[slot : slot + 3], slot) for slot in (2, 0, 1)])
     expected = [reference("llama").logits(TOKENS[slot : slot + 3])[3 - slot :] for slot in (2, 0, 1)]
     np.testing.assert_allclose(logits, np.concatenate(expected), rtol=0, atol=1e-4)
 
@@ -188,13 +186,9 @@ def test_a_run_takes_memory_of_its_own_slots_only(tmp_path: Path, mappings: list
     assert touched.tolist() == [slot in (0, 3, 4, 6, 7) for slot in range(8)]
 
 
-def test_sizes_are_those_of_the_model(backend: OnnxBackend) -> None:
-    as_protocol: Backend = backend
-    assert as_protocol.vocab_size == DEFAULT_VOCAB_SIZE
-    assert as_protocol.num_slots == NUM_SLOTS
-    assert as_protocol.max_length == MAX_LENGTH
+def test_a_slot_has_the_models_size(backend: OnnxBackend) -> None:
     num_layers, num_kv_heads, head_room = 2, 2, 16  # heads of 8 take the room of 16; one position is spare
-    assert as_protocol.slot_bytes == num_layers * 2 * num_kv_heads * head_room * (MAX_LENGTH + 1) * 4
+    assert backend.slot_bytes == num_layers * 2 * num_kv_heads * head_room * (MAX_LENGTH + 1) * 4
 
 
 def test_a_second_load_needs_no_original_weights(
@@ -214,11 +208,7 @@ def test_other_weights_are_packed_again(tmp_path: Path) -> None:
 
 
 def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes of all numbers of places need no further graph.
-
-    The story: loading built graphs for 1 s and left the rest to the passes that needed them. Each of those took 0.15 s,
-    and a fused service of 16 streams had 0.56 of the target's speed in a short benchmark.
-    """
+    """The story: graphs were left to the passes that needed them, 0.15 s each: 0.56 of the speed at 16 streams."""
     backend = load(checkpoint)
     monkeypatch.setattr(DecoderGraph, "build", None)
     for num_spans in range(1, backend.num_slots + 1):
@@ -229,19 +219,20 @@ def packed_folder(path: Path) -> Path:
     return packed.folder_of(path, "float32")
 
 
-@pytest.mark.parametrize("num_left", [1000, None])
-def test_a_damaged_packed_form_is_made_again(tmp_path: Path, num_left: int | None) -> None:
-    """The weights' file is cut short, or has zeros in place of the weights."""
-    load(save_tiny_model(tmp_path, "llama"))
-    file = packed_folder(tmp_path) / layout.WEIGHTS_FILE
-    file.write_bytes(bytes(file.stat().st_size) if num_left is None else file.read_bytes()[:num_left])
-    assert_matches(load(tmp_path), reference("llama"), HISTORY)
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "cut short": (layout.WEIGHTS_FILE, lambda file: file.write_bytes(file.read_bytes()[:1000])),
+    "zeros in place of weights": (layout.WEIGHTS_FILE, lambda file: file.write_bytes(bytes(file.stat().st_size))),
+    **{
+        f"no {name}": (name, Path.unlink)
+        for name in (layout.GRAPH_FILE, layout.WEIGHTS_FILE, layout.SHAPE_FILE, layout.PROBE_FILE)
+    },
+}
 
 
-@pytest.mark.parametrize("name", [layout.GRAPH_FILE, layout.WEIGHTS_FILE, layout.SHAPE_FILE, layout.PROBE_FILE])
-def test_a_missing_packed_file_is_made_again(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_packed_form_is_made_again(tmp_path: Path, name: str, damage: Callable[[Path], object]) -> None:
     load(save_tiny_model(tmp_path, "llama"))
-    (packed_folder(tmp_path) / name).unlink()
+    damage(packed_folder(tmp_path) / name)
     assert_matches(load(tmp_path), reference("llama"), HISTORY)
 
 

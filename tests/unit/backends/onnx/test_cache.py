@@ -1,4 +1,4 @@
-"""Packed weights on disk: the processes that use them, and the time of their deletion."""
+"""Packed weights on disk: the processes that use them, and their deletion."""
 
 from __future__ import annotations
 
@@ -37,17 +37,13 @@ def logits(backend: OnnxBackend, num_spans: int) -> Array:
 
 
 def age(folder: Path) -> None:
-    """Make a folder older than the grace of a process that has not locked it yet."""
+    """Make a folder older than the grace for processes that have not locked it yet."""
     old = time.time() - 10 * packing.SETTLED_S
     os.utime(folder, (old, old))
 
 
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server keeps the packed weights of its model while another one packs them again.
-
-    The story: a second start deleted the first one's folder. The first server's next wide pass, with a graph that was
-    not built yet, ended all 16 sessions with INTERNAL, and health stayed SERVING.
-    """
+    """The story: a second start deleted the first server's packed weights, and its next wide pass ended 16 sessions."""
     decoder = packed.packed_decoder(model, "float32", None)
     first, folder = OnnxBackend(decoder, num_slots=8, max_length=16, num_threads=1), decoder.folder
     expected = logits(first, 1)
@@ -63,7 +59,7 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.
 
 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
-    """The story: the cache went by size and date; the text was the old model's, the model_id the new one's."""
+    """The story: the cache went by size and date, so the old model answered under the new one's model_id."""
     before = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)
     file, status = model / "model.safetensors", (model / "model.safetensors").stat()
     shutil.copyfile(models.related / "model.safetensors", file)
@@ -76,10 +72,7 @@ def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirec
 def test_weights_replaced_while_packing_are_not_used(
     model: Path, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights that change between the hash and the packing are not kept under the old hash.
-
-    The story: they lay in the cache as the old ones, for the next server that loaded the old checkpoint.
-    """
+    """The story: weights that changed between hash and packing lay in the cache under the old hash."""
     before = packed.folder_of(model, "float32")
 
     def replaced(path: Path, *about: Any, **more: Any) -> Any:
@@ -100,7 +93,7 @@ def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
 
 
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
-    """The story: kill -9 while packing left 44 MB for ever. Another process that is packing has its folder locked."""
+    """The story: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder locked."""
     parent = packed.folder_of(model, "float32").parent
     parent.mkdir(parents=True)
     killed, running = parent / f"{MAKING}killed", parent / f"{MAKING}running"
@@ -114,11 +107,7 @@ def test_killed_builds_are_cleaned_up(model: Path) -> None:
 
 
 def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is being deleted is not opened.
-
-    The story: the file of the lock was deleted first. A server that started in that moment made and locked a new one,
-    found all other files, and lost them a moment later.
-    """
+    """The story: the lock's file was deleted first, so a server that started then read a folder that vanished."""
     first = packed.packed_decoder(model, "float32", None)
     folder = first.folder
     first.lock.close()
@@ -140,7 +129,7 @@ def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.Mo
 
 
 def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: baked into an image by root, it could not be locked, and was packed again at every start, in vain."""
+    """The story: a cache that root made for an image could not be locked, so every start packed again, in vain."""
     first = packed.packed_decoder(model, "float32", None)
     first.lock.close()
     opened = os.open
@@ -158,10 +147,7 @@ def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_empty_graph_is_made_again(model: Path) -> None:
-    """A damaged file is replaced.
-
-    The story: the server fell back to another backend at every start, under the same model_id, with one line at INFO.
-    """
+    """The story: with a damaged file each start fell back to another backend, under the same model_id."""
     expected = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)  # the backend is gone, and its lock
     (packed.folder_of(model, "float32") / GRAPH_FILE).write_bytes(b"")
     assert np.array_equal(logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1), expected)

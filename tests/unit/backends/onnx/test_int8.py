@@ -1,4 +1,4 @@
-"""int8: near float32, and a token's logits do not depend on what else is in the pass."""
+"""Logits in int8 are near float32's, and a token's do not depend on others in the pass."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_it_is_near_float32(family: str, tmp_path: Path) -> None:
 
 
 def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
-    """A large activation of another token would change a token's scale, if a pass had one scale for all."""
+    """With one scale for a pass, a large activation of another token would change this token's logits."""
     expected = one_by_one(target, 0, TOKENS)
     wide = target.forward([Span(1, 0, TOKENS, len(TOKENS))])
     np.testing.assert_array_equal(wide, expected)
@@ -68,7 +68,7 @@ def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
 
 
 def test_products_are_the_same_bits_at_every_width() -> None:
-    """Linear layers give the same bits in a narrow and in a wide pass; attention alone may differ."""
+    """Linear layers give equal bits in narrow and in wide passes; only attention may differ."""
     rng = np.random.default_rng(0)
     hidden = rng.standard_normal((1, 7, 96)).astype(np.float32) * rng.uniform(0.1, 50, (1, 7, 1)).astype(np.float32)
     matrix, scale = onnx_int8.quantize_columns(

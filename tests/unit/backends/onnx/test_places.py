@@ -1,4 +1,4 @@
-"""Places hold every span once, and together only single tokens of neighbouring slots."""
+"""Places hold every span once, and share only single tokens of neighbouring slots."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_neighbours_with_single_tokens_share() -> None:
 
 
 def test_places_that_hardly_save_are_single() -> None:
-    """Binding a place to other slots takes longer than an operator that it saves."""
+    """Binding a place to other slots takes longer than the operator that it saves."""
     mixed = spans((0, 1), (1, 1), (2, 3), (3, 3))
     assert shared_places(mixed) == single_places(mixed)

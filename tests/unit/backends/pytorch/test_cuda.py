@@ -1,4 +1,4 @@
-"""The torch backend on a GPU, as passes come and captured as CUDA graphs; skipped where torch sees none."""
+"""The torch backend on a GPU, eager and with CUDA graphs; skipped if torch finds none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE = torch.device("cuda")
 
 
 class OnHost(TorchBackend):
-    """A backend whose logits come to the host, where the suite compares them."""
+    """A backend that brings logits to the host, where the suite compares them."""
 
     def forward(self, spans: Sequence[Span]) -> np.ndarray[Any, Any]:
         logits: np.ndarray[Any, Any] = torch.as_tensor(super().forward(spans)).cpu().numpy()

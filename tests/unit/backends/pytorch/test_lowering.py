@@ -28,7 +28,7 @@ SCALARS = {"tensor<f64>", "tensor<1xf64>"}
 
 
 def with_changes_returned(graph: GraphModule) -> GraphModule:
-    """Return a copy that returns what it writes to its inputs, as TorchNeuron hands its graphs to torch-mlir."""
+    """Return a copy that returns the inputs that it changes, as TorchNeuron's graphs do."""
     pure = copy.deepcopy(graph)
     output = pure.graph.output_node()
     writes = [node for node in pure.graph.nodes if node.target is torch.ops.aten.copy_.default]

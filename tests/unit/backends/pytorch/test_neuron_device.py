@@ -1,4 +1,4 @@
-"""Device neuron without one: the backend's contract over the stand-in compiler, and what loading asks for."""
+"""Device neuron without such a device: the contract of backends over the stand-in compiler, and checks at loading."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from tests.support.neuron_compiler import NeuronCompiler
 
 QUICK = ("llama", "gemma3")
 REST = [family for family in CONTRACTS["torch", "float32"] if family not in QUICK]
+OLD = ("unknown", "2.9.0.2.13", "1.0.0.1")
 BUCKETS = Buckets(widths=(4,), prompts=(8,))
 ONE_SHAPE = Buckets(widths=(MAX_LENGTH,), prompts=())
 """Single shape of fixed passes, with fewer graphs than `BUCKETS` for `make test` to compile."""
@@ -82,11 +83,7 @@ class TestOtherFamilies(OverTheStandIn):
 
 @pytest.mark.long
 def test_another_models_threads_compile_nothing_again() -> None:
-    """The number of threads is no part of a compiled pass.
-
-    The story: a draft that was loaded after its target set its own number of threads. Torch then compiled every pass of
-    the target again, while clients waited.
-    """
+    """The story: a draft loaded later set another number of threads, and torch compiled the target's passes again."""
     backend, num_threads = backend_of("llama"), torch.get_num_threads()
     torch.set_num_threads(num_threads + 1)
     try:
@@ -165,21 +162,19 @@ def test_weights_that_do_not_fit_are_named(
         load_backend(config_of(models.target))
 
 
-@pytest.mark.parametrize("version", ["unknown", "2.9.0.2.13", "1.0.0.1"])
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        *((version, rf"2\.33 or later; the version in this Python is {version} ") for version in OLD),
+        ("2.13.3.0", "torch_neuronx cannot be imported"),
+    ],
+)
 def test_a_missing_torchneuron_is_named(
-    version: str, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
+    version: str, message: str, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(devices.VISIBLE_CORES, "0")
     monkeypatch.setattr(devices, "version_of", lambda package: version)
-    message = rf"torch-neuronx 2\.13 or newer, of Neuron SDK 2\.33 or later; the version in this Python is {version} "
     with pytest.raises(ConfigError, match=message):
-        load_backend(config_of(models.target))
-
-
-def test_a_broken_torchneuron_is_named(models: ModelDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(devices.VISIBLE_CORES, "0")
-    monkeypatch.setattr(devices, "version_of", lambda package: "2.13.3.0")
-    with pytest.raises(ConfigError, match="torch_neuronx cannot be imported"):
         load_backend(config_of(models.target))
 
 

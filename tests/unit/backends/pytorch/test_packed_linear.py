@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,20 +24,18 @@ def no_gradients() -> object:
         yield
 
 
-@pytest.mark.parametrize("bias", [False, True])
+LAYERS: dict[str, Callable[[], Any]] = {
+    "bias": lambda: torch.nn.Linear(24, 36),
+    "no bias": lambda: torch.nn.Linear(24, 36, bias=False),
+    "GPT-2's Conv1D, which ran unpacked": lambda: Conv1D(36, 24),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("width", [1, 2, 7, 40])
-def test_it_computes_what_the_layer_did(bias: bool, width: int) -> None:
-    linear = torch.nn.Linear(24, 36, bias=bias)
-    tokens = torch.randn(1, width, 24)
+def test_it_computes_what_the_layer_did(layer: str, width: int) -> None:
+    linear, tokens = LAYERS[layer](), torch.randn(1, width, 24)
     torch.testing.assert_close(PackedLinear(linear)(tokens), linear(tokens), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("width", [1, 7])
-def test_it_computes_what_gpt2s_own_layer_did(width: int) -> None:
-    """The story: GPT-2's Conv1D, which is a linear layer by another name, ran unpacked."""
-    layer = Conv1D(36, 24)
-    tokens = torch.randn(1, width, 24)
-    torch.testing.assert_close(PackedLinear(layer)(tokens), layer(tokens), rtol=0, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)

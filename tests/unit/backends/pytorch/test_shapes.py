@@ -1,4 +1,4 @@
-"""Every pass has a shape that is made ahead, and the parts of a span are the span."""
+"""Every pass has one of the shapes that are made ahead, and the parts of a span add up to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the same logits as others, left as they are or compiled without generated code."""
+"""Passes of fixed shapes give the same logits as others, uncompiled or compiled without code generation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestContract(BackendContract):
 
 
 def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int = 0) -> None:
-    """Play prompts of up to 70 tokens, verification, rollback and forks; compare every logit with a fresh forward."""
+    """Play prompts of up to 70 tokens, verification, rollback and forks; compare all logits with fresh forwards."""
     rng = np.random.default_rng(seed)
     held: list[tuple[int, ...]] = [()] * NUM_SLOTS
     for _ in range(num_passes):
@@ -81,7 +81,7 @@ def play(backend: TorchBackend, plain: Reference, *, num_passes: int, seed: int 
 
 
 def play_compiled(family: str, maker: Compiled, *, num_passes: int = 25) -> None:
-    """Play a history over compiled passes; none is compiled after the warm-up."""
+    """Play a history over compiled passes; check that none is compiled after the warm-up."""
     fixed = FixedShapes(maker, LONG_BUCKETS)
     backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
     backend.warm_up()
@@ -117,11 +117,7 @@ def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code of a pass writes rows in place and calls the packed products.
-
-    The story: passes took 2 to 4 times as long as eager ones. Dynamo did not see that weights were to be frozen, so
-    products ran over plain weights, and each `scatter_` copied all slots of a layer twice.
-    """
+    """The story: products ran over plain weights and each `scatter_` copied all slots: 2 to 4 times the time."""
     monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)
     fixed = FixedShapes(Compiled("inductor"), Buckets(widths=(1,), prompts=(), batches=(1,), shortest=LONG))
     backend = TorchBackend(tiny_model("gpt2"), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)
@@ -150,7 +146,7 @@ def test_a_break_in_a_graph_is_an_error() -> None:
 
 def test_graphs_made_after_the_warm_up_are_counted() -> None:
     class Forgetful(Uncompiled):
-        """A maker whose graphs fit the first run alone, as a compiler's guards may have it."""
+        """A maker of graphs that fit their first run alone, as a compiler's guards may demand."""
 
         def make(self, run: Any) -> Any:
             def again() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Text on a terminal: accepted draft tokens are coloured, and nothing else changes."""
+"""Text on a terminal: accepted draft tokens are coloured, and the text is unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_marks_keep_the_text(pieces: list[str], num_accepted: int, rest: str) ->
 
 @pytest.mark.parametrize("lengths", [(1, 1, 1), ()])
 def test_each_token_has_a_line_with_its_origin(lengths: tuple[int, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """A server may send no lengths of pieces: the ids are there all the same."""
+    """If a server sends no lengths of pieces, the lines still have the ids."""
     delta, result = Delta(1, (5, 6, 7), 3, 2, text="abc", piece_lengths=lengths), Result("x")
     result.record(delta)
     TokenSink(SamplingParams()).show(result, delta)

@@ -1,4 +1,4 @@
-"""Many prompts at once: shown in order, each failure by itself, and full servers asked again."""
+"""Many prompts at once: results in order, each failure apart, and retries at full servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ListSink:
 
 @pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
 def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: the line had a seed at temperature 0, and acceptance of a draft where the target looked tokens up."""
+    """The story: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens up."""
     result = Result("x")
     own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
     result.record(Started(1, 9898))
@@ -57,7 +57,7 @@ def test_the_line_of_figures_is_explained(temperature: float, source: str, capsy
 
 
 class ScriptedCompleter:
-    """Completer that is late for "slow", fails on "broken" after a token, and is full at "patient" once."""
+    """Completer that answers "slow" late, fails on "broken" after a token, and is full once at "patient"."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -130,7 +130,7 @@ async def test_a_full_server_is_asked_again() -> None:
 
 
 async def test_a_full_server_is_not_asked_for_ever() -> None:
-    """The story: the deadline was each attempt's own. At a server that stayed full, the command never ended."""
+    """The story: the deadline was that of one attempt, so at a server that stayed full the command never ended."""
     patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)
     (result,) = await run_prompts(ScriptedCompleter(), patient, ListSink())
     assert isinstance(result.error, CapacityError)

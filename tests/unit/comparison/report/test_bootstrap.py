@@ -1,4 +1,4 @@
-"""Intervals hold what they promise, and a difference is neither missed nor made up."""
+"""Confidence intervals are right: a real difference is found, and none is invented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_TRIALS = 200
 
 
 def _paired(rng: np.random.Generator, num_pairs: int, ratio: float) -> tuple[list[float], list[float]]:
-    """Draw pairs of times: prompts differ by much, and each side's noise is 5 %."""
+    """Draw pairs of times; prompts differ by much, and each side has 5 % of noise."""
     prompts = np.exp(rng.normal(0.0, 1.0, num_pairs))
     before, after = (prompts * np.exp(rng.normal(0.0, 0.05, num_pairs)) for _ in range(2))
     return list(before), list(after * ratio)
@@ -26,7 +26,7 @@ def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
 
 
 def test_uninterleaved_runs_are_compared_by_prompt() -> None:
-    """Prompts differ by far more than the ratio looked for; three runs of each are enough all the same."""
+    """Prompts differ by far more than the ratio sought; three runs of each suffice all the same."""
     rng = np.random.default_rng(4)
     found = []
     for _ in range(NUM_TRIALS):
@@ -48,7 +48,7 @@ def test_only_a_real_slowdown_is_a_difference() -> None:
 
 
 def test_certain_and_undecided_ratios() -> None:
-    """Values without noise have an interval of one point; of too few pairs no verdict is given."""
+    """Values without noise have an interval of one point; too few pairs have no verdict."""
     ratio = paired_ratio([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
     assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     few = paired_ratio([1.0] * (MIN_PAIRS - 1), [9.0] * (MIN_PAIRS - 1))

@@ -1,4 +1,4 @@
-"""The bound, against rounds simulated one by one."""
+"""The bound, compared with rounds that are simulated one by one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COSTS = Costs(pass_s=PASS_S, verify_s=VERIFY_S, step_s=STEP_S)
 
 
 def _simulated_round(rng: random.Random, alpha: float, gamma: int) -> Round:
-    """Accept until the first rejection, then one token of the target's own."""
+    """Accept draft tokens up to the first rejection, then add one token of the target's own."""
     num_accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
     return Round(0.0, num_accepted + 1, gamma, num_accepted, Timings())
 
 
 def _simulate(alpha: float, gamma: int, round_s: float) -> tuple[list[Round], float]:
-    """Simulate rounds until there are enough tokens; return them and their tokens per second."""
+    """Simulate enough rounds; return them and their tokens per second."""
     rng, rounds, num_tokens = random.Random(1), [], 0
     while num_tokens < NUM_TOKENS:
         rounds.append(_simulated_round(rng, alpha, gamma))
@@ -62,7 +62,7 @@ def test_run_ahead_without_surprise_is_the_first_way(contender: Contender) -> No
 
 @pytest.mark.parametrize("contender", RUN_AHEAD)
 def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
-    """The bound was flat in the round trip, as if a surprise were known at the draft at once."""
+    """The story: the bound did not depend on the round trip, as if the draft learned of a rejection at once."""
     theory = Theory(contender, COSTS, 0.8, num_tokens=200, concurrency=1)
     rates = [theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.03, 0.1, 0.5)]
     assert rates == sorted(rates, reverse=True)
@@ -75,8 +75,8 @@ def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
 class Simulation:
     """A target, and a draft that runs ahead of it without limit, event by event; times in seconds.
 
-    Whether the draft foresees a position is drawn once. Where no proposal has arrived, the target waits, or
-    decodes by itself.
+    Whether the draft is right at a position is drawn once. If no proposal has arrived, the target waits, or decodes by
+    itself.
     """
 
     costs: Costs
@@ -118,7 +118,7 @@ class Simulation:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
-    """The bound is not far above either: no server could be judged by it."""
+    """The bound is not far above the simulation either, or it could judge no server."""
     rng = random.Random(seed)
     costs = Costs(0.02, 0.02 + rng.random() * 0.01, rng.choice([0.0, 0.001, 0.004]), foreseen=rng.choice([0.0, 0.5]))
     alpha, gamma = rng.uniform(0.2, 0.97), rng.randint(1, 12)
@@ -150,7 +150,7 @@ def test_acceptance_probability_is_found_again(alpha: float) -> None:
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Costs come from a round's tokens at both ends of the acceptance; without rounds or drafts there are none."""
+    """Costs come from rounds of no and of full acceptance; without rounds or drafts there are none."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)

@@ -1,4 +1,4 @@
-"""Two results: a slow-down that was planted is found, equal ones are equal, unlike conditions are refused."""
+"""Comparison of two results: a planted slow-down is found, equal ones are equal, other conditions are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 
 
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
-    """Write a results.json with 3 % of noise, and `fused` times the fused pair's times."""
+    """Write a results.json with 3 % of noise, and with the fused pair's times multiplied by `fused`."""
     directory.mkdir()
     settings = config(directory, workload=WorkloadConfig(SETS, num_runs=5))
     rng = random.Random(seed)
@@ -45,7 +45,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _same_models(file: Path, other: Path) -> Path:
-    """Put the test's models into one place: a test has a directory of its own for them, a user does not."""
+    """Give both results the same model directories, since each run of this test has its own."""
     content = json.loads(file.read_text())
     content["conditions"] = json.loads(other.read_text())["conditions"]
     file.write_text(json.dumps(content))
@@ -64,7 +64,7 @@ def test_a_of_a_shows_no_difference(old: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_planted_slowdown_is_found(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A slowdown beyond the threshold is exit code 1, one below it a line of the table."""
+    """A slowdown above the threshold gives exit code 1; one below it is a line in the table."""
     new = _same_models(_measured(tmp_path / "new", 5, fused=1.2), old)
     assert _diff(old.parent, new.parent) == 1
     rows = [line for line in capsys.readouterr().out.splitlines() if "slower, by more than 5%" in line]
@@ -101,7 +101,7 @@ def with_failures(content: dict[str, Any]) -> object:
 
 
 def without(name: str, content: dict[str, Any]) -> object:
-    """Return results of another version, which ended in a traceback."""
+    """Return results of another version, without this field, which led to a traceback."""
     content["requests"] = [[{key: it[key] for key in it if key != name} for it in cell] for cell in content["requests"]]
     return content
 

@@ -1,4 +1,4 @@
-"""Answers over gRPC, which are checked after they have ended."""
+"""Answers over gRPC, which the client checks after their end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = [message.SerializeToString() for message in (STARTED, *DELTAS, FINISHED)
 
 
 async def answered_by(messages: Sequence[bytes]) -> RequestRecord:
-    """Return the client's record of an answer of exactly these messages, sent by a real server."""
+    """Return the client's record of an answer with exactly these messages, from a real server."""
 
     async def generate(_request: bytes, _context: Any) -> Any:
         for message in messages:
@@ -51,7 +51,7 @@ async def test_a_whole_answer_is_a_record_of_its_tokens() -> None:
 @pytest.mark.parametrize("at", range(len(WHOLE)))
 @pytest.mark.parametrize(("messages", "words"), [([], "something was lost on the way"), ([b"\xff"], "cannot be read")])
 async def test_an_answer_with_a_gap_is_a_failure(at: int, messages: list[bytes], words: str) -> None:
-    """Proxies have dropped whole messages. Such an answer would be short, and so fast."""
+    """Proxies have dropped whole messages; such an answer would be shorter, and so seem faster."""
     record = await answered_by([*WHOLE[:at], *messages, *WHOLE[at + 1 :]])
     assert record.error_code == "UNAVAILABLE"
     assert words in record.error_message

@@ -1,4 +1,4 @@
-"""Load of the host: other processes count, the run and its children do not."""
+"""The host's load counts other processes, but not the run and its children."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_
 
 
 def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores are made up; the child is a real one, and its work would pass for that of other processes."""
+    """The cores' times are made up; the child is real, and its work must not count as that of other processes."""
     stat, busy_s = tmp_path / "stat", 0.0
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
 
@@ -66,7 +66,7 @@ def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest
 async def test_a_busy_host_is_known_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_s: float
 ) -> None:
-    """The story: a study took its three minutes, and only then was its end that the machine had been busy all along."""
+    """The story: a study ran for its three minutes, and only then reported that the machine had been busy."""
     stat = tmp_path / "stat"
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
     stat.write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n")

@@ -1,4 +1,4 @@
-"""HTTP endpoints: counts that they report or lack, and requests that fail."""
+"""HTTP endpoints: token counts that they report or lack, and failed requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKLOAD = WorkloadConfig((PromptSet("kind", ("text",)),), deadline_s=1.0, ignor
 
 
 async def test_an_answer_without_usage_counts_messages() -> None:
-    """This server refuses the first ways to ask for counts; the way that it accepts is kept."""
+    """The server refuses the first forms of a request for counts; the client keeps the form that it accepts."""
     async with foreign_server() as foreign, http_client(Endpoint("b", foreign.url), WORKLOAD) as client:
         first = await client.complete("hello", 0, None)
         second = await client.complete("hello", 1, None)
@@ -66,11 +66,7 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: one prompt that was too long for a server spoilt all requests after it.
-
-    The server refused it with 400 in each form of request, so the client concluded that no form with counts works. From
-    then on requests had no seed, so answers were other samples, and token counts were estimates.
-    """
+    """The story: one prompt that was too long made the client drop seed and counts for all requests after it."""
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:
         if body["prompt"] == "too long":
@@ -92,14 +88,26 @@ async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
 MANY, ENDLESS = '{"completion_tokens": "many"}', '{"completion_tokens": 1e999}'
 
 
-@pytest.mark.parametrize("usage", [MANY, ENDLESS, '{"prompt_tokens": [1]}', "[1]", '"none"'])
-async def test_missing_counts_are_a_record_with_a_code(usage: str) -> None:
+def stream_of(usage: str) -> str:
+    return f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "words"),
+    [
+        *(
+            ("text/event-stream", stream_of(usage), "BAD_CHUNK", usage)
+            for usage in (MANY, ENDLESS, '{"prompt_tokens": [1]}', "[1]", '"none"')
+        ),
+        ("text/html", "<p>data: no</p>", "NO_STREAM", "text/html"),
+    ],
+)
+async def test_an_answer_that_is_no_stream_is_a_record_with_a_code(kind: str, text: str, code: str, words: str) -> None:
     """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
-    stream = f'retry: 3\n\ndata: {{"choices": [], "usage": {usage}}}\n\n'
-    server = ScriptedServer(lambda _: (200, "text/event-stream", stream))
+    server = ScriptedServer(lambda _: (200, kind, text))
     async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
         record = await client.complete("hello", 0, None)
-    assert (record.error_code, usage in record.error_message) == ("BAD_CHUNK", True)
+    assert (record.error_code, words in record.error_message) == (code, True)
 
 
 async def test_a_lost_server_is_a_record_or_error() -> None:
@@ -154,11 +162,7 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_text_below_a_token_keeps_its_time() -> None:
-    """A server, such as llama.cpp's, reports a total alone.
-
-    By its characters the first message, "1", had no token, so it was left out, and TTFT was that of the second one; a
-    last message was lost likewise, and end to end with it.
-    """
+    """The story: of a total divided by characters the first message got no token, and was left out of TTFT."""
     texts = ("1", " and a long time", " after", ".")
     chunks = [_Chunk(float(i), text, None) for i, text in enumerate(texts)]
     chunks.append(_Chunk(9.0, "", 5))  # usage, in a message that ends the answer
@@ -188,7 +192,7 @@ data: unfinished"""
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
-    """Parts end anywhere: in the middle of a character, or between a carriage return and its line feed."""
+    """Parts of a stream end anywhere, also within a character or between carriage return and line feed."""
     stream = STREAM.replace("\n", line_end).encode()
     for at in range(len(stream) + 1):
         events = EventReader()
@@ -196,19 +200,8 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
         assert found == ['{"text":\n"h\u00e9"}', "\nsecond"]
 
 
-async def test_an_answer_of_another_type_is_no_stream() -> None:
-    server = ScriptedServer(lambda _: (200, "text/html", "<p>data: no</p>"))
-    async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
-        record = await client.complete("hello", 0, None)
-    assert record.error_code == "NO_STREAM"
-    assert "text/html" in record.error_message
-
-
 async def test_thirty_two_streams_at_once_are_whole() -> None:
-    """The server's times are known: 5 ms, then 10 ms for each token.
-
-    What the client reads of them is printed alone, since a busy machine changes it (`pytest -s`).
-    """
+    """The server's times are known; the client's are printed (`pytest -s`), since a busy machine changes them."""
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))
     workload = WorkloadConfig((PromptSet("kind", prompts),), deadline_s=60.0)
@@ -227,11 +220,7 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: the clocks of 32 streams started before their requests were sent, so TTFTs were 10 % too long.
-
-    Here the second of two requests needs a new connection, which a busy event loop delays by 0.3 s. The server's answer
-    is the time at which it received the request.
-    """
+    """The story: the clocks of 32 streams started before their requests were sent. Here a busy loop delays one."""
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()
     assert ready.wait(10)

@@ -1,4 +1,4 @@
-"""Tests of load generators; for Locust, of its process's imports and of a record that goes through JSON."""
+"""Load generators; of Locust's process, its imports and the records that it returns as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_messages_survive_json() -> None:
 
 
 async def _held_up(prompt_index: int, due_s: float | None) -> list[RequestRecord]:
-    """Answer as a server that does one thing at a time, for 50 ms each."""
+    """Answer like a server that handles one request at a time, for 50 ms each."""
     due_s = time.monotonic() if due_s is None else due_s
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0.05)
@@ -61,7 +61,7 @@ ONE_AT_A_TIME = asyncio.Lock()
 
 
 async def test_forced_tokens_do_not_wait_for_answers() -> None:
-    """A client that waits for its answer asks a slow server less, and never sees its queue: coordinated omission."""
+    """A client that waits for answers sends a slow server fewer requests, and so hides its queue."""
     records = await as_they_come(_held_up, 3, [0.0] * 6)
     assert [record.prompt_index for record in records] == [0, 1, 2, 0, 1, 2]
     assert len({record.sent_s for record in records}) == 1
@@ -98,7 +98,7 @@ def test_arrivals_are_poisson_and_repeat() -> None:
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
 async def test_steady_load_never_falls(count: int, streams: int) -> None:
-    """Streams that answer soon go on while others are still busy, which would else have the server to themselves."""
+    """Streams that end early send further requests; otherwise the last streams would have the server to themselves."""
     in_flight, least, asked = 0, 99, list[int]()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
@@ -119,7 +119,7 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
 
 
 async def test_steady_load_ends_in_time() -> None:
-    """A server that does not answer yields no record, and its requests are cancelled."""
+    """A server that does not answer gives no record, and its requests are cancelled."""
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
         await asyncio.sleep(3600)

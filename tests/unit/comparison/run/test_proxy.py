@@ -1,4 +1,4 @@
-"""Tests of the proxy that imitates a network link; delays have only lower bounds, since the machine may be busy."""
+"""The proxy that imitates a network; delays have only lower limits here, since the machine may be busy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def _connection(proxy: DelayProxy) -> AsyncGenerator[_Streams, None]:
     ],
 )
 async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tuple[int, ...], least_s: float) -> None:
-    """The conditions change while connections are open; each of them carries so many bytes, whole and in order."""
+    """Conditions change while connections are open; each connection carries all bytes in order."""
     async with _link(LinkConditions()) as proxy, AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(_connection(proxy)) for _ in num_bytes]
         for reader, writer in streams:
@@ -71,11 +71,7 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 
 
 async def test_no_end_holds_small_writes_back() -> None:
-    """The story: each link of the comparison's proxy added 40 ms to the time to first token.
-
-    Its port was opened without naming TCP, so asyncio left Nagle's algorithm on, which waited for delayed
-    acknowledgements.
-    """
+    """The story: a port that did not name TCP kept Nagle's algorithm on, and each link added 40 ms to TTFT."""
     async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]
@@ -83,7 +79,7 @@ async def test_no_end_holds_small_writes_back() -> None:
 
 
 async def test_delay_does_not_limit_throughput() -> None:
-    """Ten messages sent one after another arrive one after another, not a round trip apart each."""
+    """Ten messages in a row arrive in a row, not a round trip apart."""
     async with _link(LinkConditions(rtt_s=0.4)) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Near-ties: rounding may decide where answers part; any other difference is a fault."""
+"""Near-ties: answers may differ where rounding decides between two tokens; any other difference is a fault."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_answer_that_parted_earlier_this_time_is_no_evidence() -> None:
 
 
 class Scripted:
-    """Client of a server that reports these steps, or none."""
+    """Client of a server that reports these log-probabilities, or none."""
 
     def __init__(self, text: str = "", steps: list[Step] | None = None) -> None:
         self._found = text, steps or []
@@ -73,10 +73,7 @@ def answered(contender: Contender, *texts: str) -> Sample:
 
 @pytest.mark.parametrize("silent", [BASE, SD])
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
-    """A graph that chooses on the device reports no log-probabilities; those of the other server then count.
-
-    The story: Job measure failed at any near-tie of two bfloat16 servers, so a success looked like a fault.
-    """
+    """The story: Job measure failed at any near-tie, since a graph that chooses on the device has no scores."""
     clients: Any = {BASE: Scripted(ANSWER, STEPS), SD: Scripted(ANSWER, STEPS)} | {silent: Scripted()}
     parted = [answered(SD, "The dog ran", "same"), answered(SD, "The dog ran", "same")]
     found = await with_margins(config(tmp_path), clients, [answered(BASE, ANSWER, "same"), *parted])
@@ -103,7 +100,7 @@ async def test_turns_of_a_conversation_are_not_asked_again(tmp_path: Path) -> No
 
 
 async def scored_over_http(answer: object) -> tuple[str, list[Step], dict[str, Any]]:
-    """Return text and steps that a client reads from this answer, and the body that it has sent."""
+    """Return the text and steps that a client reads from this answer, and the body of its request."""
     server = ScriptedServer(lambda _: (200, "application/json", json.dumps(answer)))
     workload = WorkloadConfig((PromptSet("kind", ("text",)),))
     async with serving(server), http_client(Endpoint("a", server.url), workload) as client:

@@ -1,4 +1,4 @@
-"""The search for capacities finds the number of streams that a service holds; its table has the measured figures."""
+"""The search for capacities finds the most streams that a service can hold; its table has the figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The result holds, and one resolution more does not; no number is tried twice, and few are tried."""
+    """The result holds, and one step of the resolution more does not; no number is tried twice, and few are tried."""
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -47,7 +47,7 @@ def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> Non
 
 
 def answer(rate: float, ttft_s: float) -> RequestRecord:
-    """Answer with eleven tokens at a rate per second; drafting takes a quarter of the target's pass."""
+    """Return the record of an answer of eleven tokens at a rate per second; drafting takes a quarter of each pass."""
     timings = Timings(compute_us=40_000, draft_us=10_000)
     rounds = tuple(Round(ttft_s + i / rate, 1, 3, 0, timings) for i in range(11))
     return RequestRecord(0, 0.0, 4, tuple(range(11)), rounds)
@@ -61,13 +61,13 @@ def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRec
 
 @pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
 def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
-    """One slow stream of twenty is allowed, four are not; 99 in 100 first tokens must come in time."""
+    """One slow stream of twenty is allowed and four are not; 99 in 100 first tokens must be in time."""
     quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
     assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """A stream that is cut off has no record: the others alone would look fast."""
+    """A stream that was cut off has no record, and the others alone would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds
@@ -84,7 +84,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
 
 
 def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
-    """The report shows fused as a lower limit, with what the paper's theory expects of a remote draft."""
+    """The report shows fused as "at least", with the gain of a remote draft that the paper predicts."""
     page = tmp_path / "page.md"
     page.write_text(
         "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
@@ -100,7 +100,7 @@ def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
 
 
 class SlowServers:
-    """A measurement in which no answer ends, and each probe takes 4 s."""
+    """A measurement in which no answer ends and each probe takes 4 s."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -114,7 +114,7 @@ class SlowServers:
 
 
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: after two probes of 65 streams the time was over, and the page had "at least 0" of them."""
+    """The story: the time was over after two probes of 65 streams, and the page had "at least 0"."""
     servers: Any = SlowServers()
     searcher = Searcher(config("--max_new_tokens", "40"), Progress(Console(quiet=True), None))
     monkeypatch.setattr(searcher, "_budget", Budget(10.0, lambda: servers.seconds))
@@ -124,7 +124,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 
 
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
-    """A budget that was over before the first probe ended in a ValueError of the picture, without a report."""
+    """The story: if the time was over before the first probe, the picture raised ValueError, and no report came."""
     settings = config()
     none = Capacity(ALONE, 50.0, 0, (), False)
     assert "| target    | up to 50       | 0 " in text_of(replace(capacities(settings), found=(none,)))

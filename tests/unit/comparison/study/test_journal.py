@@ -1,4 +1,4 @@
-"""A study with servers that run one at a time: each is started once, and an interrupted study goes on where it was."""
+"""A study with one server at a time starts each once, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = (PromptSet("structured", ("1 2 3",)), PromptSet("open_ended", ("It was
 
 
 class Servers:
-    """Stand-in of servers: notes what was started, with which lengths, and fails at one of them."""
+    """Stand-in for servers: it records what was started with which lengths, and fails at one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int | None]] = []
@@ -53,7 +53,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def study(folder: Path, **changes: Any) -> StudyConfig:
-    """Return a study of two drafts and three lengths of one graph, at one place."""
+    """Return a study of two drafts and three lengths, compiled as one graph each, under one set of conditions."""
     folder.mkdir(exist_ok=True)
     (folder / "report").mkdir(exist_ok=True)
     drafts = tuple(str(model_directory(folder, name)) for name in ("small", "large"))
@@ -78,7 +78,7 @@ def study(folder: Path, **changes: Any) -> StudyConfig:
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
-    """Return the draft and length of every trial, each of which has both kinds of prompts."""
+    """Conduct a study; return draft and length of every trial, after a check that it has both prompt kinds."""
     trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
     assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
     return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]
@@ -92,7 +92,7 @@ async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Ser
 
 
 async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) -> None:
-    """A study that goes on is the same one, except that lengths that cannot be compiled are not asked for again."""
+    """The continued study has the same trials; lengths that could not be compiled are not tried again."""
     servers.broken = 5
     with pytest.raises(UnavailableError, match="the compiler was killed"):
         await conducted(study(tmp_path))

@@ -1,4 +1,4 @@
-"""The search, over services that are formulas: it finds the optimum that they were given, and keeps to its time."""
+"""The search, over services with a formula for their speed, finds the known optimum within its time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trial(place: Conditions, contender: Contender, speedup: float) -> Trial:
 
 
 def rounds(place: Conditions, contender: Contender) -> float:
-    """Simulate Leviathan's rounds: passes of 25 ms, acceptance and step by draft, the network where it is crossed."""
+    """Return the speed-up of Leviathan's rounds: passes of 25 ms, acceptance and step by draft, and the network."""
     alpha, step_s = {"small": (0.7, 0.001), "large": (0.85, 0.012), "ngram": (0.3, 0.0), LOOKUP: (0.1, 0.0)}[
         contender.draft or ""
     ]
@@ -83,7 +83,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
 
 
 def test_a_way_lost_at_usual_length_is_retried() -> None:
-    """Fused looked best at gamma 8, where the pool is poor; with 2 it is the best of all."""
+    """At gamma 8 fused looks best and the pool is poor; at gamma 2 the pool is the best of all."""
 
     def speedup(place: Conditions, contender: Contender) -> float:
         if contender.topology is Topology.POOL:
@@ -114,11 +114,7 @@ def test_it_ends_in_time_and_names_the_conditions_left_out(budget_s: float) -> N
 
 
 def test_a_group_ends_with_the_budget() -> None:
-    """The story: `study --budget 3m` took 4 min 17 s.
-
-    A group of measurements that took longer than estimated, such as 16 requests in flight after groups with one, was
-    measured to its end.
-    """
+    """The story: `study --budget 3m` took 4 min 17 s: a group that took longer than estimated ran to its end."""
     now, measured = [0.0], list[Group]()
 
     async def measure(group: Group) -> Speeds:
@@ -135,7 +131,7 @@ def test_a_group_ends_with_the_budget() -> None:
 
 
 def test_first_comes_what_is_worth_most() -> None:
-    """All ways are compared at the usual place, if there is time for one group alone."""
+    """If there is time for one group alone, it compares all ways under the usual conditions."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4
     assert len({it.contender.topology for it in evidence.trials}) == 4

@@ -1,4 +1,4 @@
-"""Shapes of answers, piece by piece."""
+"""Shapes of answers, checked piece by piece."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELD_BACK = ("one", "", "", " two three")
 
 
 def test_offsets_are_those_of_tokens_whatever_is_held_back() -> None:
-    """The story: a chunk's offset was that of the text sent so far, so a stream and a whole answer disagreed."""
+    """The story: a chunk's offset was that of the text sent so far, so streamed and whole answers had other offsets."""
     positions = [TokenLogprobs((7,), (-0.5,), (token.encode(),), len(token)) for token in TOKENS]
     choice, answer = Choice(), CompletionFormat("tiny")
     chunks = [

@@ -1,4 +1,4 @@
-"""Fields of other servers: values that change nothing are taken, others are refused with those that would do."""
+"""Fields of other servers: values without effect are accepted, and a refusal names these values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, A
 
 
 async def test_an_answer_goes_back_as_a_message() -> None:
-    """Clients put the answer's message, with all its empty fields, after the conversation."""
+    """Clients append the answer's message, with all its empty fields, to the conversation."""
     answer: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
@@ -87,7 +87,7 @@ async def test_an_answer_goes_back_as_a_message() -> None:
 
 
 async def test_an_error_repeats_little_of_what_came() -> None:
-    """The story: a body with one unknown field of 7 MB came back as 14 MB, in `message` and in `param`."""
+    """The story: a body with an unknown field of 7 MB was answered with 14 MB, in `message` and in `param`."""
     for body in ({"x" * 9000: 1}, {"logit_bias": {"y" * 9000: 1}}):
         answer = await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x", **body})
         assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""The OpenAPI schema and the server agree, as schemathesis sees it."""
+"""The OpenAPI schema and the server agree; schemathesis compares them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.completers import ScriptedCompleter, gateway
 
 @pytest.mark.long
 async def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
-    """Bodies that the schema allows are accepted, others are refused, and the schema has every answer.
+    """Bodies that the schema allows are accepted, others are refused, and the schema describes every answer.
 
-    The schema leaves out two conditions on fields that name a grammar (`structured.NAMES`): at most one is given, and
-    only one of JSON beside tools. Such fields may meet here, with every field that a body gets.
+    The schema lacks two conditions on fields that name a grammar (`structured.NAMES`): at most one is given, and only
+    one of JSON beside tools. So bodies may break these two here.
     """
     port = free_port()
     arguments = ("--phases", "fuzzing", "--max-examples", "20", "--seed", "1", "--no-color")

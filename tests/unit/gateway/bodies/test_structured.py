@@ -1,4 +1,4 @@
-"""Every way to ask for structured output means one grammar."""
+"""All fields for structured output lead to the same grammar."""
 
 from __future__ import annotations
 

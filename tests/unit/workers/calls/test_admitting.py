@@ -1,4 +1,4 @@
-"""Names of private draft workers' sessions, which count within one account and connection."""
+"""Session names of private draft workers are valid within one account and connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and dataclasses: there and back gives the same, and unset fields mean what stands in the .proto."""
+"""Messages convert to dataclasses and back without a change, and unset fields mean what the .proto has."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ scores = st.lists(
 
 
 def possible(piece: Commit) -> Commit:
-    """Return a piece with counts that one pass can have."""
+    """Return the commit with its counts changed to ones that a pass can have."""
     num_draft = piece.num_draft_tokens % (MAX_TREE_TOKENS + 1)
     num_accepted = piece.num_accepted_tokens % (min(num_draft, len(piece.token_ids)) + 1)
     own = OwnDrafts(piece.own.num_lookup_tokens % (num_draft + 1), piece.own.num_lookup_accepted % (num_accepted + 1))
@@ -172,7 +172,7 @@ def test_event(event: Started | Delta | Finished) -> None:
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """A target that knows no reasoning then masks the same tokens, and needs no field for it."""
+    """A target that does not know preambles then masks the same tokens, without a field for them."""
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
@@ -187,7 +187,7 @@ def test_a_card_survives_the_wire() -> None:
 
 
 def test_names_of_a_card_are_short() -> None:
-    """The story: a target with a name of 3 MB made /metrics of its gateway 609 MB, which has it some 200 times."""
+    """The story: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long."""
     long = "x" * 1_000_000
     card = ModelCard(long, long, 8, 9, long, model_id=long)
     back = convert.card_from_message(convert.card_to_message(card))
@@ -196,7 +196,7 @@ def test_names_of_a_card_are_short() -> None:
 
 
 def test_unset_fields() -> None:
-    """A stranger's smallest request: the server's defaults, or else greedy and 128 tokens; a seed of its choice."""
+    """The smallest request gets the server's defaults, else greedy decoding and 128 tokens, and a random seed."""
     request = convert.completion_from_message(pb.GenerateRequest(text="a"))
     assert request.resolved(NO_DEFAULTS) == CompletionRequest("a")
     operator = RequestDefaults(temperature=0.5, top_k=3, max_new_tokens=7)
@@ -225,7 +225,7 @@ def test_reasons_of_a_later_version_are_not_guessed() -> None:
 
 
 def test_a_message_of_too_many_branches_is_refused() -> None:
-    """The story: 100,000 branches of one message were kept, each, for as long as the session lived."""
+    """The story: a session kept the 100,000 branches of each message as long as it lived."""
     branch = pb.Branch(prefix_length=1, token_ids=[5])
     assert len(convert.branches_from_message(pb.Propose(branches=[branch] * convert.MAX_BRANCHES_OF_MESSAGE))) > 1
     with pytest.raises(InvalidRequestError, match=f"exceed {convert.MAX_BRANCHES_OF_MESSAGE}"):
@@ -233,7 +233,7 @@ def test_a_message_of_too_many_branches_is_refused() -> None:
 
 
 def test_too_many_stop_tokens_are_refused() -> None:
-    """The story: a session with two million of them was accepted, and took 130 MB."""
+    """The story: a session with two million stop tokens was accepted, and took 130 MB."""
     sampling = SamplingParams()
     GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS)))
     with pytest.raises(InvalidRequestError, match=f"exceed {MAX_STOP_TOKEN_IDS}"):

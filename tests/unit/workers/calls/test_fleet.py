@@ -1,4 +1,4 @@
-"""Servers of a name: one that joins is used, and one that leaves ends its requests first."""
+"""Servers of a name: a new one gets requests, and one that leaves finishes its requests first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAME = "targets.example"
 
 
 class Resolver:
-    """Addresses that the name stands for; None: it is unknown."""
+    """Addresses of a name; None if the name is unknown."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.hosts: tuple[str, ...] | None = hosts
@@ -113,11 +113,7 @@ async def test_joining_servers_are_used_leaving_ones_drain(
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """The story: a gateway with one lost and one healthy server answered its health probes too late.
-
-    It asked both servers for their health and waited for both answers; probes wait a second, and took it out of
-    service.
-    """
+    """The story: a gateway waited for a lost server beside a healthy one, and its own probes, of a second, failed."""
     good = Place(Counting())
     await good.server.open()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -131,10 +127,7 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """The story: a gateway was taken out of service while it was busy.
-
-    Its question whether the target serves had to wait for a free HTTP/2 stream, after all requests.
-    """
+    """The story: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of service."""
     busy = Place(Counting())
     await busy.server.open()
     async with Fleet([busy.address]) as fleet:
@@ -155,12 +148,7 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: an hour after a client's certificate was replaced, the client no longer noticed that a server drained.
-
-    Replacing the certificate closed the old channel, which ended the health watch on it for good. A request that still
-    ran
-    on the old channel ended without an error.
-    """
+    """The story: a replaced certificate closed the old channel with its health watch, and later drains went unseen."""
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     trust, completer = pki(tmp_path / "ours"), Counting()
@@ -187,11 +175,7 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a server joined while a certificate file was being written, and no later server was ever found.
-
-    The new server's channel read the unfinished file, and the error ended the task that follows the list. A pool worker
-    left all of its targets.
-    """
+    """The story: a server joined while a file was being written; the error ended the task that follows the list."""
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"
     token.write_text("secret")

@@ -1,4 +1,4 @@
-"""The scope of a request: its caller's limits, its deadline, the drain of the process, and the audit line."""
+"""The scope of a request: its caller's limits, its deadline, the process's drain, and the audit line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_requests_are_counted_while_they_run() -> None:
 
 
 async def test_a_drain_fails_what_still_runs() -> None:
-    """The story: after the grace of a gateway a stream was cut in mid-chunk, and an answer was a bare 500."""
+    """The story: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a bare 500."""
     inner = ScriptedCompleter([["a"], ["b"]], gap_s=60)
     completer = supervised(inner)
     running = asyncio.create_task(collected(completer))
@@ -91,7 +91,7 @@ async def forever(num_items: int) -> AsyncGenerator[int, None]:
 
 
 async def test_an_end_touches_nothing_between_two_waits() -> None:
-    """The consumer's own awaits go on, and the task is not left cancelled."""
+    """The consumer's own awaits continue, and its task is not cancelled."""
     items, scope = forever(2), RequestScope(asyncio.get_running_loop().time() + 0.02)
     for number in range(2):
         with scope:
@@ -164,7 +164,7 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
     ("who", "default", "expected"), [(ALICE, 20, 20), (ALICE, 70, 50), (ALICE, None, 50), (BOB, 70, 70)]
 )
 async def test_an_open_length_stays_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
-    """The story: a key with a limit did not know the length that the server's operator had set for all."""
+    """The story: a caller's limit did not cap the default length that the operator had set for all."""
     with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
     assert resolved.max_new_tokens == expected

@@ -1,4 +1,4 @@
-"""Exceptions as statuses and back: each keeps its kind, its message and its hint on the way over the wire."""
+"""Exceptions as statuses and back: kind, message and hint survive the wire."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
 
 
 def test_details_for_callers_survive_two_hops() -> None:
-    """A gateway needs the field at fault, not the sentence about it, and for its log the server that failed."""
+    """A gateway needs the name of the field at fault and, for its log, the address of the server that failed."""
     told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
     for address in ("target:1", "draft:2"):
         status = to_status(told)
@@ -87,12 +87,12 @@ def test_every_error_of_a_request_has_a_status() -> None:
     ],
 )
 def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    """A status may lack details: a proxy knows nothing of ours."""
+    """A status from a proxy has none of our details."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 
 def test_a_write_to_a_broken_connection_is_lost() -> None:
-    """The story: grpcio calls it INTERNAL, so the request failed instead of dialling again."""
+    """The story: grpcio reports INTERNAL for this, so the request failed instead of being resumed."""
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError
     assert "host:1" in str(error)
@@ -106,7 +106,7 @@ def test_foreign_errors_are_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """The client would look for a fault of its own token; the log names the server that holds the wrong one."""
+    """An upstream server's refusal must not make the client search its own token; the log names the upstream server."""
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
@@ -118,7 +118,7 @@ def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDe
 
 
 def test_a_handshake_that_fails_at_work_is_named() -> None:
-    """The words are gRPC's own, as of 1.85."""
+    """The message is gRPC's own, as of 1.85."""
     words = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
         "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"

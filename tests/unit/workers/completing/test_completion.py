@@ -1,4 +1,4 @@
-"""A tokenizer around a generator."""
+"""`LocalCompleter`: a tokenizer around a generator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.models import tiny_tokenizer
 
 
 class RefusingGenerator:
-    """Generator without room for any prompt."""
+    """Generator that refuses every prompt for lack of room."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -34,7 +34,7 @@ class RefusingGenerator:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.MonkeyPatch, is_chat: bool) -> None:
-    """The story: a prompt of 7 MB, to be refused, kept every stream of the server waiting for seven seconds."""
+    """The story: a prompt of 7 MB, which was then refused, stopped every stream of the server for seven seconds."""
     loop_went_on = threading.Event()
     encode = Tokenizer.encode
 
@@ -55,7 +55,7 @@ async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.
 
 
 class WritingGenerator:
-    """Writes the tokens that it is given, each with its log-probability, in one pass."""
+    """Generator that gives certain tokens, with log-probabilities, in one pass."""
 
     max_length, vocab_size, seed_invariant = 8, 288, True
 
@@ -80,12 +80,7 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """The story: the gateway computed text offsets from the bytes of single tokens, so they drifted away from the text.
-
-    A token with half of a character counted nothing, even when the other half followed. A special token counted the
-    length
-    of its name, although it adds no text.
-    """
+    """The story: offsets of the bytes of single tokens drifted: half characters and special tokens have no text."""
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
     (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]

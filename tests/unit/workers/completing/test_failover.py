@@ -1,10 +1,10 @@
-"""A request at several servers: where it goes, and what its client sees when one of them goes."""
+"""A request at several servers: the choice of a server, and the answer when that is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ PATIENCE_S = 20.0
 
 
 class Counting:
-    """A completer with the tokens 0, 1, 2, ..., which waits after each until `go`."""
+    """A completer with the tokens 0, 1, 2, ..., which waits for `go` after each."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Counting:
 
 
 class Place:
-    """A completer at a port of this process."""
+    """A completer at a port."""
 
     def __init__(self, completer: Any, host: str = "127.0.0.1", port: int = 0) -> None:
         self.completer = completer
@@ -106,7 +106,7 @@ class Place:
 async def places(
     *completers: Counting | FailoverCompleter, patience_s: float = PATIENCE_S
 ) -> AsyncGenerator[tuple[FailoverCompleter, list[Place]], None]:
-    """Yield servers and a completer that asks them; the first of them is asked first."""
+    """Serve completers; yield a completer over these servers, which asks the first one first, and the servers."""
     found = [Place(completer) for completer in completers]
     async with AsyncExitStack() as stack:
         for place in found:
@@ -122,8 +122,12 @@ async def places(
         yield FailoverCompleter(fleet, connection), found
 
 
+def text_of(events: Sequence[TextEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
 async def answer(completer: FailoverCompleter, request: CompletionRequest = REQUEST) -> str:
-    return "".join([event.text async for event in completer.complete(request) if isinstance(event, Delta)])
+    return text_of([event async for event in completer.complete(request)])
 
 
 async def interrupted(
@@ -148,7 +152,7 @@ WHOLE = "012345"
 async def test_a_server_dies_and_another_goes_on() -> None:
     async with places(Counting(), Counting()) as (completer, (first, second)):
         events = await interrupted(completer, first)
-    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+    assert text_of(events) == WHOLE
     assert [type(event) for event in (events[0], events[-1])] == [Started, Finished]
     assert sum(isinstance(event, Started) for event in events) == 1
     (asked,) = second.completer.asked
@@ -157,7 +161,7 @@ async def test_a_server_dies_and_another_goes_on() -> None:
 
 
 async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.LogCaptureFixture) -> None:
-    """A client of a target that was killed wrote one line of gRPC's, and nothing else for half a minute."""
+    """The story: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a minute."""
     caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
     async with places(Counting(), patience_s=0.3) as (completer, (only,)):
         with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
@@ -169,14 +173,10 @@ async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.L
     assert "goes on at another one" in caplog.text
 
 
-async def test_a_drain_moves_a_request_that_can_move() -> None:
+async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
     async with places(Counting(), Counting()) as (completer, (first, second)):
-        events = await interrupted(completer, first, move=True)
-        assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+        assert text_of(await interrupted(completer, first, move=True)) == WHOLE
         assert len(second.completer.asked) == 1
-
-
-async def test_a_drain_keeps_requests_without_another_server() -> None:
     async with places(Counting()) as (completer, (only,)):
         only.server.move()
         assert await answer(completer) == WHOLE
@@ -184,21 +184,20 @@ async def test_a_drain_keeps_requests_without_another_server() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """A server of an earlier version would start over, and its client would read the first half twice, with code OK."""
+    """An older server would begin the answer again, so that the client would get its first half twice, with code OK."""
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
         with pytest.raises(UnavailableError):
             await interrupted(completer, first, events=events)
-    assert [event.text for event in events if isinstance(event, Delta)] == ["0"]
+    assert text_of(events) == "0"
     assert old.asked
 
 
 async def test_another_model_does_not_go_on() -> None:
     stranger = Counting(refusal=IncompatibleDraftError("the output began with model_id m"))
     async with places(Counting(), stranger, Counting()) as (completer, (first, *_)):
-        events = await interrupted(completer, first)
-    assert "".join(event.text for event in events if isinstance(event, Delta)) == WHOLE
+        assert text_of(await interrupted(completer, first)) == WHOLE
 
 
 async def test_device_noise_forbids_resumes() -> None:
@@ -219,12 +218,7 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a request that one full server refused and another one then got took a token from the retry budget.
-
-    At more than 4 such requests a second the budget was empty: a refusal came only after 30 s, as UNAVAILABLE, and
-    streams
-    that had lost their server could not resume.
-    """
+    """The story: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE."""
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
         (resuming, "MAX_REDIAL_S", 0.01),
@@ -240,7 +234,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """A refused request waits until an earlier one gets a token, which returns its part of the budget."""
+    """A refused request waits until an earlier one gets a token, which returns a token to the retry budget."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
@@ -248,12 +242,7 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """The story: a gateway asks a draft, which asks targets.
-
-    Three of these broke, the draft gave up, and the gateway asked it again, as it would ask another: nine broke. And
-    before, a prompt that ran a target out of memory was carried to each replica that came back, for ever. An empty
-    message before it breaks is no progress.
-    """
+    """The story: a prompt that breaks targets went to each replica, for ever. An empty message is no progress."""
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
     async with places(poison) as (between, _), places(between) as (completer, _):
@@ -262,32 +251,24 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
     assert len(poison.asked) == MAX_BARREN_RESUMES
 
 
-async def test_a_server_that_refuses_us_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a gateway's token was revoked at one of two targets, and 38 of 40 requests failed.
-
-    That target refused at once, so it was always the least loaded, and refusals did not count as its failures.
-    """
-    monkeypatch.setattr(
-        "specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0
-    )  # on a busy machine one second was over
-    stranger = UnauthenticatedError("the token is not known here")
-    async with places(Counting(refusal=stranger), Counting()) as (completer, (refusing, _)):
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"refusal": UnauthenticatedError("the token is not known here")}, UnauthenticatedError),
+        ({"serves": False}, OtherServerError),
+    ],
+    ids=["a revoked token", "another service"],
+)
+async def test_a_server_that_refuses_all_is_left_out(
+    fields: dict[str, Any], error: type[SpecDecError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed."""
+    monkeypatch.setattr("specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0)  # a busy machine takes a second
+    async with places(Counting(**fields), Counting()) as (completer, (refusing, _)):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
-        assert len(refusing.completer.asked) == 3, "ejected, like one that fails"
-    async with places(Counting(refusal=stranger)) as (completer, _):
-        with pytest.raises(UnauthenticatedError, match="the token is not known here"):
-            await answer(completer)
-
-
-async def test_a_server_of_another_kind_is_left_out() -> None:
-    """The story: a client's list of servers named a port with another service.
-
-    That service answered UNIMPLEMENTED at once, so it was always the least loaded, and clients got 404.
-    """
-    async with places(Counting(serves=False), Counting()) as (completer, _):
-        assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
-    async with places(Counting(serves=False)) as (completer, _):
-        with pytest.raises(OtherServerError, match="another kind of server"):
+        assert len(refusing.completer.asked) == (0 if "serves" in fields else 3), "ejected, like one that fails"
+    async with places(Counting(**fields)) as (completer, _):
+        with pytest.raises(error, match=r"the token is not known here|another kind of server"):
             await answer(completer)
 
 
@@ -301,11 +282,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """The story: two servers were killed one after the other, and a gateway refused all new requests for a while.
-
-    The first server ran again, but its channel had not reconnected yet. The second one ran again too, but was ejected
-    because its streams had broken.
-    """
+    """The story: of two restarted servers one was not reconnected and one ejected, and new requests were refused."""
     async with places(Counting()) as (completer, (only,)):
         await only.die()
         asking = asyncio.create_task(answer(completer))
@@ -316,7 +293,7 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 
 
 async def test_each_server_has_its_own_sums() -> None:
-    """The story: a gateway's figures were those of all replicas together, so that a slow or failing one had no name."""
+    """The story: a gateway's figures were sums over all replicas, so they did not show which one was slow or failed."""
     metrics = Metrics("tiny", role="gateway")
     async with places(Counting(), Counting()) as (completer, (first, second)):
         metrics.watch_upstream(lambda: completer._fleet.replicas)

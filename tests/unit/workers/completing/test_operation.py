@@ -19,6 +19,7 @@ from specdec.inference.serving.host import Host
 from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.generation import GenerationServicer, Operation
 from tests.support.completers import CARD, ScriptedCompleter
+from tests.support.ports import listening
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Load:
 
 
 class Slow:
-    """Work that does not end by itself."""
+    """Work that never ends."""
 
     fault = broken = None
     hangs = False
@@ -72,16 +73,12 @@ async def test_a_drain_call_returns_the_load() -> None:
 
 @pytest.mark.parametrize("operation", [None, Operation(Load(), may_drain=False)])
 async def test_a_call_without_a_way_to_end_the_server_is_refused(operation: Operation | None) -> None:
-    front = Server(
-        "127.0.0.1:0", [GenerationServicer(ScriptedCompleter([]), CARD, None, operation)], status_of=to_status
-    )
-    await front.open()
-    async with open_channel(f"127.0.0.1:{front.port}") as channel:
+    front = GenerationServicer(ScriptedCompleter([]), CARD, None, operation)
+    async with listening(front) as server, open_channel(f"127.0.0.1:{server.port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await rpc.GenerationServiceStub(channel).Drain(pb.DrainRequest())
     code = grpc.StatusCode.NOT_FOUND if operation is None else grpc.StatusCode.PERMISSION_DENIED
     assert refusal.value.code() == code
-    await front.close()
 
 
 def test_off_loopback_the_auth_file_names_those_that_may(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""A target that gives more than was asked for, at a real socket: its clients get what they asked for, or an error.
+"""A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-The story: nothing compared what came with what was asked for. A target that never ended made a draft pass on 185,500
-tokens for a request of 150, and 900,000 out of one commit; to convert them stopped the draft's event loop for seconds.
+The story: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500 tokens for a
+request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import grpc
 import httpx
 import pytest
 
-from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.commit import Delta, OwnDrafts
@@ -29,7 +28,6 @@ from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.convert import card_to_message
 from specdec.inference.workers.calls.fleet import Fleet
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing import resuming
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
@@ -39,6 +37,7 @@ from specdec.inference.workers.completion import Completer, CompletionRequest
 from specdec.inference.workers.drafting.private import PrivateWorker
 from tests.support.completers import CARD, gateway
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
 
 PROMPT = (1, 2, 3)
@@ -65,7 +64,7 @@ def endless(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def unfinished(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield deltas without an end: each resume would have asked for one more token."""
+    """Yield deltas without an end."""
     return one_by_one(position, range(left))
 
 
@@ -91,7 +90,7 @@ def alternatives(position: int, left: int) -> Iterator[pb.Delta]:
 
 
 def prompt_scores(position: int, left: int) -> Iterator[pb.Delta]:
-    """Yield nothing: the stream ends after the scores of a far longer prompt, which `Target` sends first."""
+    """Yield nothing: the stream ends after `Target` has sent the scores of a far longer prompt."""
     yield from ()
 
 
@@ -118,7 +117,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers requests by one recipe after another, then by the last; draft workers are welcome."""
+    """Target that answers each request by the next recipe, the last one again and again; it accepts draft workers."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000
@@ -161,18 +160,13 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 @asynccontextmanager
 async def asked_by_client(target: Target) -> AsyncGenerator[Completer, None]:
     """Yield the completer that a gateway and a fused client call a server with."""
-    server = Server("127.0.0.1:0", [target], status_of=to_status)
-    await server.open()
-    try:
-        async with client_of(server.port) as completer:
-            yield completer
-    finally:
-        await server.close()
+    async with listening(target) as server, client_of(server.port) as completer:
+        yield completer
 
 
 @asynccontextmanager
 async def fleet_of(port: int) -> AsyncGenerator[Fleet, None]:
-    """Yield a fleet of one server, which is ready: a request to an unknown server is not sent again."""
+    """Yield a fleet of one server that is ready; a request to an unknown server would not be sent again."""
     async with Fleet([f"127.0.0.1:{port}"]) as fleet:
         async with asyncio.timeout(60), aclosing(fleet.serves()) as changes:
             async for serves in changes:
@@ -189,11 +183,9 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
-    """Yield a completer that asks through an edge draft."""
+    """Yield a completer that sends requests through an edge draft."""
     async with AsyncExitStack() as stack:
-        server = Server("127.0.0.1:0", [target], status_of=to_status)
-        await server.open()
-        stack.push_async_callback(server.close)
+        server = await stack.enter_async_context(listening(target))
         fleet = await stack.enter_async_context(fleet_of(server.port))
         engine = DraftEngine(ScriptedProposer(), max_waiting=1)
         engine.start()
@@ -210,12 +202,12 @@ async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
 @asynccontextmanager
 async def asked_by_serving_draft(target: Target) -> AsyncGenerator[Completer, None]:
     """Yield a client of a draft that serves."""
-    async with asked_by_draft(target) as draft:
-        server = Server("127.0.0.1:0", [GenerationServicer(draft, CARD)], status_of=to_status)
-        await server.open()
-        async with client_of(server.port) as completer:
-            yield completer
-        await server.close()
+    async with (
+        asked_by_draft(target) as draft,
+        listening(GenerationServicer(draft, CARD)) as server,
+        client_of(server.port) as completer,
+    ):
+        yield completer
 
 
 ASKED_BY = (asked_by_client, asked_by_draft, asked_by_serving_draft)
@@ -264,25 +256,25 @@ async def test_an_open_length_takes_the_servers_default() -> None:
     assert seen == WHOLE[:-1]
 
 
-async def test_a_text_that_no_pass_could_make_is_refused() -> None:
-    async with asked_by_client(Target(honest, text="x" * 1_000_000)) as completer:
-        with pytest.raises(UnavailableError, match="text has 1000000 elements, the limit is 263168"):
-            await read(completer, [])
-
-
-async def test_an_answer_beyond_the_limit_of_a_message_is_named_as_such() -> None:
+@pytest.mark.parametrize(
+    ("num_characters", "error", "words"),
+    [
+        (1_000_000, UnavailableError, "text has 1000000 elements, the limit is 263168"),
+        (5_000_000, InvalidRequestError, "a message of the answer is too long"),
+    ],
+)
+async def test_a_text_that_no_pass_could_make_is_refused(
+    num_characters: int, error: type[Exception], words: str
+) -> None:
     """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
-    async with asked_by_client(Target(honest, text="x" * 5_000_000)) as completer:
-        with pytest.raises(InvalidRequestError, match="a message of the answer is too long"):
+    async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
+        with pytest.raises(error, match=words):
             await read(completer, [])
 
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """The story: a message of 30 bytes from a target became a list of 80 million numbers.
-
-    That blocked a gateway's event loop for 7 s, and took 160 MB of its client's memory.
-    """
+    """The story: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway for 7 s."""
     async with asked_by(Target(boasting)) as completer:
         deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]
         counts = [(each.num_draft_tokens, each.num_accepted_tokens, each.own) for each in deltas]

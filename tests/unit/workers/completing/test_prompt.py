@@ -1,4 +1,4 @@
-"""Limits of the time and memory that one prompt may cost all other requests."""
+"""Limits of the time and memory that one prompt may take from other requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfo
 
 
 async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
-    """The story: a draft ran its target's template, whatever that was, on the event loop that serves all requests."""
+    """The story: a draft ran its target's chat template, of any content, on the event loop that serves all requests."""
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)
     codec = LocalCodec(tokenizer, vocab_size=1000, max_length=128)
@@ -40,7 +40,7 @@ async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["content", "tool_call_id", "name", "reasoning"])
 async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
-    """The story: the id of a call counted for nothing, so megabytes of it were tokenized, and on the event loop."""
+    """The story: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop."""
     save_tiny_model(tmp_path, "llama")
     codec = LocalCodec(Tokenizer.load(tmp_path), vocab_size=1000, max_length=128)
     message = ChatMessage("tool", **{field: "x" * MIN_CHARACTERS})
@@ -53,10 +53,7 @@ def codec() -> LocalCodec:
 
 
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
-    """The story: a body with a prompt of 20,000 characters and 32 choices stopped all other requests for 0.15 to 1.3 s.
-
-    The prompt was tokenized 32 times in a row on the event loop.
-    """
+    """The story: a long prompt with 32 choices was tokenized 32 times in a row on the event loop."""
     reader, num_turns = codec(), 0
 
     async def other() -> None:
@@ -77,7 +74,7 @@ async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
 
 
 async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the most ids of a call, 260,000 in 1 kB of gzip, made all other requests wait 50 to 80 ms."""
+    """The story: converting 260,000 ids, the most of a call and 1 kB of gzip, delayed all requests by 50 to 80 ms."""
     reader, of_the_loop, decode = codec(), threading.current_thread(), Tokenizer.decode
 
     def watched(tokenizer: Tokenizer, token_ids: Sequence[int], *, special: bool = False) -> str:
@@ -92,12 +89,7 @@ async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.Monkey
 
 
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a request of 1 kB, compressed with gzip, froze a server for 0.1 s.
-
-    Detokenize made text of any number of ids, and so did the echo of a prompt that was then refused. At /tokenize, 2.6
-    MB
-    of characters that take four tokens each froze the server for 0.4 s.
-    """
+    """The story: 1 kB of gzip froze a server for 0.1 s: any number of ids became text, before a refusal too."""
     reader = codec()
     with pytest.raises(InvalidRequestError, match="token id 999 is outside"):
         await reader.decode([5, 999])
@@ -112,7 +104,7 @@ async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: p
 
 
 class NoGenerator:
-    """Generator that is never asked."""
+    """Generator that must not be called."""
 
     max_length, vocab_size, seed_invariant = 128, DEFAULT_VOCAB_SIZE, True
     generate: Any = None

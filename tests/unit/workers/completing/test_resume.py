@@ -1,4 +1,4 @@
-"""An answer that is cut anywhere goes on at another server as if nothing had happened: text, figures and end."""
+"""An answer that is cut anywhere continues at another server with the same text, figures and end."""
 
 from __future__ import annotations
 
@@ -62,15 +62,21 @@ def model(models: ModelDirectories) -> ModelConfig:
 
 
 async def events_of(completer: LocalCompleter, request: CompletionRequest) -> list[TextEvent]:
-    """Return all events, sent over the wire's messages both ways."""
+    """Return all events, converted to messages and back."""
     asked = completion_from_message(completion_to_message(request))
     return [event_from_message(event_to_message(event)) async for event in completer.complete(asked)]
+
+
+async def begun(completer: LocalCompleter, request: CompletionRequest) -> Started:
+    started = (await events_of(completer, request))[0]
+    assert isinstance(started, Started)
+    return started
 
 
 async def cut(
     completer: LocalCompleter, request: CompletionRequest, num_deltas: int
 ) -> tuple[Progress, list[TextEvent]]:
-    """Return the first events of an answer that loses its server then, as the caller's side keeps them."""
+    """Return the client's progress and the first events of an answer that loses its server after `num_deltas`."""
     answer, seen = Progress(request), []
     asked = completion_from_message(completion_to_message(request))
     async with aclosing(completer.complete(asked)) as events:
@@ -84,12 +90,12 @@ async def cut(
 
 
 def rounded(score: TokenLogprobs) -> TokenLogprobs:
-    """Round, since a pass over many tokens differs from one over a single token in the last bits."""
+    """Round a score, since passes of different width differ in the last bits."""
     return replace(score, logprobs=tuple(round(each, 3) for each in score.logprobs))
 
 
 def shown(events: Sequence[TextEvent]) -> tuple[object, ...]:
-    """Return an answer as a client sees it: tokens, pieces of text, log-probabilities, and the reason of the end."""
+    """Return a client's view of an answer: tokens, pieces of text, log-probabilities, and the finish reason."""
     deltas = [event for event in events if isinstance(event, Delta)]
     started = [
         replace(event, prompt_logprobs=(), num_cached_tokens=0) for event in events if isinstance(event, Started)
@@ -125,14 +131,12 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
-    """The second server has other defaults: what the first one resolved is what counts."""
+    """The second server has other defaults, but uses the values that the first one filled in."""
     request = REQUESTS[name]
     async with server(model) as first, server(model, RequestDefaults(temperature=2.0, max_new_tokens=3)) as second:
         whole = await events_of(first, request)
         if request.seed is None:
-            started = whole[0]
-            assert isinstance(started, Started)
-            request = replace(request, seed=started.seed)
+            request = replace(request, seed=whole[0].seed)  # type: ignore[union-attr]
         num_deltas = sum(isinstance(event, Delta) for event in whole)
         for place in range(num_deltas):
             answer, seen = await cut(first, request, place)
@@ -146,7 +150,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """Text that may become a stop string is held back by the next server as well."""
+    """The next server too holds back text that may become a stop string."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
@@ -172,22 +176,19 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """The story: a target was restarted with other weights of its tokenizer, and ended the text of the first ones."""
+    """The story: a target was restarted with another tokenizer, and completed the other target's text with it."""
     async with server(model) as completer:
-        begun = REQUESTS["a grammar"]
-        started = (await events_of(completer, begun))[0]
-        assert isinstance(started, Started)
-        resume = Resume((5,), replace(started.provenance, **change))
+        asked = REQUESTS["a grammar"]
+        resume = Resume((5,), replace((await begun(completer, asked)).provenance, **change))
         with pytest.raises(IncompatibleDraftError, match=words):
-            await events_of(completer, replace(begun, resume=resume))
+            await events_of(completer, replace(asked, resume=resume))
 
 
 async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
-    """Two servers may have different adapters of one name, whose texts differ."""
+    """Two servers may have different adapters under one name, with different texts."""
     asked = replace(REQUESTS["token ids"], adapter="poet")
     async with server(model, poet="1", clerk="2") as completer:
-        started = (await events_of(completer, asked))[0]
-        assert isinstance(started, Started)
+        started = await begun(completer, asked)
         assert (started.adapter, started.provenance.model_id) == ("poet", "m+1")
         with pytest.raises(NotFoundError, match="adapter other does not exist; there are: poet, clerk"):
             await events_of(completer, replace(asked, adapter="other"))
@@ -198,35 +199,29 @@ async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: Mo
                 assert await events_of(completer, resumed)
 
 
-async def test_a_server_without_model_id_refuses_resumes(model: ModelConfig) -> None:
-    async with server(model, model_id="") as completer:
-        started = (await events_of(completer, REQUESTS["token ids"]))[0]
-        assert isinstance(started, Started)
-        with pytest.raises(IncompatibleDraftError, match="model_id unknown"):
-            await events_of(completer, replace(REQUESTS["token ids"], resume=Resume((), started.provenance)))
-
-
 @pytest.mark.parametrize(
-    ("token_ids", "words"), [((5,) * 5, "max_new_tokens is 5"), ((1000,), "token id 1000 is outside")]
+    ("model_id", "token_ids", "error", "words"),
+    [
+        ("", (), IncompatibleDraftError, "model_id unknown"),
+        ("m", (5,) * 5, InvalidRequestError, "max_new_tokens is 5"),
+        ("m", (1000,), InvalidRequestError, "token id 1000 is outside"),
+    ],
 )
-async def test_committed_tokens_that_cannot_be(model: ModelConfig, token_ids: tuple[int, ...], words: str) -> None:
-    async with server(model) as completer:
-        started = (await events_of(completer, REQUESTS["token ids"]))[0]
-        assert isinstance(started, Started)
-        with pytest.raises(InvalidRequestError, match=words):
+async def test_resumes_that_cannot_be(
+    model: ModelConfig, model_id: str, token_ids: tuple[int, ...], error: type[Exception], words: str
+) -> None:
+    async with server(model, model_id=model_id) as completer:
+        started = await begun(completer, REQUESTS["token ids"])
+        with pytest.raises(error, match=words):
             await events_of(completer, replace(REQUESTS["token ids"], resume=Resume(token_ids, started.provenance)))
 
 
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before a check refused them as too long.
-
-    A thousand such requests at once blocked the event loop for 1 s at a time.
-    """
+    """The story: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long."""
     async with server(model) as completer:
-        started = (await events_of(completer, REQUESTS["token ids"]))[0]
-        assert isinstance(started, Started)
+        started = await begun(completer, REQUESTS["token ids"])
         monkeypatch.setattr(TextStream, "push", None)
         for max_new_tokens, words in ((10**6, "maximum context length"), (5000, "nothing more")):
             resume = Resume((5,) * 5000, started.provenance)
@@ -236,10 +231,7 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: adding the texts to 2000 prompt positions, with 20 tokens each, froze the event loop for 0.13 s.
-
-    Each server that passes such an answer on took 0.1 s more to convert it; a context of 32,000 takes 16 times as long.
-    """
+    """The story: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s."""
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()

@@ -1,4 +1,4 @@
-"""A request that loses its server: when it goes on at the next one, and when it ends."""
+"""A request that loses its server: when it continues at the next one, and when it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from specdec.grpc_comm.guard import Gate
-from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.tls import ServerTls
 from specdec.inference.commit import Delta, FinishReason, Started, TextEvent
 from specdec.inference.config import ConnectionConfig, DialSecurity
@@ -22,6 +21,7 @@ from specdec.inference.workers.completing.failover import Drafter, FailoverCompl
 from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.certificates import pki
+from tests.support.ports import listening
 
 REQUEST = CompletionRequest((5, 6), seed=1, max_new_tokens=4)
 FULL = CapacityError("all 1 slots are busy", retry_after_s=1.0)
@@ -36,7 +36,7 @@ async def generated(
     link: ConnectionConfig = NOBODY,
     drafter: Drafter | None = None,
 ) -> list[int]:
-    """Return a client's tokens from servers that give one delta each and are lost then, or fail at once."""
+    """Return a client's tokens from servers that give one delta each and are then lost, or that fail at once."""
     left = list(streams)
 
     async def stream(self: RemoteCompleter, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
@@ -56,40 +56,37 @@ async def generated(
         return [token_id async for event in events if isinstance(event, Delta) for token_id in event.token_ids]
 
 
-async def test_a_resume_waits_for_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the request's own lost session still held the only slot, and the resume failed as any new request."""
-    last = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
-    assert await generated(monkeypatch, Delta(2, (7,)), LOST, FULL, FULL, last) == [7, 8]
-
-
 async def test_a_slot_that_never_comes_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="slots are busy"):
         await generated(monkeypatch, Delta(2, (7,)), *[FULL] * 500, timeout_s=0.05)
 
 
 LAST = Delta(3, (8,), finish_reason=FinishReason.LENGTH)
+LOSSES: dict[str, list[Exception]] = {
+    "its slot is still held by the lost session": [LOST, FULL, FULL],  # the resume failed as any new request
+    "a failed pass": [InternalError("the model failed")],  # tokens depend on committed tokens alone
+    "a target's own time limit": [DeadlineError("no first message")],  # not the request's deadline
+}
 
 
-async def test_a_failed_pass_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens depend on committed tokens alone, so INTERNAL of one replica is no reason to give up."""
-    assert await generated(monkeypatch, Delta(2, (7,)), InternalError("the model failed"), LAST) == [7, 8]
+@pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
+async def test_a_request_goes_on_after_a_loss(losses: list[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await generated(monkeypatch, Delta(2, (7,)), *losses, LAST) == [7, 8]
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Errors of gRPC are UNAVAILABLE for both; dialling for 30 s would only hide the reason."""
+    """Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
-    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
-    await target.open()
-    link = ConnectionConfig("127.0.0.1", target.port, security=DialSecurity(ours.ca))
-    with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
-        await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link)
-    await target.close()
+    async with listening(gate=gate) as target:
+        link = ConnectionConfig("127.0.0.1", target.port, security=DialSecurity(ours.ca))
+        with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
+            await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link)
     assert await generated(monkeypatch, Delta(2, (7,)), LOST, LAST, link=link) == [7, 8]  # no server is there: lost
 
 
 class Waiting:
-    """A draft worker in the client's process, which drafts nothing."""
+    """A draft worker in the client's process that drafts nothing."""
 
     def complete(
         self, remote: RemoteCompleter, replica: Replica, request: CompletionRequest
@@ -104,13 +101,8 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
         await generated(monkeypatch, *steps)
 
 
-async def test_a_targets_own_time_limit_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target waits 5 s for a first message, for instance; the request's own deadline is another matter."""
-    assert await generated(monkeypatch, Delta(2, (7,)), DeadlineError("no first message"), LAST) == [7, 8]
-
-
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests of a process share one budget, so that a target that fails is not asked again by all at once."""
+    """Requests of a process share a budget of retries, so that they do not all call a failing target at once."""
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
     assert await generated(monkeypatch, Delta(2, (7,)), LAST) == [7, 8]

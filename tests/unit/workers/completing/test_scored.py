@@ -1,4 +1,4 @@
-"""Unread log-probabilities of prompts have a budget, of all calls of a service together."""
+"""Unread log-probabilities of prompts have a budget that all calls of a service share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORES = (TokenLogprobs((1, 2, 3), (-1.0, -2.0, -3.0)),) * 4
 
 
 class Peer:
-    """A peer that takes what is written when the test lets it."""
+    """A peer that takes messages when the test lets it."""
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = asyncio.Event()
@@ -35,10 +35,7 @@ def writing(writer: ScoreWriter, peer: Any, scores: tuple[TokenLogprobs, ...] = 
 
 
 async def test_a_call_beyond_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: hundreds of unread answers of 16 MB each could be in memory, until their calls timed out.
-
-    A call that has all its tokens holds no slot, so slots did not limit such calls.
-    """
+    """The story: hundreds of unread answers of 16 MB could stay in memory: such calls hold no slot."""
     monkeypatch.setattr(generation, "MAX_UNREAD_SCORES", 30)
     writer, deaf, good = ScoreWriter(), Peer(reads=False), Peer(reads=True)
     unread = [writing(writer, deaf), writing(writer, deaf)]

@@ -1,4 +1,4 @@
-"""A draft worker beside its client, which a target knows by its connection: with drafts or without, tokens stay."""
+"""A draft worker beside its client, which the target knows by its connection; drafts change no token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from specdec.grpc_comm.server import Server, Servicer
 from specdec.inference.commit import Delta
 from specdec.inference.config import ConnectionConfig, DraftConfig
 from specdec.inference.engine.draft import DraftEngine
@@ -22,7 +21,6 @@ from specdec.inference.serving.assembly import running
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.fleet import Fleet, connected
-from specdec.inference.workers.calls.status import to_status
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
@@ -32,6 +30,7 @@ from specdec.inference.workers.drafting.private import PrivateWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.completers import CARD
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until
 
 WORDS = Vocabulary("f", VOCAB_SIZE)
@@ -41,7 +40,7 @@ WHOLE = tokens_at(3, 34)
 
 
 class SlowDecoder(ScriptedDecoder):
-    """Decoder that takes a few milliseconds for a pass, in which draft tokens can arrive."""
+    """Decoder that takes a few milliseconds per pass, in which draft tokens can arrive."""
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         time.sleep(0.005)
@@ -50,7 +49,7 @@ class SlowDecoder(ScriptedDecoder):
 
 @dataclass
 class Edge:
-    """A client with a draft worker, both attached to a target."""
+    """A client and its draft worker, attached to a target."""
 
     fleet: Fleet
     worker: PrivateWorker
@@ -62,7 +61,7 @@ class Edge:
         return all(stream.is_attached for stream, _ in self.worker._streams.values())
 
     async def deltas(self, request: CompletionRequest = REQUEST) -> list[Delta]:
-        """Return the answer's deltas, which must have the target's tokens."""
+        """Return the answer's deltas; check that the tokens are the target's."""
         async with asyncio.timeout(60):
             deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
         assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
@@ -79,13 +78,9 @@ async def edge(
 ) -> AsyncGenerator[Edge, None]:
     async with AsyncExitStack() as stack:
         pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
-        services: list[Servicer] = [
-            GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD),
-            VerificationServicer(pool, words, noise=noise),
-        ]
-        server = Server("127.0.0.1:0", services, status_of=to_status)
-        await server.open()
-        stack.push_async_callback(server.close)
+        generation = GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD)
+        verification = VerificationServicer(pool, words, noise=noise)
+        server = await stack.enter_async_context(listening(generation, verification))
         link = ConnectionConfig("127.0.0.1", server.port, 60.0)
         fleet = await stack.enter_async_context(connected(link))
         proposer = ScriptedProposer()
@@ -126,10 +121,7 @@ async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """The story: for requests beyond the draft's slots, a target waited a minute for proposals that never came.
-
-    The draft engine here has two slots and no queue, so it must decline further requests.
-    """
+    """The story: a target waited a minute for proposals for requests that had no slot of the draft."""
     async with edge(schedule, max_waiting=0) as each:
         answers = await asyncio.gather(*(each.deltas() for _ in range(4)))
         assert sum(num_accepted(deltas) > 0 for deltas in answers) >= 2
@@ -137,7 +129,7 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
-    """The story: in rounds, the target waited a minute for a draft after its model had failed."""
+    """The story: after a draft's model had failed, its target waited a minute for proposals in rounds."""
     async with edge(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
         await each.deltas()

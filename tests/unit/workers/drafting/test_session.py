@@ -1,4 +1,4 @@
-"""A session of a draft worker: how it paces itself, what it reports with each commit, and when it ends."""
+"""A draft worker's session: its pace, its figures of each commit, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAR_S, PASS_US = 0.1, 5000
 
 @dataclass
 class Scene:
-    """A session that begins after two tokens, and the messages that it sends."""
+    """A session that begins after two tokens, and its messages."""
 
     engine: DraftEngine
     link: Link
@@ -42,7 +42,7 @@ class Scene:
 
     @property
     def rounds(self) -> list[list[int]]:
-        """Tokens of each message."""
+        """Return the tokens of each message."""
         return [[token_id for branch in message.branches for token_id in branch.token_ids] for message in self.sent]
 
 
@@ -58,10 +58,7 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """The story: whole answers got no draft tokens, because the first round trip contained the opening of a connection.
-
-    With so long a round trip no message seemed worth sending, and so no later message corrected the measurement.
-    """
+    """The story: the first round trip had the opening of a connection in it, and no message seemed to pay again."""
     link = Link()
     link.record_round_trip(FAR_S)
     async with scene(link) as scene_:
@@ -101,7 +98,7 @@ async def test_the_prompts_pass_does_not_count_for_long() -> None:
 
 
 async def test_each_round_waits_for_its_verdict() -> None:
-    """A round drafts gamma tokens, or fewer before the end; none are left to draft where the pass adds the last one."""
+    """A round drafts gamma tokens, or fewer before the end, and none if the pass's own token is the last."""
     async with scene() as scene_:
         session = scene_.begin(Schedule.SYNC, max_new_tokens=9)
         await until(lambda: len(scene_.sent) == 1)
@@ -118,7 +115,7 @@ async def test_each_round_waits_for_its_verdict() -> None:
 
 
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
-    """The story: a pool worker's counters stayed at 0, since a commit was counted before its figures were known."""
+    """The story: a pool worker's counter stayed at 0, since commits were counted before their figures were known."""
     metrics = Metrics("tiny", role="draft")
     async with scene() as scene_:
         session = scene_.begin(Schedule.ASYNC, metrics=metrics)
@@ -140,7 +137,7 @@ async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> N
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
-    """The story: a middlebox swallowed a frame, and 5 of 15 answers were other tokens with code OK."""
+    """The story: a proxy lost a frame, and 5 of 15 answers had other tokens, with code OK."""
     async with scene() as scene_:
         session = scene_.begin(schedule, max_new_tokens=9)
         with pytest.raises(InvalidRequestError, match="position 4, 2 is next"):
@@ -152,7 +149,7 @@ async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
-    """The worker's stream declines the session then; otherwise a target in rounds waits for it."""
+    """The worker's stream then declines the session; a target in rounds would wait for it."""
     async with scene() as scene_:
         session = scene_.begin(schedule)
         await until(lambda: len(scene_.sent) > 0)

@@ -1,4 +1,4 @@
-"""A worker of the pool and its targets: one of them is not the end of the others."""
+"""A worker of the pool and its targets: the loss of one target does not affect the others."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.support.certificates import pki
 from tests.support.http2 import answering
 from tests.support.models import tiny_tokenizer
+from tests.support.ports import listening
 from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, until
 
 OFFER = Offer(Vocabulary("f", VOCAB_SIZE), gamma=4, num_slots=4)
@@ -63,11 +64,7 @@ async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a pool worker never came back to a target that had refused it once.
-
-    One of two targets had had an expired certificate for a minute, or another model for an hour. The worker then helped
-    only the other target, and reported itself ready.
-    """
+    """The story: a pool worker never returned to a target that had refused it once, and reported itself ready."""
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
 
@@ -85,20 +82,17 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
-    """A handshake that fails reads as UNAVAILABLE: the worker must know it from a lost link, and name the reason."""
+    """A failed handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost link."""
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
-    target = Server("127.0.0.1:0", [], status_of=lambda _: None, gate=gate)
-    await target.open()
-    worker = pool_worker(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
-    async with asyncio.timeout(60):
+    async with listening(gate=gate) as target, asyncio.timeout(60):
+        worker = pool_worker(f"127.0.0.1:{target.port}", offer=replace(OFFER, security=DialSecurity(ours.ca)))
         with pytest.raises(HandshakeError, match="unable to get local issuer certificate"):
             await worker.refused()
-    await target.close()
 
 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a frame that could not be parsed was an internal error, and the worker left all of its targets."""
+    """The story: a malformed frame counted as an internal error, and the worker left all of its targets."""
     num_tries = 0
 
     async def fail(self: AssistStream, stub: object) -> None:
@@ -114,7 +108,7 @@ async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch
 
 
 class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """The other end of an Assist stream, which sends the messages of a test."""
+    """The target's end of an Assist stream, which sends a test's messages."""
 
     service_name = "specdec.v1.VerificationService"
     max_request_bytes = 1000
@@ -170,7 +164,7 @@ class Target(rpc.VerificationServiceServicer):  # type: ignore[misc]
 
 @asynccontextmanager
 async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> AsyncGenerator[PoolWorker, None]:
-    """Attach a worker with two slots in the target's pool."""
+    """Attach a worker with two slots to the target's pool."""
     server = Server(f"127.0.0.1:{port}", [target], status_of=lambda _: None)
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
     engine.start()
@@ -187,12 +181,7 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 
 
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
-    """The story: a token id of 10^6 from one target failed the draft step for all targets.
-
-    An empty prompt made the worker leave its target. A commit that skips tokens is as bad, since the draft would
-    continue
-    after tokens that it does not have. Each must now end only the session that it belongs to.
-    """
+    """The story: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its stream."""
     target = Target()
     async with attached(target) as worker:
         target.opens("foreign", 10**6)
@@ -209,16 +198,20 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
         assert worker._engine.num_running == 1
 
 
-async def test_a_session_in_another_tokenizer_is_declined() -> None:
+async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
+    """The story: a worker without room logged it, and the target believed that the session was helped."""
     target = Target()
     async with attached(target):
         target.opens("other", 1, 2, fingerprint="g")
         target.opens("same", 1, 2, fingerprint="f")
         await until(lambda: target.declined == ["other"] and bool(target.drafts("same")))
+        target.opens("second", 1, 2)
+        target.opens("third", 1, 2)
+        await until(lambda: target.declined == ["other", "third"])
 
 
 async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lost link the worker attaches with the vocabulary that it has learned, and need not get it again."""
+    """After a lost link the worker attaches with the vocabulary that it has learned, and gets no tokenizer again."""
     tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     target.tokenizer = tokenizer.packed() + bytes(
@@ -246,21 +239,16 @@ async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_broken_tokenizer_is_a_refusal() -> None:
-    target, server_port = Target(), free_port()
+    target, offer = Target(), replace(OFFER, learn=lambda _: TargetWords(OFFER.vocabulary))
     target.tokenizer = b"no zlib"
-    server = Server(f"127.0.0.1:{server_port}", [target], status_of=lambda _: None)
-    await server.open()
-    worker = pool_worker(
-        f"127.0.0.1:{server_port}", offer=replace(OFFER, learn=lambda _: TargetWords(OFFER.vocabulary))
-    )
-    async with asyncio.timeout(60):
+    async with listening(target) as server, asyncio.timeout(60):
+        worker = pool_worker(f"127.0.0.1:{server.port}", offer=offer)
         with pytest.raises(IncompatibleDraftError, match="tokenizer cannot be read"):
             await worker.refused()
-    await server.close()
 
 
 async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
-    """A session uses its target's number of ids, up to a limit: counts of tokens have a place per id."""
+    """A session takes its target's number of ids up to a limit, since counts of tokens have an entry per id."""
     target = Target()
     async with attached(target) as worker:
         target.opens("absurd", 1, 2, vocab_size=2**32 - 1)
@@ -273,7 +261,7 @@ async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
 
 
 async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
-    """The story: 900,000 tokens of one commit stopped the event loop of all sessions while they became a list."""
+    """The story: converting the 900,000 tokens of one commit stopped the event loop of all sessions."""
     target = Target()
     async with attached(target) as worker:
         for name, num_tokens in (("huge", 900_000), ("long", 21)):  # of 20 that `opens` asks for
@@ -289,7 +277,7 @@ async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
 
 
 async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
-    """The story: of all processes that serve a request, the pool's workers alone did not know its id."""
+    """The story: of all processes that serve a request, only pool workers did not log its id."""
     caplog.handler.addFilter(NamesRequests())
     target = Target()
     async with attached(target):
@@ -302,18 +290,9 @@ async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCapt
     assert ids[1:] == ["[later] "]
 
 
-async def test_a_session_beyond_the_slots_is_declined() -> None:
-    """The story: a worker without room logged it, and the target believed that the session was helped."""
-    target = Target()
-    async with attached(target):
-        for name in ("first", "second", "third"):
-            target.opens(name, 1, 2)
-        await until(lambda: target.declined == ["third"])
-
-
 @pytest.mark.parametrize("status", [404, 502])
 async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """The story: an ingress that answered 404 for a second, during an update, emptied the pool."""
+    """The story: an ingress answered 404 for a second during an update, and all workers left the pool."""
     monkeypatch.setattr(module, "REDIAL_S", 0.01)
     port = free_port()
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
