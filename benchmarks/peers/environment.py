@@ -42,6 +42,12 @@ def _run(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's complaint, which has the cause; pip's ends in hints on pip itself."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
+    """Return the last line of a program's complaint, which has the cause, and no hint on pip or on pydantic's pages.
+
+    vLLM's last line may refer to an error of another process above it, which is returned in its place.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("[notice]", "For further information"))]
+    if lines and "cause above" in lines[-1]:
+        lines = [line for line in lines if "Error: " in line and "cause above" not in line] or lines
     return lines[-1] if lines else "it ended without a word"

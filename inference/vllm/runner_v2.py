@@ -48,10 +48,12 @@ class WinningProcessor(LogitsProcessor):
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take the request of a slot, also one that vLLM took out for lack of memory; return whether we choose."""
-        extra_args = sampling_params.extra_args
-        self._requests[req_idx] = _Request(str(next(self._names)), extra_args)
+        self._requests.pop(req_idx, None)
+        if Asked.read(sampling_params.extra_args) is None:
+            return False
+        self._requests[req_idx] = _Request(str(next(self._names)), sampling_params.extra_args)
         self._choice.forget({each.name for each in self._requests.values()})
-        return Asked.read(extra_args) is not None
+        return True
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Let our winners win, in place: float32 [num_rows, vocab_size]; rows within a prompt are left alone."""

@@ -215,6 +215,10 @@ def test_without_plain_texts_none_are_equal() -> None:
 def test_the_reason_is_a_programs_last_words() -> None:
     assert last_line("ERROR: a\nERROR: no version of it\n\n[notice] a newer pip\n") == "ERROR: no version of it"
     assert last_line("") == "it ended without a word"
+    assert last_line("Value error, too long\n  For further information visit https://x\n") == "Value error, too long"
+    above = "(core) ValueError: no such dtype\n(core) at a\nRuntimeError: failed. See root cause above.\n"
+    assert last_line(above) == "(core) ValueError: no such dtype"
+    assert last_line("failed. See root cause above.") == "failed. See root cause above."
 
 
 def test_a_program_that_cannot_start_names_its_reason(tmp_path: Path) -> None:

@@ -14,12 +14,20 @@ import pytest
 pytest.importorskip("vllm", reason="make test-vllm has an environment with it")
 import pytest_asyncio
 
-from specdec.inference.config import ServerConfig
+from specdec.inference.config import ROOT, ServerConfig
+from specdec.inference.vllm.hooks import VARIABLE
 from specdec.inference.vllm.options import VllmModel, prepare_environment
 
 prepare_environment("info")
 SETTINGS = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 os.environ.update(SETTINGS, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1")
+INTERPRETED = {
+    VARIABLE: "1",
+    "TRITON_INTERPRET": "1",
+    "VLLM_COMPUTE_NANS_IN_LOGITS": "0",  # vLLM's kernel for it calls CUDA's library
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "triton_cpu"), os.environ.get("PYTHONPATH", "")]),
+}
+"""Environment in which vLLM takes runner V2 without a device."""
 
 MAX_LENGTH = 128
 FLAGS = (

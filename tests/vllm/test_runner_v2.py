@@ -9,15 +9,8 @@ import sys
 import pytest
 
 from specdec.inference.config import ROOT
-from specdec.inference.vllm.hooks import VARIABLE, read_hooks
-
-INTERPRETED = {
-    VARIABLE: "1",
-    "TRITON_INTERPRET": "1",
-    "VLLM_COMPUTE_NANS_IN_LOGITS": "0",  # vLLM's kernel for it calls CUDA's library
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "triton_cpu"), os.environ.get("PYTHONPATH", "")]),
-}
-"""Environment in which vLLM takes runner V2 without a device."""
+from specdec.inference.vllm.hooks import read_hooks
+from tests.vllm.conftest import INTERPRETED
 
 
 def test_this_vllm_has_every_name_that_both_runners_need() -> None:

