@@ -9,7 +9,11 @@ import sys
 import pytest
 
 from specdec.inference.config import ROOT
-from specdec.inference.vllm.hooks import VARIABLE, read_hooks
+from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, installed().split(".")[:2])) < (0, 32), reason=f"runner V2 of vLLM {installed()} lacks names"
+)
 
 INTERPRETED = {
     VARIABLE: "1",
