@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -270,8 +270,8 @@ def _commits(session: VllmSession, part: Any) -> Iterator[Commit]:
     if count is not None:
         logprobs = [scores(token_id, each, count) for token_id, each in zip(token_ids, part.logprobs, strict=True)]
     end = REASONS[part.finish_reason] if part.finish_reason else None
-    if end is FinishReason.STOP and session.grammar is not None:
-        _require_allowed(session, token_ids)
+    if end is FinishReason.STOP and session.grammar is not None:  # the end of a mask, or for want of one
+        session.grammar.masks([*session.token_ids, *token_ids][session.request.output_start : -1], ())
     while token_ids or end is not None:
         size = session.rows[0][0].num_tokens if session.rows else len(token_ids)
         reason = end if size >= len(token_ids) else None
@@ -279,9 +279,3 @@ def _commits(session: VllmSession, part: Any) -> Iterator[Commit]:
         if reason is not None:
             return
         token_ids, logprobs = token_ids[size:], logprobs[size:]
-
-
-def _require_allowed(session: VllmSession, token_ids: Sequence[int]) -> None:
-    output = [*session.token_ids, *token_ids][session.request.output_start :]
-    if session.grammar is not None and session.grammar.num_allowed((), output) < len(output):
-        raise InvalidRequestError("grammar: it became too complex at this output", field="grammar")

@@ -6,20 +6,24 @@ sources, as text. The dotted names of our classes that vLLM's processes import s
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
+from specdec.inference.text.grammar_source import brief
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 from specdec.inference.vllm.translation import KEY, SOCKET
 
@@ -161,7 +165,7 @@ def engine_config(model: VllmModel) -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise ConfigError(f"vLLM {installed()}: {message}")
+            raise ConfigError(f"vLLM {installed()}: {_brief(message)}")
 
     adapters, flags = adapters_of(model.flags)
     parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *flags])
@@ -171,7 +175,7 @@ def engine_config(model: VllmModel) -> Any:
     args.skip_tokenizer_init, args.generation_config = True, "vllm"
     for name, value in parts(model.gamma).items():
         setattr(args, name, value)
-    with Refusals():
+    with Refusals(flags):
         config = args.create_engine_config()
     require_kept(config)
     config.parallel_config.worker_extension_cls = _dotted(take_runner(config))
@@ -233,21 +237,63 @@ def _dotted(kind: type) -> str:
 
 
 class Refusals:
-    """Context that makes one line of vLLM's errors at a start."""
+    """Context that makes one line of vLLM's errors at a start, those of the processes that it forks included.
 
-    def __enter__(self) -> None: ...
+    Args:
+        flags: vLLM's own flags; one with a value that the error names is named with it.
+    """
+
+    def __init__(self, flags: Sequence[str] = ()) -> None:
+        self._flags = flags
+
+    def __enter__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="specdec-")
+        self._causes = _Causes(Path(self._folder.name) / "cause")
+        logging.getLogger("vllm").addHandler(self._causes)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (ValueError, TypeError, RuntimeError, OSError, ImportError)):
-            raise ConfigError(f"vLLM {installed()} refuses this: {_last_line(error)}") from error
+        logging.getLogger("vllm").removeHandler(self._causes)
+        with self._folder:
+            if isinstance(error, (ValueError, TypeError, RuntimeError, OSError, ImportError)):
+                cause = self._causes.first() or _in_one_line(error)
+                raise ConfigError(f"vLLM {installed()} refuses this: {self._named(cause)}") from error
+
+    def _named(self, cause: str) -> str:
+        for flag, value in itertools.pairwise(self._flags):
+            if flag.startswith("--") and value[:1].isalpha() and value in re.findall(r"\w+", cause):
+                return f"{flag} {value}: {cause}"
+        return cause
 
 
-def _last_line(error: BaseException) -> str:
-    """Return the line of vLLM's error message that has the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
-    text = (own or [type(error).__name__])[-1].removeprefix("Value error, ").partition(" [type=")[0]
-    return text.replace("See root cause above", "Lines above say why")
+class _Causes(logging.Handler):
+    """Handler that keeps vLLM's first error in a file, which processes that are forked meanwhile write to as well."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(logging.ERROR)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            with suppress(OSError), self._file.open("x", encoding="utf-8") as file:
+                file.write(_in_one_line(error))
+
+    def first(self) -> str:
+        """Return the first error; empty if there was none."""
+        return self._file.read_text(encoding="utf-8") if self._file.exists() else ""
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return what an error of vLLM says; one of pydantic's begins with the field and its value."""
+    faults = error.errors() if isinstance(error, ValueError) and hasattr(error, "errors") else ()
+    for fault in faults:
+        place = ".".join(map(str, fault["loc"]))
+        return _brief(f"{place} {fault['input']!r}: {fault['msg']}" if place else fault["msg"])
+    return _brief(str(error) or type(error).__name__)
+
+
+def _brief(text: str) -> str:
+    text = re.sub(r"\d+ validation errors? for \w+\n", "", text).partition(" [type=")[0].replace("Value error, ", "")
+    return brief(text.replace("See root cause above", "Lines above say why"))
 
 
 def require_kept(config: Any) -> None:

@@ -28,6 +28,7 @@ from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS, Branch
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
+from tests.support.models import EOS_TOKEN_ID
 from tests.support.scripted import until
 
 
@@ -59,6 +60,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 """Sampling parameters that change the choice in different ways."""
 REGEX = Grammar(GrammarKind.REGEX, "[a-z ]{12,30}")
+TOO_COMPLEX = Grammar(GrammarKind.REGEX, "(([a-z]{0,99}){1,99}){1,99}")
+"""Grammar that exceeds the limits of its matcher after some fifteen tokens."""
 
 
 def wanted(mode: str = "noise", prompt: Sequence[int] = PROMPT, **options: Any) -> GenerationRequest:
@@ -166,6 +169,14 @@ class EngineContract:
         assert (await completed(engine, request.resumed(tokens[:5])))[0] == tokens[5:]
         drafted, _ = await completed(engine, request, Drafting(tokens, 0.3, random.Random(2)))
         assert drafted == tokens
+
+    async def test_a_grammar_that_becomes_too_complex_fails_its_request(self, engine: Any) -> None:
+        """The story: on vLLM such an output seemed complete, since its grammar allows an end at every token."""
+        request = wanted("bias", grammar=TOO_COMPLEX, stop_at_eos=True)
+        endless = replace(request.sampling, logit_bias=((EOS_TOKEN_ID, -100.0),))
+        with pytest.raises(InvalidRequestError, match="too many expressions"):
+            await completed(engine, replace(request, sampling=endless))
+        assert (await completed(engine, wanted()))[1][-1].finish_reason is FinishReason.LENGTH
 
     async def test_a_stop_token_ends_the_output(self, engine: Any) -> None:
         tokens, _ = await completed(engine, wanted())

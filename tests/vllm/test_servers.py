@@ -334,17 +334,8 @@ async def refused(*arguments: str | Path) -> str:
 
 
 async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path) -> None:
-    model = ("--model", pair.target)
-    for arguments, part in (
-        (("--model", tmp_path / "none"), "no such directory"),
-        ((*model, "--batch", "3"), "--max-num-seqs"),
-        ((*model, "--", "--max-model-length", "64"), "did you mean --max-model-len?"),
-        ((*model, "--", "--speculative-config", "{}"), "draft workers of ours"),
-        ((*model, "--", "--enable-lora", "--lora-modules", f"poet={tmp_path}"), "no adapter_config.json"),
-        ((*model, "--", "--logprobs-mode", "processed_logprobs"), "--logprobs-mode"),
-        ((*model, "--", "--max-model-len", "9999"), "max_model_len"),
-    ):
-        assert part in await refused(*arguments)
+    assert "no such directory" in await refused("--model", tmp_path / "none")
+    assert "max_model_len (9999)" in await refused("--model", pair.target, "--", "--max-model-len", "9999")
 
 
 @pytest.mark.release

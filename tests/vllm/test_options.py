@@ -1,0 +1,61 @@
+"""Refusals of vLLM's flags before anything is started: one line, which names the option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdec.inference.errors import ConfigError
+from specdec.inference.vllm.options import VllmModel, check_flags, engine_config
+from tests.support.models import tiny_tokenizer
+from tests.vllm.conftest import Pair
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ("--max-model-length 64", "did you mean --max-model-len?"),
+        ("--speculative-config {}", "draft workers of ours"),
+        ("--async-scheduling", "leave it out"),
+        ("--enable-lora --lora-modules poet=/", "no adapter_config.json"),
+    ],
+)
+def test_a_flag_is_refused_before_vllm_is_imported(flags: str, part: str) -> None:
+    with pytest.raises(ConfigError, match="--") as caught:
+        check_flags(flags.split())
+    assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ("--dtype float33", "--dtype: invalid choice: 'float33'"),
+        ("--max-model-len 9999", "max_model_len (9999)"),
+        ("--gpu-memory-utilization 3", "gpu_memory_utilization 3.0: "),
+        ("--compilation-config {no", "--compilation-config"),
+        ("--dtype float32 --quantization fp8", "--dtype float32: "),
+        ("--quantization awq", "--quantization awq: "),
+        ("--tensor-parallel-size 3", "tensor parallel size (3)"),
+        ("--logprobs-mode processed_logprobs", "--logprobs-mode processed_logprobs: take raw_logprobs"),
+    ],
+)
+def test_what_vllm_refuses_becomes_one_line(pair: Pair, flags: str, part: str) -> None:
+    """The story: pydantic's errors lost the name of the field, and a list of all models filled the screen."""
+    with pytest.raises(ConfigError) as caught:
+        engine_config(VllmModel(pair.target, flags.split()))
+    message = caught.value.message
+    assert part in message
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+@pytest.mark.release
+def test_a_hybrid_model_is_refused(tmp_path: Path) -> None:
+    from transformers import Qwen3NextConfig
+
+    sizes = {"vocab_size": 288, "hidden_size": 64, "num_hidden_layers": 4, "num_experts": 2}
+    Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"], **sizes).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="layers with a state"):
+        engine_config(VllmModel(tmp_path))
