@@ -5,7 +5,7 @@ Knows requests by vLLM's ids, and nothing of its runners: a module per runner as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,10 @@ def names_not_finite(logits: Array, names: Sequence[str], num_rows: Sequence[int
     Args:
         logits: float [sum of num_rows, vocab_size].
     """
+    if not (broken := rows_not_finite(logits)):
+        return []
     owners = [name for name, number in zip(names, num_rows, strict=True) for _ in range(number)]
-    return [owners[row] for row in rows_not_finite(logits)]
+    return [owners[row] for row in broken]
 
 
 class Choice:
@@ -96,7 +98,7 @@ class Choice:
             return Winners(place, [*token_ids[:num_judged], *[end] * (len(token_ids) - num_judged)])
         return Winners(place, token_ids)
 
-    def forget(self, names: set[str]) -> None:
+    def forget(self, names: Collection[str]) -> None:
         """Forget all requests but these, once there are many others."""
         if len(self._requests) > len(names) + KEPT:
             self._requests = {name: each for name, each in self._requests.items() if name in names}

@@ -54,7 +54,7 @@ class Place:
         model_id: id of the model, which both ends must agree on.
         owned: the core ends with its front; else it dials again for ever.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
-        lookup: the core lets vLLM's own draft tokens fill passes that have no worker's.
+        lookup: tokens that the core looks up in a request's own fill passes that have no worker's.
     """
 
     path: str

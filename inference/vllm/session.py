@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from specdec.inference.caller import request_id
 from specdec.inference.commit import NO_OWN_DRAFTS, Commit, FinishReason, OwnDrafts, Timings, TokenLogprobs
@@ -35,11 +36,11 @@ class VllmSession:
         self.num_cached_tokens = 0
         self.rank: int | None = None
         self.error: Exception | None = None
-        self.reading: asyncio.Task[object] | None = None
+        self.reading: asyncio.Task[Any] | None = None  # while it waits for vLLM
         self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
         self.reported = asyncio.Event()
         self._num_helps = 0
-        self._sources = Sources(self.token_ids)  # as the core's, which learns of commits first
+        self._sources: Sources | None = None  # as the core's, which learns of commits first; None without a worker
         self._early: list[ToCore] = []
 
     @property
@@ -56,7 +57,7 @@ class VllmSession:
     def follow(self, *, is_helped: bool) -> list[ToCore]:
         """Begin or end the help of a draft worker; return the frames for the core."""
         self._num_helps += 1
-        self._sources.follow()
+        self._sources = Sources(self.token_ids) if is_helped else None
         self._early.clear()
         return self._kept([Help(self.id, self._num_helps) if is_helped else End(self.id)])
 
@@ -66,6 +67,8 @@ class VllmSession:
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
         """
+        if self._sources is None:
+            return []
         self._sources.grow(branches)
         if self.rank is None and self._sources.tree.num_numbers > MAX_NUMBERS:
             raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
@@ -98,9 +101,10 @@ class VllmSession:
     ) -> Commit:
         """Return the commit of the next tokens, with the counts of their pass if it has been reported."""
         position = len(self.token_ids)
-        row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids), 0, 0), 0)
+        row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids)), 0)
         self.token_ids.extend(token_ids)
-        self._sources.tree.commit(token_ids)
+        if self._sources is not None:
+            self._sources.tree.commit(token_ids)
         is_new = row.help == self._num_helps
         return Commit(
             position,

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.assembly import running
-from specdec.inference.vllm.load import VllmMetrics
+from specdec.inference.vllm.engine import VllmMetrics
 from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
 from tests.vllm.conftest import MAX_LENGTH, Pair
 

@@ -15,7 +15,7 @@ pytest.importorskip("msgspec", reason="it comes with vLLM: make test-vllm")
 from msgspec import structs
 
 from specdec.inference.errors import ConfigError
-from specdec.inference.vllm.drafts import Drafts, Ready
+from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -204,7 +204,7 @@ async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox
 def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     drafts = Drafts()
     drafts.enter("a", [1, 2, 3], gamma=4)
-    ready = [Ready("a", room=9)]
+    ready = {"a": 9}
     drafts.receive(Grow("a", [Chain(None, 3, [4, 5])]))  # no draft worker helps
     assert drafts.proposals(ready, may_wait=False) == [[]]
     drafts.receive(Help("a", 1))
@@ -218,4 +218,4 @@ def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     assert drafts.proposals(ready, may_wait=False) == [[]]
     drafts.receive(Help("unknown", 1))
     drafts.leave("a")
-    assert drafts.passed("a", [1], [], 0) is None
+    assert drafts.passed("a", [1]) is None
