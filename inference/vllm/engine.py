@@ -26,12 +26,10 @@ from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits, check_prompt
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Matcher
-from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest
-from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.vllm.frames import FromCore, Has, Passed
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.session import Proposals, VllmSession
+from specdec.inference.vllm.session import Sessions, VllmSession
 from specdec.inference.vllm.translation import REASONS, extra_args, scores
 
 HOOKS = {
@@ -63,7 +61,7 @@ class VllmMetrics(Collector):
         )
 
 
-class VllmEngine(Proposals):
+class VllmEngine(Sessions):
     """The `VerificationEngine` over vLLM, and the `Work` that a host watches.
 
     Args:
@@ -83,13 +81,10 @@ class VllmEngine(Proposals):
         self._mailbox.receive = self.receive
         self._limits = limits
         self._grammars = grammars
-        self._sessions: dict[str, VllmSession] = {}
         self._num_running: dict[int, int] = {}  # by rank
-        self._times = PassTimes()
         self._is_stopping = False
         self._last_at = time.monotonic()
         self._idle = asyncio.Event()
-        self.timeline: Timeline | None = None
         self.adapters: Mapping[str, LoRARequest] = {}
         config, model = llm.vllm_config, llm.model_config
         self.max_length, self.vocab_size = model.max_model_len, model.get_vocab_size()
@@ -103,11 +98,6 @@ class VllmEngine(Proposals):
     @property
     def num_waiting(self) -> int:
         return len(self._sessions) - self.num_running
-
-    @property
-    def pass_us(self) -> int:
-        """See `VerificationEngine`."""
-        return round(self._times.of(1).seconds(0) * 1e6)
 
     @property
     def broken(self) -> str | None:
@@ -179,9 +169,7 @@ class VllmEngine(Proposals):
 
     def _take(self, passed: Passed) -> None:
         self._last_at = time.monotonic()
-        num_drafts = sum(row.num_drafts for row in passed.rows)
-        if not passed.reads:
-            self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
+        num_drafts = self._timed(passed)
         if self.timeline is not None:
             figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
             self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)

@@ -50,8 +50,7 @@ class DraftScheduler(Scheduler):
         parallel = self.vllm_config.parallel_config
         self._waits = parallel.data_parallel_size == 1  # ranks of experts run in step: one that waits holds up all
         self._place, served = Place(**self.vllm_config.additional_config[KEY]), None
-        self._drafts, self._is_owned = Drafts(looks_up=self._place.lookup), self._place.owned
-        _ask_no_worker_for_drafts(self.vllm_config)
+        self._is_owned = self._place.owned
         if not self._is_owned:
             require_kept(self.vllm_config)
             if self.vllm_config.use_v2_model_runner:
@@ -59,6 +58,8 @@ class DraftScheduler(Scheduler):
             served = _served(self.vllm_config)
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
+        self._drafts = Drafts(looks_up=self._place.lookup)
+        _ask_no_worker_for_drafts(self.vllm_config)
         rank = parallel.data_parallel_index
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 

@@ -13,10 +13,12 @@ from specdec.inference.commit import NO_OWN_DRAFTS, Commit, FinishReason, OwnDra
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
+from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
-from specdec.inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
+from specdec.inference.vllm.frames import Chain, End, Grow, Help, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
 
 _numbers = itertools.count(1)
@@ -121,13 +123,32 @@ class VllmSession:
         )
 
 
-class Proposals:
-    """Part of an engine that brings the draft tokens of workers to vLLM's cores, by their mailbox."""
+class Sessions:
+    """Part of an engine: its sessions, and the way of draft tokens to vLLM's cores, by their mailbox.
+
+    Args:
+        mailbox: mailbox that the cores dial.
+    """
 
     vocab_size: int
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self._sessions: dict[str, VllmSession] = {}
+        self._times = PassTimes()
+        self.timeline: Timeline | None = None
+
+    @property
+    def pass_us(self) -> int:
+        """See `VerificationEngine`."""
+        return round(self._times.of(1).seconds(0) * 1e6)
+
+    def _timed(self, passed: Passed) -> int:
+        """Record the time of a pass; return the number of its draft tokens."""
+        num_drafts = sum(row.num_drafts for row in passed.rows)
+        if not passed.reads:
+            self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
+        return num_drafts
 
     def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
         """See `VerificationEngine`."""
