@@ -86,9 +86,7 @@ class WinningVerifier(RejectionSampler):
             return self._winning(logits, sampling_metadata)
         if len(counts) != self._winning._runner.input_batch.num_reqs:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
-        ends = [0]  # of the requests' draft tokens
-        for count in counts:
-            ends.append(ends[-1] + count)
+        ends = [0, *itertools.accumulate(counts)]  # of the requests' draft tokens
         drafts = metadata.draft_token_ids.tolist()
         proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
         rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
