@@ -20,7 +20,7 @@ from specdec.inference.scheduling.pass_times import PassCosts, PassTimes
 from specdec.inference.scheduling.widths import Widths
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import Branch
-from specdec.inference.vllm.frames import End, Grow, Has, Help, Row, ToCore, Wanted
+from specdec.inference.vllm.frames import Has, Help, Row, ToCore, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +59,18 @@ class Drafted:
         self.help = help_
         self.sources.follow()
 
-    def grow(self, branches: Sequence[Branch]) -> None:
-        """Add branches to the tree; a wrong one, which the front refuses already, ends the help."""
-        if self.help is None:
-            return
-        try:
-            self.sources.grow(branches)
-        except InvalidRequestError as exc:
-            logger.warning("draft tokens are ignored from here on: %s", exc)
-            self.follow(None)
+    def take(self, frame: ToCore) -> None:
+        """Take a frame of the front; wrong draft tokens, which the front refuses already, end the help."""
+        if isinstance(frame, Help):
+            self.follow(frame.help)
+        elif self.help is not None:
+            try:
+                self.sources.grow(
+                    [Branch(each.parent_node, each.prefix_length, each.token_ids) for each in frame.chains]
+                )
+            except InvalidRequestError as exc:
+                logger.warning("draft tokens are ignored from here on: %s", exc)
+                self.follow(None)
 
     def limit(self, room: int) -> int:
         """Return the most draft tokens of the next pass, if `room` are left before the end."""
@@ -151,7 +154,7 @@ class Drafts:
                 for each in self._requests.values():
                     each.follow(None)
             elif (request := self._requests.get(frame.name)) is not None:
-                _apply(request, frame)
+                request.take(frame)
             self._news.notify_all()
 
     def proposals(self, rooms: Mapping[str, int], *, may_wait: bool) -> list[list[int]]:
@@ -197,12 +200,3 @@ class Drafts:
     def timed(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
         """Record the time of a pass in which all sessions decoded."""
         self._times.record(num_sessions, num_draft_tokens, seconds)
-
-
-def _apply(request: Drafted, frame: ToCore) -> None:
-    if isinstance(frame, Help):
-        request.follow(frame.help)
-    elif isinstance(frame, End):
-        request.follow(None)
-    elif isinstance(frame, Grow):
-        request.grow([Branch(each.parent_node, each.prefix_length, each.token_ids) for each in frame.chains])

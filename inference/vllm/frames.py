@@ -136,10 +136,10 @@ class Passed(msgspec.Struct, frozen=True, tag="passed"):
 
 
 class Help(msgspec.Struct, frozen=True, tag="help"):
-    """Draft tokens of a new worker follow, whose node numbers start at 0."""
+    """Draft tokens of a new worker follow, with node numbers from 0, under this number; None: none follow any more."""
 
     name: Name
-    help: Count
+    help: Count | None
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True):
@@ -157,14 +157,8 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
     chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
-    """A request decodes alone again."""
-
-    name: Name
-
-
 FromCore: TypeAlias = Hello | Has | Passed | Gone
-ToCore: TypeAlias = Help | Grow | End
+ToCore: TypeAlias = Help | Grow
 
 _encoder = msgspec.msgpack.Encoder()
 _from_core = msgspec.msgpack.Decoder(FromCore)

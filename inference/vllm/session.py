@@ -18,7 +18,7 @@ from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
-from specdec.inference.vllm.frames import Chain, End, Grow, Help, Passed, Row, ToCore
+from specdec.inference.vllm.frames import Chain, Grow, Help, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
 
 _numbers = itertools.count(1)
@@ -61,7 +61,7 @@ class VllmSession:
         self._num_helps += 1
         self._sources = Sources(self.token_ids) if is_helped else None
         self._early.clear()
-        return self._kept([Help(self.id, self._num_helps) if is_helped else End(self.id)])
+        return self._kept([Help(self.id, self._num_helps if is_helped else None)])
 
     def propose(self, branches: Sequence[Branch]) -> list[ToCore]:
         """Check branches; return the frames for the core, none while the request has not arrived there.

@@ -74,7 +74,7 @@ async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: Ta
         assert scores.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
 
 
-async def test_tokens_that_vllm_looks_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
+async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
     request = wanted("greedy", max_new_tokens=60)
     request = replace(request, sampling=replace(request.sampling, logit_bias=((97, 100.0),)))
     tokens, _ = await completed(onnx, request)

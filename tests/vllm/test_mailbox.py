@@ -219,3 +219,17 @@ def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     drafts.receive(Help("unknown", 1))
     drafts.leave("a")
     assert drafts.passed("a", [1]) is None
+
+
+def test_tokens_are_looked_up_where_no_worker_has_any() -> None:
+    drafts, tokens = Drafts(looks_up=True), [1, 2, 3] * 5
+    drafts.enter("a", tokens, gamma=4)
+    assert drafts.proposals({"a": 0}, may_wait=True) == [[]]
+    (proposal,) = drafts.proposals({"a": 9}, may_wait=True)
+    assert proposal == [1, 2, 3, 1][: len(proposal)] != []
+    row = drafts.passed("a", [1, 7], proposal, 1)
+    assert row is not None
+    assert (row.is_lookup, row.num_drafts, row.num_accepted) == (True, len(proposal), 1)
+    drafts.receive(Help("a", 1))
+    drafts.receive(Grow("a", [Chain(None, len(tokens) + 2, [4, 5])]))
+    assert drafts.proposals({"a": 9}, may_wait=True) == [[4, 5]]
