@@ -162,7 +162,9 @@ class VllmEngine(Sessions):
             for each in self._sessions.values():
                 each.reported.set()
         elif isinstance(frame, Has) and (session := self._sessions.get(frame.name)) is not None:
-            self._send(session, session.arrived(rank))
+            session.rank = rank
+            while session.early:
+                self._send(session, session.early.pop(0))
         elif isinstance(frame, Passed):
             self._num_running[rank] = frame.num_running
             self._take(frame)

@@ -153,8 +153,7 @@ class LendingEngine(Sessions):
             session = VllmSession(CoreRequest.of(name, wanted))
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise FrameError(f"request {name} cannot be: {exc}") from exc
-        session.id = name
-        session.arrived(core)
+        session.id, session.rank = name, core
         self._sessions[name] = session
         task = asyncio.create_task(self._help(session.request))
         self._tasks.add(task)

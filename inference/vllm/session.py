@@ -42,8 +42,9 @@ class VllmSession:
         self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
         self.reported = asyncio.Event()
         self._num_helps = 0
-        self._sources: Sources | None = None  # as the core's, which learns of commits first; None without a worker
-        self._early: list[ToCore] = []
+        self._is_helped = False
+        self._sources = Sources(self.token_ids)  # as the core's, which learns of commits first
+        self.early: list[ToCore] = []  # frames for a core that has not reported the request yet
 
     @property
     def help_id(self) -> str:
@@ -56,37 +57,24 @@ class VllmSession:
         if self.reading is not None:
             self.reading.cancel()
 
-    def follow(self, *, is_helped: bool) -> list[ToCore]:
-        """Begin or end the help of a draft worker; return the frames for the core."""
+    def follow(self, *, is_helped: bool) -> Help:
+        """Begin or end the help of a draft worker; return the frame for the core."""
         self._num_helps += 1
-        self._sources = Sources(self.token_ids) if is_helped else None
-        self._early.clear()
-        return self._kept([Help(self.id, self._num_helps if is_helped else None)])
+        self._is_helped = is_helped
+        self._sources.follow()
+        self.early.clear()
+        return Help(self.id, self._num_helps if is_helped else None)
 
-    def propose(self, branches: Sequence[Branch]) -> list[ToCore]:
-        """Check branches; return the frames for the core, none while the request has not arrived there.
+    def propose(self, branches: Sequence[Branch]) -> Grow:
+        """Check branches; return the frame for the core.
 
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
         """
-        if self._sources is None:
-            return []
         self._sources.grow(branches)
         if self.rank is None and self._sources.tree.num_numbers > MAX_NUMBERS:
             raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
-        return self._kept([Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])])
-
-    def _kept(self, frames: list[ToCore]) -> list[ToCore]:
-        if self.rank is not None:
-            return frames
-        self._early += frames
-        return []
-
-    def arrived(self, rank: int) -> list[ToCore]:
-        """Take the rank of the core that has the request now; return the frames that were kept for it."""
-        self.rank = rank
-        frames, self._early = self._early, []
-        return frames
+        return Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])
 
     @property
     def num_reported(self) -> int:
@@ -105,7 +93,7 @@ class VllmSession:
         position = len(self.token_ids)
         row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids)), 0)
         self.token_ids.extend(token_ids)
-        if self._sources is not None:
+        if self._is_helped:
             self._sources.tree.commit(token_ids)
         is_new = row.help == self._num_helps
         return Commit(
@@ -165,6 +153,8 @@ class Sessions:
         """See `VerificationEngine`."""
         self._send(session, session.follow(is_helped=False))
 
-    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
-        for frame in frames:
-            self._mailbox.send(session.rank or 0, frame)
+    def _send(self, session: VllmSession, frame: ToCore) -> None:
+        if session.rank is None:
+            session.early.append(frame)
+        else:
+            self._mailbox.send(session.rank, frame)
