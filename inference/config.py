@@ -336,13 +336,14 @@ class DraftConfig(Checked):
     Attributes:
         connection: connection to the target.
         gamma: draft tokens per round, 0 for none.
-        schedule: async: draft ahead while the target verifies or decodes; sync: draft, send, wait for the verdict.
+        schedule: async: draft ahead while the target verifies or decodes; sync: draft, send, wait for the verdict;
+            load: sync while so many requests share the target's passes that these are slow, else async.
         max_waiting: requests that may queue for a slot of the draft model.
     """
 
     connection: ConnectionConfig = group(ConnectionConfig)
     gamma: int = setting(DEFAULT_GAMMA, "--gamma --speculation_length N", section="speculation", within=GAMMA)
-    schedule: Schedule = setting(Schedule.ASYNC, "--schedule", section="link to the target")
+    schedule: Schedule = setting(Schedule.LOAD, "--schedule", section="link to the target")
     max_waiting: int = setting(64, within=COUNT)
 
 

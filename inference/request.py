@@ -212,10 +212,11 @@ ANY_JSON_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 
 
 class Schedule(enum.Enum):
-    """Schedule of draft worker and target: rounds with waiting, or run-ahead."""
+    """Schedule of draft worker and target: rounds with waiting, run-ahead, or one of both by the present load."""
 
     SYNC = "sync"  # rounds: draft, send, wait for the verdict
     ASYNC = "async"  # run-ahead: the draft goes on, the target verifies what has arrived or decodes by itself
+    LOAD = "load"  # chosen for each request when its drafting begins
 
     @property
     def target_waits(self) -> bool:
@@ -224,8 +225,8 @@ class Schedule(enum.Enum):
 
     @property
     def runs_ahead(self) -> bool:
-        """True if the draft continues without waiting for verdicts."""
-        return self is Schedule.ASYNC
+        """True if the draft continues, at least under low load, without waiting for verdicts."""
+        return self is not Schedule.SYNC
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class ComparisonSettings:
         draft_models: draft model directories; ngram is prompt lookup without a model (default: the bundled one, beside
             the bundled target alone).
         gammas: draft tokens per round; several values are a sweep.
-        schedules: schedules of topology distributed: sync (rounds), async (the draft runs ahead), or both.
+        schedules: schedules of topology distributed: sync (rounds), async (the draft runs ahead), load (by load).
         branches: maximum number of branches beside the chain of a draft that runs ahead; 0 is none.
         endpoints: server to measure: grpc://HOST:PORT of this project, or http(s)://HOST:PORT/v1 of any
             OpenAI-compatible server; may be repeated; after the URL, ,tls_ca=FILE,token_file=FILE and the like replace

@@ -13,8 +13,10 @@ from typing import TypeAlias
 
 from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.model.decoder import Turn, Verdict
+from specdec.inference.request import Schedule
 from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.scheduling.prompt_parts import MAX_PART_TOKENS, PromptParts
+from specdec.inference.scheduling.waiting import schedule_for
 from specdec.inference.scheduling.widths import Widths
 
 Turns: TypeAlias = Sequence[tuple[TargetSession, Turn]]
@@ -39,6 +41,10 @@ class Batching:
     def pass_s(self) -> float:
         """Return the recent median of a pass over one session, without draft tokens if it had such, in seconds."""
         return self._passes.of(1).seconds(0)
+
+    def schedule(self, num_sessions: int) -> Schedule:
+        """Return the schedule that gives most tokens while so many sessions share the passes."""
+        return schedule_for(self.pass_s, self._passes.of(num_sessions).seconds(0))
 
     def turns(self, sessions: Sequence[TargetSession]) -> list[tuple[TargetSession, Turn]]:
         """Return the turns of the next pass. Sessions that read prompts share its room for them, oldest first."""

@@ -68,6 +68,10 @@ class VerificationEngine(TokenSource, Protocol[SessionT]):
     def pass_us(self) -> int:
         """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
 
+    @property
+    def schedule(self) -> Schedule:
+        """Return the schedule that gives most tokens under the present load, for requests that ask for none."""
+
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None if it has none, or if the engine compiles it itself.
 

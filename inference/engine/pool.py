@@ -37,6 +37,8 @@ MAX_VAIN_COMMITS = 256
 """Most commits of a session in a row that accept nothing from its worker; meanwhile no other worker can help it."""
 MAX_EARLY_SESSIONS = 64
 """Most requests of one private worker whose draft tokens are kept until they arrive."""
+PATIENCE_S = 1.0
+"""Longest wait for a proposal of a session whose rounds the target has chosen, as no request asked for them."""
 EARLY_S = 5.0
 """Seconds for which such draft tokens are kept: a request arrives a part of a round trip after them."""
 
@@ -239,7 +241,7 @@ class DraftPool:
         name = session.request.draft_session
         early = record.early.pop(name, None)
         if early is None:
-            if _in_rounds(session):
+            if session.request.schedule is Schedule.SYNC:
                 self._hand(session, worker)
         elif early.is_declined:
             self._help[session.id].useless.add(worker.id)
@@ -263,22 +265,27 @@ class DraftPool:
     def _hand(self, session: VerificationSession, worker: Worker) -> None:
         help_ = self._help[session.id]
         help_.worker, help_.num_silent, help_.num_vain = worker, 0, 0
-        in_rounds = worker.does_rounds and _in_rounds(session)
-        self._engine.begin_help(session, Schedule.SYNC if in_rounds else Schedule.ASYNC)
+        schedule = session.request.schedule or self._by_load(worker)
+        self._engine.begin_help(session, schedule if worker.does_rounds else Schedule.ASYNC)
         self._workers[worker].sessions[session.help_id] = self._alone.pop(session.id)
         worker.open(session)
         self._watch(session, session.help_id)
+
+    def _by_load(self, worker: Worker) -> Schedule:
+        """Return the schedule of a session that asks for none: a worker without a record of good drafts runs ahead."""
+        return self._engine.schedule if self._workers[worker].trust > FIRST_SESSIONS else Schedule.ASYNC
 
     def _watch(self, session: VerificationSession, help_id: str) -> None:
         """Take a session in synchronous rounds from its worker, once the worker has proposed nothing for too long."""
         help_ = self._help.get(session.id)
         if session.runs_ahead or help_ is None or help_.worker is None or session.help_id != help_id:
             return
-        left_s = self._idle_timeout_s - session.idle_s
+        limit_s = self._idle_timeout_s if session.request.schedule else min(self._idle_timeout_s, PATIENCE_S)
+        left_s = limit_s - session.idle_s
         if left_s > 0:
             asyncio.get_running_loop().call_later(left_s, self._watch, session, help_id)
             return
-        logger.warning("session %s decodes alone: no proposal came for %g s", session.id, self._idle_timeout_s)
+        logger.warning("session %s decodes alone: no proposal came for %g s", session.id, limit_s)
         self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
 
     def decline(self, worker: Worker, help_id: str) -> None:
@@ -368,7 +375,3 @@ class DraftPool:
             del self._workers[help_.worker].sessions[session.help_id]
             help_.worker.close(session)
             self._lend()
-
-
-def _in_rounds(session: VerificationSession) -> bool:
-    return session.request.schedule is Schedule.SYNC

@@ -92,6 +92,11 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
         """Return the recent median time of a pass over one session in microseconds, without draft tokens if known."""
         return round(self._batching.pass_s * 1e6)
 
+    @property
+    def schedule(self) -> Schedule:
+        """Return the schedule that gives most tokens under the present load, for requests that ask for none."""
+        return self._batching.schedule(len(self._admission.running) + len(self._admission.waiting))
+
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
         """Return the request's grammar, compiled for `open`; None without one.
 

@@ -6,11 +6,17 @@ before its own first commit, which takes a round trip and the computation of the
 
 from __future__ import annotations
 
+import math
 from collections import deque
+
+from specdec.inference.request import Schedule
+from specdec.inference.scheduling.waiting import schedule_for
 
 _NUM_ROUND_TRIPS = 32
 _NUM_PASSES = 15
 """Number of latest passes, the median of which counts: a mean would contain the first, which reads the prompt."""
+NEAR = 2.0
+"""Longest round trip, in passes, for which other sessions keep a busy target at work while one waits for its draft."""
 
 
 class Link:
@@ -25,6 +31,7 @@ class Link:
         self._round_trips_s: deque[float] = deque(maxlen=_NUM_ROUND_TRIPS)
         passes_s = [earlier.pass_s] if earlier and earlier.pass_s else []
         self._passes_s = deque(passes_s, maxlen=_NUM_PASSES)
+        self._least_pass_s: float = earlier._least_pass_s if earlier else math.inf
 
     @property
     def round_trip_s(self) -> float:
@@ -44,6 +51,13 @@ class Link:
 
     def record_pass(self, seconds: float) -> None:
         self._passes_s.append(seconds)
+        self._least_pass_s = min(self._least_pass_s, seconds)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Return the schedule that gives most tokens if the target stays as busy as in its latest passes."""
+        is_near = self.round_trip_s <= NEAR * self.pass_s
+        return schedule_for(self._least_pass_s, self.pass_s) if is_near else Schedule.ASYNC
 
 
 class Echoes:

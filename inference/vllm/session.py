@@ -119,6 +119,7 @@ class Sessions:
     """
 
     vocab_size: int
+    schedule = Schedule.ASYNC  # rounds are not known to the core
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox

@@ -71,8 +71,13 @@ def _numbers(kind: type[Enum], prefix: str) -> dict[Any, Any]:
 
 _REASON_TO_MESSAGE: dict[FinishReason, Any] = _numbers(FinishReason, "FINISH_REASON")
 _REASON_FROM_MESSAGE = {number: reason for reason, number in _REASON_TO_MESSAGE.items()}
-_SCHEDULE_TO_MESSAGE: dict[Schedule | None, Any] = {None: pb.SCHEDULE_UNSPECIFIED, **_numbers(Schedule, "SCHEDULE")}
-_SCHEDULE_FROM_MESSAGE = {number: schedule for schedule, number in _SCHEDULE_TO_MESSAGE.items()}
+_SCHEDULE_FROM_MESSAGE: dict[Any, Schedule | None] = {
+    pb.SCHEDULE_UNSPECIFIED: None,
+    pb.SCHEDULE_SYNC: Schedule.SYNC,
+    pb.SCHEDULE_ASYNC: Schedule.ASYNC,
+}
+_SCHEDULE_TO_MESSAGE = {schedule: number for number, schedule in _SCHEDULE_FROM_MESSAGE.items()}
+_SCHEDULE_TO_MESSAGE[Schedule.LOAD] = pb.SCHEDULE_UNSPECIFIED
 _NOISE_TO_MESSAGE: dict[Noise, Any] = {Noise.SPECDEC: pb.NOISE_UNSPECIFIED, Noise.VLLM: pb.NOISE_VLLM}
 _GRAMMAR_TO_MESSAGE: dict[GrammarKind, Any] = _numbers(GrammarKind, "GRAMMAR_KIND")
 _GRAMMAR_FROM_MESSAGE = {number: kind for kind, number in _GRAMMAR_TO_MESSAGE.items()}

@@ -19,6 +19,7 @@ from specdec.inference.commit import Delta, TextEvent
 from specdec.inference.config import DraftConfig
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.errors import CapacityError, InvalidRequestError, RequestError, UnavailableError
+from specdec.inference.request import Schedule
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.fleet import Fleet, Replica
 from specdec.inference.workers.completing.reading import Reader
@@ -101,10 +102,11 @@ class PrivateWorker:
     ) -> AsyncGenerator[TextEvent, None]:
         """Yield the events of one attempt of a request at a server, and draft for it meanwhile; see `Drafter`."""
         stream, name = self._stream(replica), secrets.token_hex(DRAFT_SESSION_BYTES)
+        schedule = request.schedule or self._config.schedule
         request = replace(
             request,
             gamma=self._config.gamma if request.gamma is None else request.gamma,
-            schedule=request.schedule or self._config.schedule,
+            schedule=stream.link.schedule if schedule is Schedule.LOAD else schedule,
             cache_salt=caller().cache_salt(request.cache_salt),  # the target may know this process alone
         )
         if stream.is_attached and request.gamma:

@@ -87,6 +87,7 @@ class AssistStream:
     Attributes:
         attached: set while the target has this worker in its pool.
         is_refused: True if the target's latest answer was a refusal.
+        link: times of the link to the target, as the latest session measures them.
         vocab_size: size of the target's vocabulary as its latest session names it; at first the draft's.
     """
 
@@ -104,7 +105,7 @@ class AssistStream:
         self._noise = Noise.SPECDEC
         self._outbox: asyncio.Queue[pb.AssistRequest | None] = asyncio.Queue(MAX_OUTBOX)  # None ends the stream
         self._sessions: dict[str, DraftingSession] = {}
-        self._link = Link()
+        self.link = Link()
         self._dial_now = asyncio.Event()
 
     async def serve(self, connect: Connect, goes_on: Callable[[], bool] = lambda: True) -> None:
@@ -192,8 +193,8 @@ class AssistStream:
                     round_trip_s = time.monotonic() - dialled
                     await self._learn(answer.attached)
                     logger.info("attached as %s", answer.attached.worker_id)
-                    self._link = Link()
-                    self._link.record_round_trip(round_trip_s)
+                    self.link = Link()
+                    self.link.record_round_trip(round_trip_s)
                     self.is_refused = False
                     self.attached.set()
                     await self._draft(call, channel)
@@ -331,7 +332,7 @@ class AssistStream:
             proposal = pb.AssistPropose(session_id=session_id, propose=propose)
             await self._outbox.put(pb.AssistRequest(propose=proposal))
 
-        link = self._link = Link(self._link)
+        link = self.link = Link(self.link)
         proposals = ProposalSender(send, link)
         session = DraftingSession(
             self._engine,

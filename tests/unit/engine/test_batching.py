@@ -49,3 +49,12 @@ def test_a_session_that_needs_no_draft_takes_the_others_along() -> None:
     assert waits(batching(), helped(9), helped(9, slot=2))
     assert not waits(batching(), helped(9), alone)
     assert not waits(batching())
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.5 * PASS_S, Schedule.ASYNC), (2.5 * PASS_S, Schedule.SYNC)])
+def test_rounds_pay_where_sessions_make_passes_long(seconds: float, expected: Schedule) -> None:
+    choice, crowd = batching(), [Turn(slot, 2, (5, 6, 7), SamplingParams()) for slot in range(16)]
+    assert choice.schedule(16) is Schedule.ASYNC
+    for _ in range(3):
+        choice.record(crowd, [Verdict((8,), 0, 0)] * 16, seconds)
+    assert (choice.schedule(1), choice.schedule(16)) == (Schedule.ASYNC, expected)

@@ -323,6 +323,40 @@ async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
 
 
+class CrowdedEngine(TargetEngine):
+    """Engine with so many sessions that rounds pay."""
+
+    schedule = Schedule.SYNC
+
+
+@pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
+async def test_a_crowded_target_chooses_rounds(asked: Schedule | None) -> None:
+    """Where the request leaves it open, and for a worker whose drafts were good; a request that runs ahead does so."""
+    async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
+        pool = DraftPool(engine)
+        good = GoodWorker("good", 8, pool)
+        pool.attach(good)
+        seen = []
+        for _ in range(2):
+            events = pool.generate(replace(named(""), draft_session="", schedule=asked))
+            await anext(events)
+            seen += [session.runs_ahead for session in pool._workers[good].sessions.values()]
+            assert sum([event.num_accepted_tokens async for event in events if isinstance(event, Commit)]) > 0
+        assert seen == [True, asked is Schedule.ASYNC]
+
+
+async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that falls silent holds a session for a moment, not for the time-out of rounds that were asked for."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
+        pool = DraftPool(engine)
+        silent = SilentWorker("silent", 8, pool)
+        pool.attach(silent)
+        pool._workers[silent].trust += 1
+        assert await num_accepted(pool, replace(named(""), draft_session="")) == 0
+        assert (silent.most, silent.sessions) == (1, set())
+
+
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
     """The request decodes alone. The story: it was ended with an error."""

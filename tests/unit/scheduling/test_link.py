@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specdec.inference.request import Schedule
 from specdec.inference.scheduling.link import Echoes, Link
 
 
@@ -45,3 +46,19 @@ def test_a_session_begins_with_what_the_one_before_it_measured() -> None:
 def test_nothing_is_known_of_a_target_before_its_first_session() -> None:
     assert (Link().round_trip_s, Link().pass_s) == (0.0, 0.0)
     assert (Link(Link()).round_trip_s, Link(Link()).pass_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "pass_s", "expected"),
+    [(0.001, 0.03, Schedule.SYNC), (0.07, 0.03, Schedule.ASYNC), (0.001, 0.015, Schedule.ASYNC)],
+)
+def test_a_near_and_crowded_target_gets_rounds(round_trip_s: float, pass_s: float, expected: Schedule) -> None:
+    """Its passes take long now, and took less than half as long before."""
+    assert Link().schedule is Schedule.ASYNC
+    earlier = Link()
+    earlier.record_round_trip(round_trip_s)
+    earlier.record_pass(0.01)
+    link = Link(Link(earlier))
+    for _ in range(9):
+        link.record_pass(pass_s)
+    assert link.schedule is expected

@@ -70,6 +70,7 @@ class ThreadedEngine:
     """
 
     max_length, vocab_size, seed_invariant, num_slots, pass_us = 64, VOCAB_SIZE, True, 4, 1000
+    schedule = Schedule.ASYNC
     fault = broken = None
     hangs = False
 
