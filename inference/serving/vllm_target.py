@@ -32,11 +32,10 @@ from specdec.inference.serving.target import host_of
 from specdec.inference.speculation.tree import Branch
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
-from specdec.inference.vllm.engine import VllmEngine
+from specdec.inference.vllm.engine import VllmEngine, VllmMetrics
 from specdec.inference.vllm.group import end_members, leads_group
 from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
-from specdec.inference.vllm.load import CoreLoad, VllmMetrics
 from specdec.inference.vllm.mailbox import Mailbox
 from specdec.inference.vllm.options import INSTALL, Refusals, VllmModel, adapters_of, engine_config
 from specdec.inference.vllm.translation import KEY
@@ -75,16 +74,16 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     model_id = await asyncio.to_thread(
         model_id_of, model.path, f"vllm {installed()} {words.dtype} {words.quantization}", ends
     )
-    mailbox, load = Mailbox(model_id), CoreLoad()
+    mailbox = Mailbox(model_id)
     await mailbox.open()
     group = os.getpgrp() if leads_group() else 0
     config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
-        async with _llm(config, load) as llm:
+        async with _llm(config) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
-            engine = VllmEngine(llm, mailbox, load, limits, grammars)
+            engine = VllmEngine(llm, mailbox, limits, grammars)
             await _warm_up(engine, config.parallel_config.data_parallel_size)
             engine.adapters, digests = await _adapters(llm, model)
             running = RunningTarget(engine, tokenizer, collectors=(VllmMetrics,), adapters=digests, noise=model.noise)
@@ -96,11 +95,11 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 
 @asynccontextmanager
-async def _llm(config: Any, load: CoreLoad) -> AsyncGenerator[Any, None]:
+async def _llm(config: Any) -> AsyncGenerator[Any, None]:
     """Run vLLM's `AsyncLLM`; its worker processes choose tokens by this project's rule."""
     started = time.monotonic()
     with Refusals():  # a thread, so that signals count during the minute that it takes
-        llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, stat_loggers=[load.logger])
+        llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config)
     try:
         with Refusals():
             await llm.collective_rpc(INSTALL)

@@ -5,8 +5,8 @@ Knows requests by vLLM's ids, and no runner: a module per runner asks for the to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,13 @@ from specdec.inference.model.decoder import Turn
 from specdec.inference.model.slots import Array
 from specdec.inference.speculation.grammar import Allowed, allowed_by_grammar
 from specdec.inference.speculation.slot_decoder import choose, rows_not_finite
-from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.tokens import Tally, TokenView
 from specdec.inference.vllm.translation import Asked
 
 KEPT = 64
 """Most requests kept after the runner has dropped them, before all of these are forgotten."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """Request with counts of its tokens for penalties; its tokens only grow, so that each is counted once."""
-
-    asked: Asked
-    token_ids: list[int]
-    tally: Tally
-    matcher: GrammarMatcher | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +45,10 @@ def names_not_finite(logits: Array, names: Sequence[str], num_rows: Sequence[int
     Args:
         logits: float [sum of num_rows, vocab_size].
     """
+    if not (broken := rows_not_finite(logits)):
+        return []
     owners = [name for name, number in zip(names, num_rows, strict=True) for _ in range(number)]
-    return [owners[row] for row in rows_not_finite(logits)]
+    return [owners[row] for row in broken]
 
 
 class Choice:
@@ -70,7 +62,7 @@ class Choice:
         self._model = model
         self._vocab_size = vocab_size
         self._compiler: GrammarCompiler | None = None
-        self._requests: dict[str, _Request | None] = {}
+        self._requests: dict[str, tuple[list[int], Turn] | None] = {}  # tokens, and a turn without any; None: not ours
 
     def winners(self, spans: Sequence[Span], rows_of: Callable[[Sequence[int]], Array]) -> list[Winners]:
         """Return the winners of the spans that want our choice; those of others are vLLM's own.
@@ -96,7 +88,7 @@ class Choice:
             return Winners(place, [*token_ids[:num_judged], *[end] * (len(token_ids) - num_judged)])
         return Winners(place, token_ids)
 
-    def forget(self, names: set[str]) -> None:
+    def forget(self, names: Collection[str]) -> None:
         """Forget all requests but these, once there are many others."""
         if len(self._requests) > len(names) + KEPT:
             self._requests = {name: each for name, each in self._requests.items() if name in names}
@@ -106,24 +98,17 @@ class Choice:
             self._requests[span.name] = self._request(span)
         if (request := self._requests[span.name]) is None:
             return None
-        request.token_ids.extend(span.token_ids[len(request.token_ids) :])
-        return Turn(
-            slot=0,
-            start=0,
-            token_ids=TokenView(request.token_ids),
-            sampling=request.asked.sampling,
-            proposal=span.proposal,
-            output_start=request.asked.output_start,
-            grammar=request.matcher,
-            tally=request.tally,
-        )
+        token_ids, turn = request
+        token_ids.extend(span.token_ids[len(token_ids) :])  # they only grow, so that the tally counts each once
+        return replace(turn, token_ids=TokenView(token_ids), proposal=span.proposal)
 
-    def _request(self, span: Span) -> _Request | None:
+    def _request(self, span: Span) -> tuple[list[int], Turn] | None:
         asked = Asked.read(span.extra_args)
         if asked is None:
             return None
+        sampling, start = asked.sampling, asked.output_start
         matcher = None if asked.grammar is None else self._grammars().another(asked.grammar)
-        return _Request(asked, [], Tally(asked.output_start), matcher)
+        return [], Turn(0, 0, (), sampling, output_start=start, grammar=matcher, tally=Tally(start))
 
     def _grammars(self) -> GrammarCompiler:
         if self._compiler is None:

@@ -12,6 +12,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
@@ -24,17 +26,16 @@ from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.target import EngineLimits, check_prompt
 from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Matcher
-from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest
-from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.vllm.frames import FromCore, Has, Passed
-from specdec.inference.vllm.load import CoreLoad
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.session import Proposals, VllmSession
+from specdec.inference.vllm.session import Sessions, VllmSession
 from specdec.inference.vllm.translation import REASONS, extra_args, scores
 
 HOOKS = {
-    "vllm.v1.engine.async_llm:AsyncLLM": "from_vllm_config collective_rpc generate errored shutdown",
+    "vllm.v1.engine.async_llm:AsyncLLM": (
+        "from_vllm_config collective_rpc generate errored shutdown vllm_config model_config"
+    ),
     "vllm.outputs:RequestOutput": "outputs prompt_logprobs num_cached_tokens",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason",
 }
@@ -43,13 +44,29 @@ CORE_LOST = "vLLM's engine core has ended; its messages say why"
 STOPPING = "the server is stopping"
 
 
-class VllmEngine(Proposals):
+class VllmMetrics(Collector):
+    """vLLM's metrics that ours have no name for, such as `vllm:kv_cache_usage_perc`.
+
+    Args:
+        ours: our registry, which these are read beside.
+    """
+
+    def __init__(self, ours: CollectorRegistry) -> None:
+        self._ours = {metric.name for metric in ours.collect()}
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        yield from (
+            each for each in REGISTRY.collect() if each.name.startswith("vllm:") and each.name not in self._ours
+        )
+
+
+class VllmEngine(Sessions):
     """The `VerificationEngine` over vLLM, and the `Work` that a host watches.
 
     Args:
         llm: vLLM's `AsyncLLM`, running.
         mailbox: mailbox that vLLM's engine cores have dialled.
-        load: load of vLLM's engine cores.
         limits: only max_waiting, gamma, eos_token_ids, pass_timeout_s and noise are read; vLLM has the others.
 
     Attributes:
@@ -58,36 +75,29 @@ class VllmEngine(Proposals):
 
     seed_invariant = True
 
-    def __init__(self, llm: Any, mailbox: Mailbox, load: CoreLoad, limits: EngineLimits, grammars: Grammars) -> None:
+    def __init__(self, llm: Any, mailbox: Mailbox, limits: EngineLimits, grammars: Grammars) -> None:
         super().__init__(mailbox)
-        self._llm, self._load = llm, load
+        self._llm = llm
         self._mailbox.receive = self.receive
         self._limits = limits
         self._grammars = grammars
-        self._sessions: dict[str, VllmSession] = {}
-        self._times = PassTimes()
+        self._num_running: dict[int, int] = {}  # by rank
         self._is_stopping = False
         self._last_at = time.monotonic()
         self._idle = asyncio.Event()
-        self.timeline: Timeline | None = None
         self.adapters: Mapping[str, LoRARequest] = {}
-        config = self._llm.model_config
-        self.max_length, self.vocab_size = config.max_model_len, config.get_vocab_size()
-        self.num_slots = self._load.num_slots
+        config, model = llm.vllm_config, llm.model_config
+        self.max_length, self.vocab_size = model.max_model_len, model.get_vocab_size()
+        self.num_slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
 
     @property
     def num_running(self) -> int:
         """Return the number of requests that vLLM has in its passes; under pressure on memory it takes some out."""
-        return min(self._load.num_running, len(self._sessions))
+        return min(sum(self._num_running.values()), len(self._sessions))
 
     @property
     def num_waiting(self) -> int:
         return len(self._sessions) - self.num_running
-
-    @property
-    def pass_us(self) -> int:
-        """See `VerificationEngine`."""
-        return round(self._times.of(1).seconds(0) * 1e6)
 
     @property
     def broken(self) -> str | None:
@@ -152,15 +162,16 @@ class VllmEngine(Proposals):
             for each in self._sessions.values():
                 each.reported.set()
         elif isinstance(frame, Has) and (session := self._sessions.get(frame.name)) is not None:
-            self._send(session, session.arrived(rank))
+            session.rank = rank
+            while session.early:
+                self._send(session, session.early.pop(0))
         elif isinstance(frame, Passed):
+            self._num_running[rank] = frame.num_running
             self._take(frame)
 
     def _take(self, passed: Passed) -> None:
         self._last_at = time.monotonic()
-        num_drafts = sum(row.num_drafts for row in passed.rows)
-        if not passed.reads:
-            self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
+        num_drafts = self._timed(passed)
         if self.timeline is not None:
             figures = {"sessions": len(passed.rows), "draft_tokens": num_drafts}
             self.timeline.span("pass", self._last_at - passed.us / 1e6, self._last_at, **figures)
@@ -217,14 +228,13 @@ class VllmEngine(Proposals):
         """Return vLLM's next output of a session, None after the last; raise the error that the session failed with."""
         if session.error is not None:
             raise session.error
-        session.reading = asyncio.ensure_future(anext(outputs, None))
+        session.reading = task = asyncio.current_task()
         try:
-            output: Any = await session.reading
+            output: Any = await anext(outputs, None)
         except asyncio.CancelledError:
-            session.reading.cancel()
-            if session.error is not None:
-                raise session.error from None
-            raise
+            if session.error is None or task is None or task.uncancel():  # its reader is cancelled, perhaps too
+                raise
+            raise session.error from None
         finally:
             session.reading = None
         if output is not None and output.outputs[0].finish_reason == "abort":

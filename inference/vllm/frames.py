@@ -16,7 +16,7 @@ import msgspec
 from specdec.inference.errors import SpecDecError
 from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
 
-VERSION = 2
+VERSION = 3
 """Version of these frames; the two ends of a link must have the same."""
 MAX_FRAME_BYTES = 1 << 25
 """Longest frame: a tokenizer has up to 16 MiB, and a prompt 5 bytes a token."""
@@ -102,8 +102,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         help: number of the help that the counts of received tokens belong to.
         num_received: draft tokens received from that help so far; 0 if none came since the row before.
         hold_us: microseconds since the last of them; 0 if `num_received` is.
-        rejected: draft tokens that the pass rejected, as far as the core knows them.
-        is_lookup: the draft tokens are vLLM's own.
+        rejected: draft tokens that the pass rejected.
+        is_lookup: the draft tokens were looked up in the request's own tokens.
         is_finite: False for a pass whose logits were not finite, so that its tokens mean nothing.
         token_ids: the tokens themselves, where the other end does not have them from vLLM.
     """
@@ -111,8 +111,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     name: Name
     position: Count
     num_tokens: Count
-    num_drafts: Count
-    num_accepted: Count
+    num_drafts: Count = 0
+    num_accepted: Count = 0
     help: Count = 0
     num_received: Count = 0
     hold_us: Count = 0
@@ -123,18 +123,27 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):
-    """Report of one pass: its time in microseconds, whether it read prompts, and a row per request."""
+    """Report of one pass: its time in microseconds, whether it read prompts, and a row per request.
+
+    Attributes:
+        num_running: number of requests that the core has in its passes.
+    """
 
     us: Count
     reads: bool
+    num_running: Count
     rows: Annotated[list[Row], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class Help(msgspec.Struct, frozen=True, tag="help"):
-    """Frame of a front: draft tokens of a new worker follow, with node numbers from 0."""
+    """Frame of a front: draft tokens of a new worker follow, with node numbers from 0, under this number.
+
+    Attributes:
+        help: number of the worker's help; None if the request has no draft worker any more, and decodes alone.
+    """
 
     name: Name
-    help: Count
+    help: Count | None
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True):
@@ -152,14 +161,8 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
     chains: Annotated[list[Chain], msgspec.Meta(max_length=MAX_NUMBERS)]  # more than a worker's message may have
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
-    """Frame of a front: a request has no draft worker any more, and decodes alone."""
-
-    name: Name
-
-
 FromCore: TypeAlias = Hello | Has | Passed | Gone
-ToCore: TypeAlias = Help | Grow | End
+ToCore: TypeAlias = Help | Grow
 
 _encoder = msgspec.msgpack.Encoder()
 _from_core = msgspec.msgpack.Decoder(FromCore)

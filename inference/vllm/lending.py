@@ -16,12 +16,10 @@ from specdec.inference.engine.pool import DraftPool
 from specdec.inference.errors import InvalidRequestError, NotFoundError
 from specdec.inference.model.decoder import Matcher
 from specdec.inference.observe.metrics import Metrics
-from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest
-from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.vllm.frames import FrameError, FromCore, Gone, Has, Passed, Served, Wanted
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.session import Proposals, VllmSession
+from specdec.inference.vllm.session import Sessions, VllmSession
 from specdec.inference.vllm.translation import sampling_of
 
 logger = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ class CoreRequest(GenerationRequest):
         )
 
 
-class LendingEngine(Proposals):
+class LendingEngine(Sessions):
     """The `VerificationEngine` of a pool, and the `Work` that its host watches.
 
     Args:
@@ -67,10 +65,7 @@ class LendingEngine(Proposals):
         self._pool: tuple[DraftPool, Metrics] | None = None
         self._early: list[tuple[int, FromCore | None]] = []
         self._model_id = ""
-        self._sessions: dict[str, VllmSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._times = PassTimes()
-        self.timeline: Timeline | None = None
         self.max_length = self.vocab_size = self.num_slots = self.num_waiting = 0
 
     async def served(self) -> Served:
@@ -91,11 +86,6 @@ class LendingEngine(Proposals):
     @property
     def num_running(self) -> int:
         return len(self._sessions)
-
-    @property
-    def pass_us(self) -> int:
-        """See `VerificationEngine`."""
-        return round(self._times.of(1).seconds(0) * 1e6)
 
     @property
     def hangs(self) -> bool:
@@ -163,8 +153,7 @@ class LendingEngine(Proposals):
             session = VllmSession(CoreRequest.of(name, wanted))
         except (InvalidRequestError, TypeError, ValueError) as exc:
             raise FrameError(f"request {name} cannot be: {exc}") from exc
-        session.id = name
-        session.arrived(core)
+        session.id, session.rank = name, core
         self._sessions[name] = session
         task = asyncio.create_task(self._help(session.request))
         self._tasks.add(task)
@@ -175,8 +164,7 @@ class LendingEngine(Proposals):
             session.reported.set()
 
     def _take(self, passed: Passed) -> None:
-        if not passed.reads:
-            self._times.record(len(passed.rows), sum(row.num_drafts for row in passed.rows), passed.us / 1e6)
+        self._timed(passed)
         for row in passed.rows:
             session = self._sessions.get(row.name)
             if session is None or row.position < session.num_reported:

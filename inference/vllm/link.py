@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 
 from specdec.inference.vllm.frames import (
@@ -54,7 +55,7 @@ class Place:
         model_id: id of the model, which both ends must agree on.
         owned: the core ends with its front; else it dials again for ever.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
-        lookup: the core lets vLLM's own draft tokens fill passes that have no worker's.
+        lookup: tokens that the core looks up in a request's own fill passes that have no worker's.
     """
 
     path: str
@@ -164,9 +165,11 @@ class Link:
                 self._lose(exc)
 
     def _read(self) -> None:
-        while self._socket is not None:
-            length = length_of(_exactly(self._socket, LENGTH.size))
-            self._receive(to_core(_exactly(self._socket, length)))
+        assert self._socket is not None
+        with self._socket.makefile("rb") as frames:
+            while True:
+                length = length_of(_exactly(frames, LENGTH.size))
+                self._receive(to_core(_exactly(frames, length)))
 
     def _lose(self, reason: Exception) -> None:
         with self._sending:
@@ -185,15 +188,11 @@ class Link:
         time.sleep(REDIAL_S)
 
 
-def _exactly(link: socket.socket, length: int) -> bytes:
+def _exactly(frames: BufferedReader, length: int) -> bytes:
     """Read this many bytes; raise EOFError if the link ends before."""
-    parts = bytearray()
-    while len(parts) < length:
-        part = link.recv(length - len(parts))
-        if not part:
-            raise EOFError("the link has ended")
-        parts += part
-    return bytes(parts)
+    if len(part := frames.read(length)) < length:
+        raise EOFError("the link has ended")
+    return part
 
 
 def _end(group: int) -> None:

@@ -15,12 +15,13 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
 from specdec.inference.vllm.choice import Choice, Span, Winners, crown, names_not_finite
+from specdec.inference.vllm.translation import chooses
 
 HOOKS = {
     "vllm.v1.sample.sampler:Sampler": "apply_logits_processors forward",
     "vllm.v1.sample.rejection_sampler:RejectionSampler": "apply_logits_processors forward",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch requests sampler rejection_sampler "
-    "_get_nans_in_logits",
+    "_get_nans_in_logits propose_draft_token_ids",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "req_ids num_reqs num_tokens_no_spec token_ids_cpu",
 }
 """Methods that are overridden, and attributes that are read or replaced."""
@@ -55,12 +56,17 @@ class WinningSampler(Sampler):
             logits: of the requests one after another, after their tokens and each token of their proposals.
         """
         batch, requests = self._runner.input_batch, self._runner.requests
-        num_rows = [len(proposal) + 1 for proposal in proposals]
-        self.broken = names_not_finite(logits, batch.req_ids[: len(num_rows)], num_rows)
-        self._choice.forget(set(requests))
+        names = batch.req_ids[: len(proposals)]
+        self.broken = names_not_finite(logits, names, [len(proposal) + 1 for proposal in proposals])
+        self._choice.forget(requests)
+        extra_args = [params and params.extra_args for params in (requests[name].sampling_params for name in names)]
+        if not any(map(chooses, extra_args)):
+            return []
         spans = [
-            Span(name, batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]], proposal, _extra(requests[name]))
-            for place, (name, proposal) in enumerate(zip(batch.req_ids, proposals, strict=False))
+            Span(
+                name, batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]], proposals[place], extra_args[place]
+            )
+            for place, name in enumerate(names)
         ]
         return self._choice.winners(spans, rows_of)
 
@@ -76,11 +82,11 @@ class WinningVerifier(RejectionSampler):
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         """Choose the winners of all rows in one go, and verify by them."""
         counts = metadata.num_draft_tokens
+        if not any(counts):  # a row for each request, in their order
+            return self._winning(logits, sampling_metadata)
         if len(counts) != self._winning._runner.input_batch.num_reqs:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
-        ends = [0]  # of the requests' draft tokens
-        for count in counts:
-            ends.append(ends[-1] + count)
+        ends = [0, *itertools.accumulate(counts)]  # of the requests' draft tokens
         drafts = metadata.draft_token_ids.tolist()
         proposals = [drafts[start:end] for start, end in itertools.pairwise(ends)]
         rows = [range(ends[place] + place, ends[place + 1] + place + 1) for place in range(len(counts))]
@@ -112,11 +118,6 @@ class WinningVerifier(RejectionSampler):
         """Set the logits of all rows but each request's last (see `WinningSampler`) so that our winners are greedy."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
-
-
-def _extra(request: Any) -> dict[str, object] | None:
-    params = request.sampling_params
-    return None if params is None else params.extra_args
 
 
 def spare_others() -> None:
@@ -156,6 +157,7 @@ class Extension:
             spare_others()
         choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
         runner.sampler = sampler = WinningSampler(runner, choice)
+        runner.propose_draft_token_ids = lambda *arguments: []  # the scheduler does, in the core
         runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)
         if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
             runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)

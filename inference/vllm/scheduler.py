@@ -11,28 +11,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.abstract import Executor
 
 from specdec.inference.errors import ConfigError
 from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from specdec.inference.vllm.adoption import adopted, wanted
-from specdec.inference.vllm.drafts import Drafts, Ready
-from specdec.inference.vllm.frames import Gone, Passed, Served
+from specdec.inference.vllm.drafts import Drafts
+from specdec.inference.vllm.frames import Gone, Passed, Row, Served
 from specdec.inference.vllm.link import Link, Place
 from specdec.inference.vllm.options import require_kept
 from specdec.inference.vllm.translation import KEY
 
 HOOKS = {
     "vllm.v1.core.sched.scheduler:Scheduler": (
-        "add_request schedule update_draft_token_ids update_from_output finish_requests shutdown "
+        "add_request schedule update_from_output finish_requests shutdown "
         "requests running waiting num_spec_tokens max_model_len vllm_config"
     ),
     "vllm.v1.request:Request": (
         "request_id sampling_params all_token_ids spec_token_ids max_tokens num_tokens num_output_tokens "
         "num_computed_tokens is_prefill_chunk"
     ),
+    "vllm.v1.executor.abstract:Executor": "get_class take_draft_token_ids",
     "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_spec_decode_tokens num_scheduled_tokens",
 }
 """Methods that are overridden, and attributes that are read or set."""
@@ -43,7 +44,6 @@ class DraftScheduler(Scheduler):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._drafts = Drafts()
         self._names: dict[str, str] = {}  # of our requests, by vLLM's id
         self._began = 0.0
         self._vocab_size = self.vllm_config.model_config.get_vocab_size()
@@ -58,6 +58,8 @@ class DraftScheduler(Scheduler):
             served = _served(self.vllm_config)
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
+        self._drafts = Drafts(looks_up=self._place.lookup)
+        _ask_no_worker_for_drafts(self.vllm_config)
         rank = parallel.data_parallel_index
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
@@ -79,8 +81,8 @@ class DraftScheduler(Scheduler):
         """Give each request that decodes its draft tokens, and let vLLM schedule the pass."""
         ready = [each for each in self.running if _decodes(each) and each.request_id in self._names]
         alone = len(ready) == len(self.running) and not self.waiting
-        turns = [Ready(self._names[each.request_id], self._room(each), each.spec_token_ids) for each in ready]
-        for request, proposal in zip(ready, self._drafts.proposals(turns, may_wait=self._waits and alone), strict=True):
+        rooms = {self._names[each.request_id]: self._room(each) for each in ready}
+        for request, proposal in zip(ready, self._drafts.proposals(rooms, may_wait=self._waits and alone), strict=True):
             request.spec_token_ids = self._allowed(request, proposal)
         self._began = time.monotonic()
         return super().schedule(*arguments, **options)
@@ -97,34 +99,35 @@ class DraftScheduler(Scheduler):
         left = request.max_tokens - request.num_output_tokens
         return min(left, self.max_model_len - request.num_tokens) - 1
 
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Take the draft tokens that vLLM has looked up; they fill where a worker's lack."""
-        if self._place.lookup:
-            super().update_draft_token_ids(draft_token_ids)
-
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Let vLLM commit a pass; report its counts to the front before vLLM sends the tokens."""
         seconds, drafts = time.monotonic() - self._began, scheduler_output.scheduled_spec_decode_tokens
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         rows, finished, broken = [], [], model_runner_output.num_nans_in_logits or {}
+        chosen, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
         for output in [output for client in outputs.values() for output in client.outputs]:
-            name, proposal = self._names.get(output.request_id), drafts.get(output.request_id, ())
+            request_id = output.request_id
+            name, proposal = self._names.get(request_id), drafts.get(request_id, ())
             if name is not None and output.new_token_ids:
-                chosen = model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[output.request_id]]
-                row = self._drafts.passed(name, output.new_token_ids, proposal, len(chosen) - 1)
-                rows.append(row and replace(row, is_finite=output.request_id not in broken))
+                num_accepted, is_finite = len(chosen[places[request_id]]) - 1, request_id not in broken
+                rows.append(
+                    self._drafts.passed(name, output.new_token_ids, proposal, num_accepted, is_finite=is_finite)
+                )
             if output.finish_reason is not None:
-                finished.append(output.request_id)
+                finished.append(request_id)
         if scheduler_output.num_scheduled_tokens:
-            num_drafts = sum(map(len, drafts.values()))
-            num_sessions = len(scheduler_output.num_scheduled_tokens)
-            reads = sum(scheduler_output.num_scheduled_tokens.values()) > num_sessions + num_drafts
-            if not reads:
-                self._drafts.timed(num_sessions, num_drafts, seconds)
-            self._link.send(Passed(round(seconds * 1e6), reads, [row for row in rows if row is not None]))
+            self._report(scheduler_output, seconds, [row for row in rows if row is not None])
         for request_id in finished:
             self._leave(request_id)
         return outputs
+
+    def _report(self, scheduled: Any, seconds: float, rows: list[Row]) -> None:
+        num_drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        num_sessions = len(scheduled.num_scheduled_tokens)
+        reads = sum(scheduled.num_scheduled_tokens.values()) > num_sessions + num_drafts
+        if not reads:
+            self._drafts.timed(num_sessions, num_drafts, seconds)
+        self._link.send(Passed(round(seconds * 1e6), reads, len(self.running), rows))
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         """Forget requests that are aborted."""
@@ -143,6 +146,11 @@ class DraftScheduler(Scheduler):
         """Close the link, so that its loss is no fault, and shut vLLM's scheduler down."""
         self._link.close()
         super().shutdown()
+
+
+def _ask_no_worker_for_drafts(config: Any) -> None:
+    """Spare each pass a call of the workers, for drafts of vLLM's own; this process has no other engine."""
+    Executor.get_class(config).take_draft_token_ids = lambda self: None
 
 
 def _ours(request: Any) -> dict[str, Any] | None:

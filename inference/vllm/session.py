@@ -6,16 +6,19 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from specdec.inference.caller import request_id
 from specdec.inference.commit import NO_OWN_DRAFTS, Commit, FinishReason, OwnDrafts, Timings, TokenLogprobs
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
+from specdec.inference.observe.timeline import Timeline
 from specdec.inference.request import GenerationRequest, Schedule
+from specdec.inference.scheduling.pass_times import PassTimes
 from specdec.inference.speculation.sources import Sources
 from specdec.inference.speculation.tree import MAX_NUMBERS, Branch
-from specdec.inference.vllm.frames import Chain, End, Grow, Help, Row, ToCore
+from specdec.inference.vllm.frames import Chain, Grow, Help, Passed, Row, ToCore
 from specdec.inference.vllm.mailbox import Mailbox
 
 _numbers = itertools.count(1)
@@ -35,12 +38,13 @@ class VllmSession:
         self.num_cached_tokens = 0
         self.rank: int | None = None
         self.error: Exception | None = None
-        self.reading: asyncio.Task[object] | None = None
+        self.reading: asyncio.Task[Any] | None = None  # while it waits for vLLM
         self.rows: deque[tuple[Row, int]] = deque()  # with the microseconds of their pass
         self.reported = asyncio.Event()
         self._num_helps = 0
+        self._is_helped = False
         self._sources = Sources(self.token_ids)  # as the core's, which learns of commits first
-        self._early: list[ToCore] = []
+        self.early: list[ToCore] = []  # frames for a core that has not reported the request yet
 
     @property
     def help_id(self) -> str:
@@ -53,15 +57,16 @@ class VllmSession:
         if self.reading is not None:
             self.reading.cancel()
 
-    def follow(self, *, is_helped: bool) -> list[ToCore]:
-        """Begin or end the help of a draft worker; return the frames for the core."""
+    def follow(self, *, is_helped: bool) -> Help:
+        """Begin or end the help of a draft worker; return the frame for the core."""
         self._num_helps += 1
+        self._is_helped = is_helped
         self._sources.follow()
-        self._early.clear()
-        return self._kept([Help(self.id, self._num_helps) if is_helped else End(self.id)])
+        self.early.clear()
+        return Help(self.id, self._num_helps if is_helped else None)
 
-    def propose(self, branches: Sequence[Branch]) -> list[ToCore]:
-        """Check branches; return the frames for the core, none while the request has not arrived there.
+    def propose(self, branches: Sequence[Branch]) -> Grow:
+        """Check branches; return the frame for the core.
 
         Raises:
             InvalidRequestError: a branch is too long, its parent never existed, or too many have come too early.
@@ -69,19 +74,7 @@ class VllmSession:
         self._sources.grow(branches)
         if self.rank is None and self._sources.tree.num_numbers > MAX_NUMBERS:
             raise InvalidRequestError(f"more than {MAX_NUMBERS} draft tokens came before the request's first pass")
-        return self._kept([Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])])
-
-    def _kept(self, frames: list[ToCore]) -> list[ToCore]:
-        if self.rank is not None:
-            return frames
-        self._early += frames
-        return []
-
-    def arrived(self, rank: int) -> list[ToCore]:
-        """Take the rank of the core that has the request now; return the frames that were kept for it."""
-        self.rank = rank
-        frames, self._early = self._early, []
-        return frames
+        return Grow(self.id, [Chain(b.parent_node, b.prefix_length, list(b.token_ids)) for b in branches])
 
     @property
     def num_reported(self) -> int:
@@ -98,9 +91,10 @@ class VllmSession:
     ) -> Commit:
         """Return the commit of the next tokens, with the counts of their pass if it has been reported."""
         position = len(self.token_ids)
-        row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids), 0, 0), 0)
+        row, us = self.rows.popleft() if self.rows else (Row(self.id, position, len(token_ids)), 0)
         self.token_ids.extend(token_ids)
-        self._sources.tree.commit(token_ids)
+        if self._is_helped:
+            self._sources.tree.commit(token_ids)
         is_new = row.help == self._num_helps
         return Commit(
             position,
@@ -117,14 +111,33 @@ class VllmSession:
         )
 
 
-class Proposals:
-    """Part of an engine that brings the draft tokens of workers to vLLM's cores, by their mailbox."""
+class Sessions:
+    """Part of an engine: its sessions, and the way of draft tokens to vLLM's cores, by their mailbox.
+
+    Args:
+        mailbox: mailbox that the cores dial.
+    """
 
     vocab_size: int
     schedule = Schedule.ASYNC  # rounds are not known to the core
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self._sessions: dict[str, VllmSession] = {}
+        self._times = PassTimes()
+        self.timeline: Timeline | None = None
+
+    @property
+    def pass_us(self) -> int:
+        """See `VerificationEngine`."""
+        return round(self._times.of(1).seconds(0) * 1e6)
+
+    def _timed(self, passed: Passed) -> int:
+        """Record the time of a pass; return the number of its draft tokens."""
+        num_drafts = sum(row.num_drafts for row in passed.rows)
+        if not passed.reads:
+            self._times.record(len(passed.rows), num_drafts, passed.us / 1e6)
+        return num_drafts
 
     def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
         """See `VerificationEngine`."""
@@ -141,6 +154,8 @@ class Proposals:
         """See `VerificationEngine`."""
         self._send(session, session.follow(is_helped=False))
 
-    def _send(self, session: VllmSession, frames: Sequence[ToCore]) -> None:
-        for frame in frames:
-            self._mailbox.send(session.rank or 0, frame)
+    def _send(self, session: VllmSession, frame: ToCore) -> None:
+        if session.rank is None:
+            session.early.append(frame)
+        else:
+            self._mailbox.send(session.rank, frame)

@@ -40,10 +40,16 @@ class Asked:
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
         """Read a request's `extra_args`; return None if the request is greedy, or not ours."""
-        ours = (extra_args or {}).get(KEY)
-        if ours is None or (values := ours["sampling"]) is None:
+        if extra_args is None or not chooses(extra_args):
             return None
-        return cls(sampling_of(values), ours["output_start"], _grammar(ours["grammar"]))
+        ours = extra_args[KEY]
+        return cls(sampling_of(ours["sampling"]), ours["output_start"], _grammar(ours["grammar"]))
+
+
+def chooses(extra_args: Mapping[str, Any] | None) -> bool:
+    """Return whether our choice makes a request's tokens: it is ours, and not greedy."""
+    ours = None if extra_args is None else extra_args.get(KEY)
+    return ours is not None and ours["sampling"] is not None
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingParams:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.assembly import running
-from specdec.inference.vllm.load import VllmMetrics
+from specdec.inference.vllm.engine import VllmMetrics
 from tests.support.engine_contract import MODES, PROMPT, REGEX, Drafting, EngineContract, completed, onnx_engine, wanted
 from tests.vllm.conftest import MAX_LENGTH, Pair
 
@@ -74,7 +74,7 @@ async def test_log_probabilities_are_those_of_our_own_engine(vllm: Any, onnx: Ta
         assert scores.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
 
 
-async def test_tokens_that_vllm_looks_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
+async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any, onnx: TargetEngine) -> None:
     request = wanted("greedy", max_new_tokens=60)
     request = replace(request, sampling=replace(request.sampling, logit_bias=((97, 100.0),)))
     tokens, _ = await completed(onnx, request)

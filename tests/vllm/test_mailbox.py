@@ -15,7 +15,7 @@ pytest.importorskip("msgspec", reason="it comes with vLLM: make test-vllm")
 from msgspec import structs
 
 from specdec.inference.errors import ConfigError
-from specdec.inference.vllm.drafts import Drafts, Ready
+from specdec.inference.vllm.drafts import Drafts
 from specdec.inference.vllm.frames import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -204,7 +204,7 @@ async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox
 def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     drafts = Drafts()
     drafts.enter("a", [1, 2, 3], gamma=4)
-    ready = [Ready("a", room=9)]
+    ready = {"a": 9}
     drafts.receive(Grow("a", [Chain(None, 3, [4, 5])]))  # no draft worker helps
     assert drafts.proposals(ready, may_wait=False) == [[]]
     drafts.receive(Help("a", 1))
@@ -218,4 +218,18 @@ def test_late_and_wrong_draft_tokens_change_no_proposal() -> None:
     assert drafts.proposals(ready, may_wait=False) == [[]]
     drafts.receive(Help("unknown", 1))
     drafts.leave("a")
-    assert drafts.passed("a", [1], [], 0) is None
+    assert drafts.passed("a", [1]) is None
+
+
+def test_tokens_are_looked_up_where_no_worker_has_any() -> None:
+    drafts, tokens = Drafts(looks_up=True), [1, 2, 3] * 5
+    drafts.enter("a", tokens, gamma=4)
+    assert drafts.proposals({"a": 0}, may_wait=True) == [[]]
+    (proposal,) = drafts.proposals({"a": 9}, may_wait=True)
+    assert proposal == [1, 2, 3, 1][: len(proposal)] != []
+    row = drafts.passed("a", [1, 7], proposal, 1)
+    assert row is not None
+    assert (row.is_lookup, row.num_drafts, row.num_accepted) == (True, len(proposal), 1)
+    drafts.receive(Help("a", 1))
+    drafts.receive(Grow("a", [Chain(None, len(tokens) + 2, [4, 5])]))
+    assert drafts.proposals({"a": 9}, may_wait=True) == [[4, 5]]
