@@ -4,10 +4,11 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-Shape vllm is a race of its own, `make bench-vllm`: our target over vLLM against vLLM itself, over HTTP and in vLLM's
-environment. OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes).
-docs/peers.json gets the figures; what an earlier run measured with another shape, arithmetic or number of streams stays
-there. `python -m benchmarks.page` makes docs/measurements/peers.md of it.
+Shapes vllm and serve are races of their own, `make bench-vllm`: our target over vLLM, and vLLM's own server with our
+file and a pool, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and llama.cpp are installed
+and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what an earlier run measured
+with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page` makes
+docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decoding import encode_all, read_prompts
+from benchmarks.peers.beside_vllm import WAYS
 from benchmarks.peers.child import Setup
-from benchmarks.peers.engine import OURS, OVER_VLLM, PEERS, Engine, Peer
+from benchmarks.peers.engine import BESIDE_VLLM, OURS, OVER_VLLM, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, VLLM, goals_of, joined, rates_table
+from benchmarks.peers.tables import FILE, SERVE, VLLM, goals_of, joined, rates_table
 from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from scripts.wide_heads import widen
@@ -43,6 +45,7 @@ PLANS = {
     "110M": Plan(num_tokens=48, num_rounds=1),
     "1B": Plan(num_tokens=16, num_rounds=1, num_streams=(1, 4)),
     VLLM: Plan(num_tokens=64, num_rounds=3),
+    SERVE: Plan(num_tokens=64, num_rounds=3, num_streams=(1, 4, 16, 64)),
 }
 DTYPES = ("float32", "int8")
 LENGTH = 256
@@ -68,10 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="%(default)s")
     parser.add_argument("--peers", default=",".join(peer.name for peer in (*PEERS, *OVER_VLLM)), help="%(default)s")
     parser.add_argument(
-        "--variant", action="append", default=[], metavar="NAME", help="of shape vllm (default: its usual)"
+        "--variant", action="append", default=[], metavar="NAME", help="of shapes vllm and serve (default: usual ones)"
     )
     parser.add_argument(
-        "--pair", metavar="TARGET,DRAFT", help="models of shape vllm (default: bundled, with wider heads)"
+        "--pair", metavar="TARGET,DRAFT", help="models of shapes vllm and serve (default: bundled, with wider heads)"
     )
     parser.add_argument("--num_prompts", type=int, default=6, help="of one stream (%(default)s)")
     parser.add_argument("--tokens", type=int, help="of an answer (default: by shape)")
@@ -110,7 +113,8 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
     """Add the rows of one arithmetic to the content, the versions of what ran, and what was skipped."""
     target, draft = _pair(shape, args.pair)
     prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
-    peers = OVER_VLLM if shape == VLLM else PEERS
+    peers = {VLLM: OVER_VLLM, SERVE: BESIDE_VLLM}.get(shape, PEERS)
+    wanted = args.variant or (list(WAYS) if shape == SERVE else [])
     skipped: dict[str, str] = content["skipped"]
     with ExitStack() as stack:
         engines = []
@@ -121,7 +125,7 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
                 skipped[f"{peer.name} ({dtype})"] = "left out by --peers"
                 continue
             folder = FOLDER / "models" / shape / peer.module
-            shared = (args.variant, len(peers) * len(args.variant))
+            shared = (wanted, len(peers) * len(wanted))
             setup = Setup(str(target), str(draft), dtype, str(folder), max(plan.num_streams), LENGTH, *shared)
             try:
                 engines.append(_started(peer, setup, shape))
@@ -131,7 +135,7 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
                 continue
             stack.callback(engines[-1].close)
         content["versions"] |= {name: each for engine in engines for name, each in engine.versions.items()}
-        unknown = set(args.variant).difference(*(engine.variants for engine in engines))
+        unknown = set(wanted).difference(*(engine.variants for engine in engines))
         if unknown and len(engines) == len(peers):
             sys.exit(f"--variant: none of {', '.join(peer.name for peer in peers)} has {', '.join(sorted(unknown))}")
         rows, failures = race(engines, prompts, plan, dtype, args.num_prompts)
@@ -144,7 +148,7 @@ def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
     """Return target and draft of a shape: directories, which are made unless they are there, or what is named."""
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
-    if shape != VLLM:
+    if shape not in (VLLM, SERVE):
         return BUNDLED_TARGET, BUNDLED_DRAFT
     if named:
         target, draft = (model_directory(each) if is_hub_id(each) else Path(each) for each in named.split(","))
