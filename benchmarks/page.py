@@ -30,7 +30,11 @@ BUSY = 0.5
 """Load per core before a run, from which on its figures are in doubt."""
 
 Bench = Mapping[str, Any]
-TITLES = {tables.VLLM: "## vLLM", tables.SERVE: "## Stock `vllm serve` with our file and a pool"}
+TITLES = {
+    tables.VLLM: "## vLLM",
+    tables.SERVE: "## Stock `vllm serve` with our file and a pool, at equal scheduling",
+    tables.SERVE_DEFAULTS: "## Stock `vllm serve` with our file and a pool, at vLLM's defaults",
+}
 """Headings of shapes that are no models."""
 
 

@@ -17,9 +17,9 @@ GOALS = {"float32": 1.2, "int8": 1.5}
 NUMBERS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "8 bits"}
 VLLM = "vllm"
 """Shape in which our target over vLLM is compared with vLLM itself."""
-SERVE = "serve"
-"""Shape in which vLLM's own server with our file, and a pool beside it, is compared with the same server without."""
 DEFAULTS = "defaults"
+SERVE, SERVE_DEFAULTS = "serve", f"serve-{DEFAULTS}"
+"""Shapes in which vLLM's own server with our file, and a pool beside it, is compared with the same server without."""
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -85,9 +85,9 @@ def goals_table(rows: Sequence[Row]) -> Table:
 
 def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
     """Return the function that makes a shape's table of ratios."""
-    return {VLLM: partial(vllm_table, base_of=base_over), SERVE: partial(vllm_table, base_of=base_beside)}.get(
-        shape, goals_table
-    )
+    beside = partial(vllm_table, base_of=base_beside)
+    found = {VLLM: partial(vllm_table, base_of=base_over), SERVE: beside, SERVE_DEFAULTS: beside}
+    return found.get(shape, goals_table)
 
 
 def base_over(variant: str) -> tuple[str, float]:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specdec.inference.request import Noise
 from specdec.inference.vllm.frames import (
     LENGTH,
     VERSION,
@@ -55,6 +56,7 @@ class Place:
         owned: the core ends with its front; else it dials again for ever.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: the core lets vLLM's own draft tokens fill passes that have no worker's.
+        noise: law of the noise in the requests of a core that no front of ours has started.
     """
 
     path: str
@@ -62,15 +64,16 @@ class Place:
     owned: bool = True
     group: int = 0
     lookup: bool = False
+    noise: str = Noise.SPECDEC.value
 
     def of_pool(self, served: Served) -> Place:
         """Return the place for a core with this model that no front of ours has started.
 
-        A pool takes cores with the same tokens; weights and length of their models may differ.
+        A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
         digest = hashlib.sha256(served.tokenizer).hexdigest()[:32]
         path = self.path or str(default_folder() / SOCKET)
-        return replace(self, path=path, model_id=f"{digest} {served.vocab_size}")
+        return replace(self, path=path, model_id=f"{digest} {served.vocab_size} {self.noise}")
 
 
 def default_folder() -> Path:
