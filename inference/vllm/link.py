@@ -54,17 +54,17 @@ class Place:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
         owned: the core ends with its front; else it dials again for ever.
+        noise: law of the noise in the requests of a core that no front of ours has started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: the core lets vLLM's own draft tokens fill passes that have no worker's.
-        noise: law of the noise in the requests of a core that no front of ours has started.
     """
 
     path: str
     model_id: str = ""
     owned: bool = True
+    noise: str = Noise.SPECDEC.value
     group: int = 0
     lookup: bool = False
-    noise: str = Noise.SPECDEC.value
 
     def of_pool(self, served: Served) -> Place:
         """Return the place for a core with this model that no front of ours has started.
