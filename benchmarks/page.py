@@ -30,6 +30,12 @@ BUSY = 0.5
 """Load per core before a run, from which on its figures are in doubt."""
 
 Bench = Mapping[str, Any]
+TITLES = {
+    tables.VLLM: "## vLLM",
+    tables.SERVE: "## Stock `vllm serve` with our file and a pool, at equal scheduling",
+    tables.SERVE_DEFAULTS: "## Stock `vllm serve` with our file and a pool, at vLLM's defaults",
+}
+"""Headings of shapes that are no models."""
 
 
 def main() -> None:
@@ -152,7 +158,7 @@ def _shape(name: str, runs: Sequence[Bench]) -> str:
     skipped = {f"Skipped: {peer}: {reason}" for run in runs for peer, reason in run["skipped"].items()}
     sentences = (tables.plain_sentence(rows), tables.changed_sentence(rows), tables.texts_sentence(rows))
     parts = [
-        "## vLLM" if name == tables.VLLM else f"## Shape {name}",
+        TITLES.get(name, f"## Shape {name}"),
         _filled(" ".join(sentences)),
         "\n".join(f"- {text}" for text in (*map(_run, runs), *sorted(skipped))),
         markdown(*tables.goals_of(name)(rows)),

@@ -4,10 +4,11 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-Shape vllm is a race of its own, `make bench-vllm`: our target over vLLM against vLLM itself, over HTTP and in vLLM's
-environment. OpenVINO GenAI and llama.cpp are installed and built under build/peers, once (some twenty minutes).
-docs/peers.json gets the figures; what an earlier run measured with another shape, arithmetic or number of streams stays
-there. `python -m benchmarks.page` makes docs/measurements/peers.md of it.
+Shapes vllm, serve and serve-defaults are races of their own, `make bench-vllm`: our target over vLLM, and vLLM's own
+server with our file and a pool, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and llama.cpp
+are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what an earlier
+run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page` makes
+docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decoding import encode_all, read_prompts
+from benchmarks.peers.beside_vllm import WAYS
 from benchmarks.peers.child import Setup
-from benchmarks.peers.engine import OURS, OVER_VLLM, PEERS, Engine, Peer
+from benchmarks.peers.engine import BESIDE_VLLM, OURS, OVER_VLLM, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, VLLM, goals_of, joined, rates_table
+from benchmarks.peers.tables import FILE, SERVE, SERVE_DEFAULTS, VLLM, goals_of, joined, rates_table
 from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from scripts.wide_heads import widen
@@ -43,7 +45,10 @@ PLANS = {
     "110M": Plan(num_tokens=48, num_rounds=1),
     "1B": Plan(num_tokens=16, num_rounds=1, num_streams=(1, 4)),
     VLLM: Plan(num_tokens=64, num_rounds=3),
+    **dict.fromkeys((SERVE, SERVE_DEFAULTS), Plan(num_tokens=64, num_rounds=3, num_streams=(1, 4, 16, 64))),
 }
+USUAL = {SERVE: [*WAYS][: len(WAYS) // 2], SERVE_DEFAULTS: [*WAYS][len(WAYS) // 2 :]}
+"""Variants of shapes that share a list; half of the servers at a time is what a small machine has memory for."""
 DTYPES = ("float32", "int8")
 LENGTH = 256
 """Positions of a prompt and its answer."""
@@ -68,10 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="%(default)s")
     parser.add_argument("--peers", default=",".join(peer.name for peer in (*PEERS, *OVER_VLLM)), help="%(default)s")
     parser.add_argument(
-        "--variant", action="append", default=[], metavar="NAME", help="of shape vllm (default: its usual)"
+        "--variant", action="append", default=[], metavar="NAME", help="of vLLM's shapes (default: usual ones)"
     )
     parser.add_argument(
-        "--pair", metavar="TARGET,DRAFT", help="models of shape vllm (default: bundled, with wider heads)"
+        "--pair", metavar="TARGET,DRAFT", help="models of vLLM's shapes (default: bundled, with wider heads)"
     )
     parser.add_argument("--num_prompts", type=int, default=6, help="of one stream (%(default)s)")
     parser.add_argument("--tokens", type=int, help="of an answer (default: by shape)")
@@ -110,7 +115,8 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
     """Race in one arithmetic; add its rows to the content, the versions of what ran, and what was skipped."""
     target, draft = _pair(shape, args.pair)
     prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
-    peers = OVER_VLLM if shape == VLLM else PEERS
+    peers = {VLLM: OVER_VLLM, SERVE: BESIDE_VLLM, SERVE_DEFAULTS: BESIDE_VLLM}.get(shape, PEERS)
+    wanted = args.variant or USUAL.get(shape, [])
     skipped: dict[str, str] = content["skipped"]
     with ExitStack() as stack:
         engines = []
@@ -121,7 +127,7 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
                 skipped[f"{peer.name} ({dtype})"] = "left out by --peers"
                 continue
             folder = FOLDER / "models" / shape / peer.module
-            shared = (args.variant, len(peers) * len(args.variant))
+            shared = (wanted, len(peers) * len(wanted))
             setup = Setup(str(target), str(draft), dtype, str(folder), max(plan.num_streams), LENGTH, *shared)
             try:
                 engines.append(_started(peer, setup, shape))
@@ -131,7 +137,7 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
                 continue
             stack.callback(engines[-1].close)
         content["versions"] |= {name: each for engine in engines for name, each in engine.versions.items()}
-        unknown = set(args.variant).difference(*(engine.variants for engine in engines))
+        unknown = set(wanted).difference(*(engine.variants for engine in engines))
         if unknown and len(engines) == len(peers):
             sys.exit(f"--variant: none of {', '.join(peer.name for peer in peers)} has {', '.join(sorted(unknown))}")
         rows, failures = race(engines, prompts, plan, dtype, args.num_prompts)
@@ -144,7 +150,7 @@ def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
     """Return a shape's target and draft: the directories that `named` has, else its own, which are made if missing."""
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
-    if shape != VLLM:
+    if shape not in (VLLM, *USUAL):
         return BUNDLED_TARGET, BUNDLED_DRAFT
     if named:
         target, draft = (model_directory(each) if is_hub_id(each) else Path(each) for each in named.split(","))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from benchmarks.peers.child import Setup
@@ -53,6 +53,8 @@ PEERS = (
 )
 OVER_VLLM = (Peer(OURS, "over_vllm", ("float32", "bfloat16")), Peer("vLLM", "vllm", ("float32", "bfloat16")))
 """Our target over vLLM and vLLM itself, in vLLM's environment."""
+BESIDE_VLLM = (replace(OVER_VLLM[0], module="beside_vllm"), OVER_VLLM[1])
+"""vLLM with our file and a pool beside it, and vLLM without."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,10 @@ def load(setup: Setup) -> Loaded:
     for (flags, num_workers), (target, port) in targets.items():
         proxy = network.link(port)
         try:
-            target.wait(partial(_has_logged, target, READY), START_S)
+            target.wait(partial(has_logged, target, READY), START_S)
             generate = usable(_gateway(port), SHOWN)
-            _attach(setup, proxy, num_workers)
+            for _ in range(num_workers):
+                attach(setup, [proxy.address])
         except UnavailableError as error:
             generate = partial(refuse, str(error))
         for name, way in chosen.items():
@@ -112,16 +113,17 @@ def _gateway(target: int) -> Server:
     return Server([str(PYTHON), *MAIN, "gateway", *own, "--grace_s=1"], port)
 
 
-def _attach(setup: Setup, proxy: DelayProxy, number: int) -> None:
-    """Start workers for a target, and return once they are attached."""
+def attach(setup: Setup, addresses: Sequence[str]) -> None:
+    """Start a worker for the servers at these addresses, and return once it is attached to each."""
     device = ["--backend=torch", "--device=cuda"] if torch.cuda.is_available() else ["--threads=1"]
     own = [f"--model={setup.draft}", f"--tokenizer={setup.target}", f"--batch={setup.num_streams}"]
-    command = [sys.executable, *MAIN, "draft", *own, f"--attach={proxy.address}", "--no-prefix_caching", *device]
-    for worker in [Server(command, 0) for _ in range(number)]:
-        worker.wait(partial(_has_logged, worker, ATTACHED), START_S)
+    command = [sys.executable, *MAIN, "draft", *own, f"--attach={','.join(addresses)}", "--no-prefix_caching", *device]
+    worker = Server(command, 0)
+    worker.wait(lambda: worker.log().count(ATTACHED) >= len(addresses), START_S)
 
 
-def _has_logged(server: Server, words: str) -> bool:
+def has_logged(server: Server, words: str) -> bool:
+    """Return whether a server has printed these words."""
     return words in server.log()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.peers.engine import OURS
@@ -16,9 +17,9 @@ GOALS = {"float32": 1.2, "int8": 1.5}
 NUMBERS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "8 bits"}
 VLLM = "vllm"
 """Shape in which our target over vLLM is compared with vLLM itself."""
-VLLM_GOALS = {PLAIN: (PLAIN, 0.95)}
-WITH_WORKERS = ("draft_model", 1.0)
-"""vLLM's variants that ours over vLLM is compared with, and the least ratio of the tokens per second."""
+DEFAULTS = "defaults"
+SERVE, SERVE_DEFAULTS = "serve", f"serve-{DEFAULTS}"
+"""Shapes in which vLLM's own server with our file, and a pool beside it, is compared with the same server without."""
 
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -84,17 +85,29 @@ def goals_table(rows: Sequence[Row]) -> Table:
 
 def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
     """Return the function that makes a shape's table of ratios."""
-    return vllm_table if shape == VLLM else goals_table
+    beside = partial(vllm_table, base_of=base_beside)
+    found = {VLLM: partial(vllm_table, base_of=base_over), SERVE: beside, SERVE_DEFAULTS: beside}
+    return found.get(shape, goals_table)
 
 
-def vllm_table(rows: Sequence[Row]) -> Table:
-    """Return header and rows: our target over vLLM, alone over plain vLLM, and with workers over vLLM's draft_model."""
+def base_over(variant: str) -> tuple[str, float]:
+    """Return what a variant of our target over vLLM is compared with, and the least ratio of the tokens per second."""
+    return (PLAIN, 0.95) if variant == PLAIN else ("draft_model", 1.0)
+
+
+def base_beside(variant: str) -> tuple[str, float]:
+    """Return the same server without our file, and the least ratio; 0 where there is no goal."""
+    return DEFAULTS if variant.startswith(DEFAULTS) else PLAIN, 0.95 if variant == PLAIN else 0.0
+
+
+def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]]) -> Table:
+    """Return header and rows: each variant of ours over the best of those of vLLM that it is compared with."""
     places = list(dict.fromkeys(map(_place, rows)))
     body = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):
-        base, goal = VLLM_GOALS.get(variant, WITH_WORKERS)
+        base, goal = base_of(variant)
         cells = (_over([row for row in rows if _place(row) == place], variant, base, goal) for place in places)
-        body.append([f"{variant} over {base} (goal {goal:g})", *cells])
+        body.append([f"{variant} over {base}" + (f" (goal {goal:g})" if goal else ""), *cells])
     return ["ours over vLLM", *(f"{NUMBERS[dtype]}: {count}" for dtype, count in places)], body
 
 

@@ -33,6 +33,8 @@ EXTRA: Mapping[str, tuple[str, ...]] = {
     "LoRA": (*ALIKE, "--enable-lora"),
 }
 """Ways to run vLLM that `make vllm-gpu-report` compares."""
+IDS = {"return_token_ids": True}
+"""Fields of a request for the ids of its tokens."""
 LENGTHS = (4, 8)
 USUAL = ("plain", "defaults", "ngram", "suffix", *(f"draft_model {length}" for length in LENGTHS))
 """Variants of `make bench-vllm`."""
@@ -55,8 +57,8 @@ def load(setup: Setup) -> Loaded:
     """Start a server for each wanted variant."""
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
-    servers = {name: _started(setup, flags, name) for name, flags in chosen.items()}
-    return Loaded({name: usable(server, {"return_token_ids": True}) for name, server in servers.items()}, {})
+    servers = {name: started(setup, flags, name) for name, flags in chosen.items()}
+    return Loaded({name: usable(server, IDS) for name, server in servers.items()}, {})
 
 
 def usable(server: Server, shown: Mapping[str, object]) -> Generate:
@@ -95,9 +97,10 @@ def engine_flags(setup: Setup) -> list[str]:
     return [*flags, *memory, "--no-enable-prefix-caching"]
 
 
-def _started(setup: Setup, flags: Sequence[str], name: str) -> Server:
+def started(setup: Setup, flags: Sequence[str], name: str) -> Server:
+    """Start vLLM's own server for a variant; "defaults" leaves it the choice of its runner."""
     environment = {**os.environ}
-    if name == "defaults":
+    if name.startswith("defaults"):
         environment.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     own = ["--model", setup.target, "--port", str(port := free_port()), "--generation-config", "vllm"]
     program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -36,7 +36,7 @@ async def serve_pool(folder: Path, server: ServerConfig, observe: ObserveConfig)
             logger.info("waiting for vLLM's engine cores at %s", mailbox.path)
             served = await engine.served()
             tokenizer = await asyncio.to_thread(Tokenizer.unpacked, served.tokenizer, frozenset(served.ends))
-            running = RunningTarget(engine, tokenizer, lend=engine.lend)
+            running = RunningTarget(engine, tokenizer, lend=engine.lend, noise=served.noise)
             host = host_of(running, served.name, "", TARGET, ports, observers)
             with timeline(observe, engine):
                 await host.run()

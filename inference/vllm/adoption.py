@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from specdec.inference.errors import InvalidRequestError
-from specdec.inference.request import GAMMA, MAX_SEED, RANGES, GenerationRequest, SamplingParams, check_logit_bias
+from specdec.inference.request import (
+    GAMMA,
+    MAX_SEED,
+    RANGES,
+    GenerationRequest,
+    Noise,
+    SamplingParams,
+    check_logit_bias,
+)
 from specdec.inference.vllm.frames import Wanted
 from specdec.inference.vllm.translation import extra_args
 
@@ -57,7 +65,7 @@ class Xargs:
         return cls(gamma, float(min_p), pairs)
 
 
-def adopted(request: Any, name: str, gamma: int, vocab_size: int) -> None:
+def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise = Noise.SPECDEC) -> None:
     """Make a greedy request of one that vLLM has from its client, with our sampling beside it, under this name.
 
     Args:
@@ -66,7 +74,7 @@ def adopted(request: Any, name: str, gamma: int, vocab_size: int) -> None:
     params = request.sampling_params = copy.copy(request.sampling_params)
     extra = params.extra_args or {}
     try:
-        asked = _asked(request, Xargs.read(extra, vocab_size))
+        asked = _asked(request, Xargs.read(extra, vocab_size), noise)
     except InvalidRequestError as exc:  # `Door` refuses it before, in vLLM's own server; an error here would end vLLM
         logger.warning("request %s gets the greedy choice: %s", request.request_id, exc)
         asked = GenerationRequest(tuple(request.all_token_ids))
@@ -76,7 +84,7 @@ def adopted(request: Any, name: str, gamma: int, vocab_size: int) -> None:
     params.extra_args = {**extra, **extra_args(asked, name, gamma)}
 
 
-def _asked(request: Any, xargs: Xargs) -> GenerationRequest:
+def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
     """Return the request with the sampling of vLLM's fields in our terms.
 
     A request without a seed gets one of its id. Tokens that may not end the output yet are held back.
@@ -93,6 +101,7 @@ def _asked(request: Any, xargs: Xargs) -> GenerationRequest:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         logit_bias=xargs.logit_bias,
+        noise=noise,
     )
     asked = GenerationRequest(
         tuple(request.all_token_ids), sampling, stop_at_eos=True, min_new_tokens=params.min_tokens, gamma=xargs.gamma

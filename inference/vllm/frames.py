@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from specdec.inference.errors import SpecDecError
+from specdec.inference.request import Noise
 from specdec.inference.speculation.tree import MAX_NUMBERS, MAX_TREE_TOKENS
 
 VERSION = 3
@@ -45,6 +46,7 @@ class Served(msgspec.Struct, frozen=True):
         ends: ids of end-of-sequence tokens.
         max_length: most tokens of a request.
         num_slots: most requests in a pass.
+        noise: law of the noise in all requests.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Served(msgspec.Struct, frozen=True):
     vocab_size: Count
     max_length: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
     num_slots: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    noise: Noise = Noise.SPECDEC
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

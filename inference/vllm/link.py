@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 
+from specdec.inference.request import Noise
 from specdec.inference.vllm.frames import (
     LENGTH,
     VERSION,
@@ -54,6 +55,7 @@ class Place:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
         owned: the core ends with its front; else it dials again for ever.
+        noise: law of the noise in the requests of a core that no front of ours has started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: tokens that the core looks up in a request's own fill passes that have no worker's.
     """
@@ -61,17 +63,18 @@ class Place:
     path: str
     model_id: str = ""
     owned: bool = True
+    noise: str = Noise.SPECDEC.value
     group: int = 0
     lookup: bool = False
 
     def of_pool(self, served: Served) -> Place:
         """Return the place for a core with this model that no front of ours has started.
 
-        A pool takes cores with the same tokens; weights and length of their models may differ.
+        A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
         digest = hashlib.sha256(served.tokenizer).hexdigest()[:32]
         path = self.path or str(default_folder() / SOCKET)
-        return replace(self, path=path, model_id=f"{digest} {served.vocab_size}")
+        return replace(self, path=path, model_id=f"{digest} {served.vocab_size} {self.noise}")
 
 
 def default_folder() -> Path:

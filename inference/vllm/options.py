@@ -182,6 +182,14 @@ def engine_config(model: VllmModel) -> Any:
     return config
 
 
+def require_usable(config: Any) -> None:
+    """Raise ConfigError, which names the way out, where vLLM has chosen a runner that we cannot use."""
+    runner, hooks = "V2" if config.use_v2_model_runner else "V1", read_hooks()
+    if hooks is not None and hooks.missing[runner]:
+        way = f"set {VARIABLE}=0" if runner == "V2" and not hooks.missing["V1"] else "`specdec vllm-check` shows them"
+        raise ConfigError(f"vLLM {installed()} lacks names of its runner {runner} that specdec needs: {way}")
+
+
 def take_runner(config: Any) -> type:
     """Let our choice into the runner that vLLM has chosen, by default or by its variable; return our extension of it.
 
@@ -218,13 +226,14 @@ def parts(gamma: int) -> dict[str, Any]:
     }
 
 
-def serve_parts(gamma: int, mailbox: Path | None) -> dict[str, Any]:
+def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.value) -> dict[str, Any]:
     """Return what a server of vLLM's own takes to be helped by a pool: `parts`, and what our front does by itself.
 
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.
+        noise: law of the noise in all requests.
     """
-    place = {"owned": False} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
+    place = {"owned": False, "noise": noise} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
     return {
         **parts(gamma),
         "worker_cls": f"{PACKAGE}.worker.Worker",

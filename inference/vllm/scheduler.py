@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.abstract import Executor
 
 from specdec.inference.errors import ConfigError
+from specdec.inference.request import Noise
 from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from specdec.inference.vllm.adoption import adopted, wanted
 from specdec.inference.vllm.drafts import Drafts
@@ -53,9 +54,7 @@ class DraftScheduler(Scheduler):
         self._is_owned = self._place.owned
         if not self._is_owned:
             require_kept(self.vllm_config)
-            if self.vllm_config.use_v2_model_runner:
-                raise ConfigError("a pool beside vLLM was run on runner V1 alone: set VLLM_USE_V2_MODEL_RUNNER=0")
-            served = _served(self.vllm_config)
+            served = _served(self.vllm_config, Noise(self._place.noise))
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())
         self._drafts = Drafts(looks_up=self._place.lookup)
@@ -66,7 +65,8 @@ class DraftScheduler(Scheduler):
     def add_request(self, request: Any) -> None:
         """Take a request, and report to the front that it may send draft tokens for it."""
         if not self._is_owned and request.sampling_params is not None:
-            adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size)
+            noise = Noise(self._place.noise)
+            adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size, noise)
         super().add_request(request)
         ours = _ours(request)
         asked = None if ours is None or self._is_owned else wanted(request, ours)
@@ -159,7 +159,7 @@ def _ours(request: Any) -> dict[str, Any] | None:
     return ((params.extra_args or {}) if params is not None else {}).get(KEY)
 
 
-def _served(config: Any) -> Served:
+def _served(config: Any, noise: Noise) -> Served:
     """Return the model of vLLM's configuration, for a pool.
 
     Raises:
@@ -175,7 +175,7 @@ def _served(config: Any) -> Served:
         raise ConfigError(f"model {model.model}: its tokenizer has {len(packed)} bytes, above {MAX_PACKED_BYTES}")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     sizes = model.get_vocab_size(), model.max_model_len, config.scheduler_config.max_num_seqs
-    return Served(Path(model.model).name, packed, ends, *sizes)
+    return Served(Path(model.model).name, packed, ends, *sizes, noise)
 
 
 def _decodes(request: Any) -> bool:

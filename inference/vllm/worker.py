@@ -7,7 +7,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from specdec.inference.vllm.runner_v1 import Extension
+from specdec.inference.vllm.options import INSTALL, require_usable, take_runner
 
 
 def _of_platform() -> Any:
@@ -23,7 +23,12 @@ def _of_platform() -> Any:
 class Worker(_of_platform()):  # type: ignore[misc]
     """Worker with our choice."""
 
+    def __init__(self, vllm_config: Any, *arguments: Any, **options: Any) -> None:
+        require_usable(vllm_config)
+        self._extension = take_runner(vllm_config)
+        super().__init__(vllm_config, *arguments, **options)
+
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model, and put our choice into its runner."""
         super().load_model(*arguments, **options)
-        Extension.install_choice(self)
+        getattr(self._extension, INSTALL)(self)

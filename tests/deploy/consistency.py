@@ -117,7 +117,7 @@ def _is_for_absent_role(document: Manifest, documents: list[Manifest]) -> bool:
 
 
 def _unknown_ports(document: Manifest, selector: Manifest, workload: Manifest) -> Iterator[str]:
-    names = {port["name"] for port in pod_of(workload)["containers"][0].get("ports", [])}
+    names = {port["name"] for each in pod_of(workload)["containers"] for port in each.get("ports", [])}
     spec = document["spec"]
     if document["kind"] == "Service":
         wanted = [port["targetPort"] for port in spec["ports"]]
@@ -260,7 +260,7 @@ def _port_faults(container: Manifest, arguments: Mapping[str, str]) -> Iterator[
     for kind in PROBES:
         if kind in container:
             yield from (f"{kind}: {fault}" for fault in _probe_faults(container[kind], ports))
-        elif ports:
+        elif ports and (arguments["--role"], kind) != ("pool", "readinessProbe"):  # vLLM beside it needs no pool
             yield f"it has no {kind}"
 
 

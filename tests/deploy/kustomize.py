@@ -15,7 +15,7 @@ import yaml
 from specdec.inference.config import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu-demo", "trn2-baseline", "trn2-fused", "trn2-distributed", "gpu", "gpu-vllm")
+OVERLAYS = ("cpu-demo", "trn2-baseline", "trn2-fused", "trn2-distributed", "gpu", "gpu-vllm", "vllm-serve")
 COMPILED = ("trn2-baseline", "trn2-fused", "trn2-distributed")
 KUSTOMIZATIONS = (
     *(f"overlays/{name}" for name in OVERLAYS),

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from specdec.inference import VERSION
+from specdec.inference.cli.app import main
 from specdec.inference.config import ROOT
 from tests.deploy.consistency import arguments_of, faults, pod_of
 from tests.deploy.kustomize import (
@@ -233,7 +234,22 @@ def test_an_image_is_what_its_role_needs() -> None:
     assert set(images_of(manifests(KUBERNETES / "overlays" / "trn2-distributed"))) == {"specdec-cpu", "specdec-neuron"}
     assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu"))) == {"specdec-cuda"}
     assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu-vllm"))) == {"specdec-cpu", "specdec-vllm"}
+    assert set(images_of(manifests(KUBERNETES / "overlays" / "vllm-serve"))) == {"specdec-cpu", "specdec-vllm"}
     assert set(images_of(manifests(KUBERNETES / "compile" / "trn2-fused"))) == {"specdec-neuron"}
+
+
+def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file of vLLM is what the command prints, both containers mount its folder, and vLLM alone has the device."""
+    documents = manifests(KUBERNETES / "overlays" / "vllm-serve")
+    pool, vllm = pod_of(of_kind(documents, "StatefulSet")[0])["containers"]
+    assert main(["--role", "vllm-config", "--gamma", "8", "--mailbox", "/mailbox/box"]) == 0
+    [config] = (each for each in of_kind(documents, "ConfigMap") if "specdec.yaml" in each["data"])
+    assert config["data"]["specdec.yaml"] == capsys.readouterr().out
+    assert "--mailbox=/mailbox/box" in pool["args"]
+    assert "--config=/etc/specdec/specdec.yaml" in vllm["args"]
+    for container in (pool, vllm):
+        assert {"name": "mailbox", "mountPath": "/mailbox"} in container["volumeMounts"]
+    assert ("nvidia.com/gpu" in vllm["resources"]["limits"], len(pool["resources"]["limits"])) == (True, 1)
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
@@ -277,7 +293,7 @@ def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> No
     assert all(fault in each for each in found)
 
 
-@pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm"])
+@pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm", "vllm-serve"])
 def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
     documents = with_components(tmp_path, f"overlays/{overlay}", "components/tls")
     assert faults(documents) == []

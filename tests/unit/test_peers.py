@@ -22,8 +22,11 @@ from benchmarks.peers.over_vllm import MAIN, SHOWN
 from benchmarks.peers.race import Plan, Row, num_equal, race
 from benchmarks.peers.server import Server
 from benchmarks.peers.tables import (
+    SERVE,
+    VLLM,
     changed_sentence,
     goals,
+    goals_of,
     goals_table,
     joined,
     median,
@@ -31,7 +34,6 @@ from benchmarks.peers.tables import (
     ratio,
     rows_of,
     texts_sentence,
-    vllm_table,
 )
 from benchmarks.peers.vllm import ids_of, usable
 from benchmarks.peers.walk import CLOSE, UNSURE, steps
@@ -118,11 +120,22 @@ def test_ours_over_vllm_is_compared_with_plain_alone_and_else_with_the_draft_mod
         ("vLLM", "draft_model 8"): 125.0,
     }
     rows = [Row(*name, "float32", 1, [rate], 1) for name, rate in rates.items()]
-    assert vllm_table(as_stored(rows))[1] == [
+    assert goals_of(VLLM)(as_stored(rows))[1] == [
         ["plain over plain (goal 0.95)", r"0.94\* (plain)"],
         ["1 worker, 0 ms over draft_model (goal 1)", "1.04 (draft_model 8)"],
     ]
-    assert vllm_table(as_stored(rows[:2]))[1][0][1] == "-"
+    assert goals_of(VLLM)(as_stored(rows[:2]))[1][0][1] == "-"
+
+
+def test_vllm_with_our_file_is_compared_with_the_same_server_without() -> None:
+    rates = {("vLLM", "plain"): 100.0, ("vLLM", "defaults"): 200.0, (OURS, "plain"): 94.0, (OURS, "1 worker"): 130.0}
+    rates[OURS, "defaults, 2 workers"] = 180.0
+    rows = [Row(*name, "float32", 1, [rate], 1) for name, rate in rates.items()]
+    assert goals_of(SERVE)(as_stored(rows))[1] == [
+        ["plain over plain (goal 0.95)", r"0.94\* (plain)"],
+        ["1 worker over plain", "1.30 (plain)"],
+        ["defaults, 2 workers over defaults", "0.90 (defaults)"],
+    ]
 
 
 def test_a_server_answers_or_names_its_last_words() -> None:

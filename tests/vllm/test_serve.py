@@ -6,15 +6,9 @@ The tests run in this order: some of them end the pool, and the last ones vLLM.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
 import signal
-import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,168 +18,21 @@ import pytest_asyncio
 
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from specdec.inference.config import ROOT
 from specdec.inference.serving.assembly import running
-from specdec.inference.serving.processes import free_port
-from tests.support.engine_contract import MODES, PROMPT, completed, onnx_engine, wanted
+from tests.support.engine_contract import MODES, completed, onnx_engine, wanted
 from tests.support.raw_worker import RawWorker, after, end_of, proposing, raw_worker
-from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+from tests.vllm.conftest import MAX_LENGTH, Pair
+from tests.vllm.serve_site import LETTERS, NUM_TOKENS, TOKEN, Site, body_of, sites
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
-
-START_S = 300.0
-NUM_TOKENS = 60
-TOKEN = "0123456789abcdef0123456789abcdef"
-LETTERS = list(range(66, 92))
-"""Tokens of one letter each."""
-OWN_FIELDS: dict[str, dict[str, Any]] = {
-    "minimum length": {"min_tokens": 12, "stop_token_ids": list(range(200)), "ignore_eos": False},
-    "allowed tokens": {"allowed_token_ids": LETTERS},
-    "words that may not be": {"bad_words": ["n", "k"]},
-    "regular expression": {"structured_outputs": {"regex": "[a-z ]{12,30}"}, "ignore_eos": False},
-    "two answers": {"n": 2},
-    "stop string": {"stop": ["n"]},
-    "log-probabilities": {"logprobs": 2},
-}
-"""Fields that are vLLM's own, beside speculation."""
-
-
-def body_of(mode: str) -> dict[str, Any]:
-    """Return the fields of vLLM's API for one of our modes; `vllm_xargs` has those that vLLM refuses beside drafts."""
-    fields = dict(MODES[mode])
-    xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
-    if "logit_bias" in fields:
-        xargs["logit_bias"] = json.dumps(dict(fields.pop("logit_bias")))
-    fields["temperature"] = fields.get("temperature", 0.0)
-    if "seed" in fields:
-        fields["seed"] -= 2**64 * (fields["seed"] >= 2**63)  # vLLM's seeds are signed
-    return fields | ({"vllm_xargs": xargs} if xargs else {})
-
-
-@dataclass(slots=True)
-class Site:
-    """Server of vLLM, pool and draft workers."""
-
-    folder: Path
-    pair: Pair
-    http_port: int = field(default_factory=free_port)
-    pool_port: int = field(default_factory=free_port)
-    vllm: asyncio.subprocess.Process | None = None
-    pool: asyncio.subprocess.Process | None = None
-    drafts: list[asyncio.subprocess.Process] = field(default_factory=list)
-
-    async def role(self, name: str, *flags: str, **options: Any) -> asyncio.subprocess.Process:
-        command = (sys.executable, str(ROOT / "main.py"), "--role", name, *flags)
-        return await asyncio.create_subprocess_exec(*command, **options)
-
-    async def start_vllm(self) -> None:
-        """Start vLLM's server as an operator does, and wait for its health."""
-        config = self.folder / "specdec.yaml"
-        if not config.exists():
-            with config.open("wb") as file:
-                mailbox = ("--mailbox", str(self.folder / "box"))
-                assert await (await self.role("vllm-config", "--gamma", "8", *mailbox, stdout=file)).wait() == 0
-        module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(self.pair.target))
-        names = ("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(self.http_port))
-        arguments = (*module, *names, "--config", str(config), *FLAGS)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_USE_V2_MODEL_RUNNER": "0"}
-        self.vllm = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, env=environment, start_new_session=True
-        )
-        async with asyncio.timeout(START_S):
-            while not await self._is_healthy():
-                assert self.vllm.returncode is None
-                await asyncio.sleep(0.5)
-
-    async def _is_healthy(self) -> bool:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            line = await reader.readline()
-            writer.close()
-            return b"200" in line
-        return False
-
-    async def end_vllm(self) -> None:
-        if self.vllm is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.vllm.pid, signal.SIGKILL)
-            await self.vllm.wait()
-
-    async def start_pool(self) -> None:
-        """Start the pool, and wait until it has found vLLM."""
-        where = ("--port", str(self.pool_port), "--mailbox", str(self.folder / "box"), "--ready_json")
-        security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
-        self.pool = await self.role("pool", *where, *security, stdout=asyncio.subprocess.PIPE)
-        assert self.pool.stdout is not None
-        async with asyncio.timeout(START_S):
-            assert json.loads(await self.pool.stdout.readline())["ready"]
-
-    async def start_draft(self) -> None:
-        security = ("--tls_ca", str(self.folder / "tls" / "ca.pem"), "--token_file", str(self.folder / "token"))
-        where = ("--model", str(self.pair.draft), "--attach", f"127.0.0.1:{self.pool_port}", "--threads", "1")
-        self.drafts.append(await self.role("draft", *where, *security))
-
-    async def ask(self, client: openai.AsyncOpenAI, fields: Mapping[str, Any], prompt: Any = PROMPT) -> list[Any]:
-        """Return the tokens and texts of all answers to a request."""
-        extra = {"return_token_ids": True, "ignore_eos": True, **fields}
-        answer = await client.completions.create(
-            model="target", prompt=list(prompt), max_tokens=NUM_TOKENS, extra_body=extra
-        )
-        return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]  # type: ignore[attr-defined]
-
-    async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
-        """Return the answers to requests of all kinds, four at a time; call `disturb` after the first answer."""
-        wanted_ = {mode: body_of(mode) for mode in MODES}
-        wanted_ |= {name: {"temperature": 0.8, "seed": 7, **fields} for name, fields in OWN_FIELDS.items()}
-        room, got = asyncio.Semaphore(4), {}
-
-        async def one(name: str, fields: dict[str, Any]) -> None:
-            async with room:
-                got[name] = await self.ask(self.client(), fields)
-                if disturb is not None and len(got) == 1:
-                    disturb()
-
-        await asyncio.gather(*(one(*each) for each in wanted_.items()))
-        return got
-
-    def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.http_port}/v1", api_key="none", max_retries=0)
-
-    async def num_accepted(self) -> float:
-        """Return the number of accepted draft tokens, by vLLM's own counter."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
-        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-        name = "vllm:spec_decode_num_accepted_tokens_total{"
-        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
-
-    async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
-        """Ask until draft tokens are accepted; check every answer."""
-        before = await self.num_accepted()
-        async with asyncio.timeout(120):
-            while await self.num_accepted() == before:
-                assert await self.answers() == right
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site, None]:
     site = Site(tmp_path_factory.mktemp("serve"), pair)
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    (site.folder / "token").write_text(TOKEN)
-    (site.folder / "token").chmod(0o600)
-    roles = '["client", "worker"]'
-    (site.folder / "auth.toml").write_text(f'[[token]]\nname = "tests"\nsha256 = "{digest}"\nroles = {roles}\n')
-    try:
+    async with sites(site):
         await site.start_vllm()
         yield site
-    finally:
-        for process in (*site.drafts, site.pool):
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
-        await site.end_vllm()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -224,11 +71,11 @@ async def test_fields_of_vllm_are_kept(right: dict[str, list[Any]]) -> None:
 )
 async def test_wrong_fields_of_ours_are_refused_by_name(site: Site, xargs: dict[str, Any], part: str) -> None:
     with pytest.raises(openai.BadRequestError, match=part):
-        await site.ask(site.client(), {"vllm_xargs": xargs})
+        await site.ask({"vllm_xargs": xargs})
 
 
 async def test_a_request_without_a_seed_gets_one_of_its_own(site: Site) -> None:
-    one, other = [await site.ask(site.client(), {"temperature": 1.0}) for _ in range(2)]
+    one, other = [await site.ask({"temperature": 1.0}) for _ in range(2)]
     assert one != other
 
 
@@ -249,7 +96,7 @@ async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right:
     async with raw_worker(f"127.0.0.1:{site.pool_port}", token, ca=ca, is_private=False) as worker:
         lying = asyncio.create_task(_lie(worker))
         while not lying.done():
-            assert await site.ask(site.client(), {**body_of("noise"), "cache_salt": "a secret"}) == right["noise"]
+            assert await site.ask({**body_of("noise"), "cache_salt": "a secret"}) == right["noise"]
         assert b"a secret" not in await lying
         assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -273,7 +120,7 @@ async def test_drafts_of_a_pool_help_and_change_nothing(site: Site, right: dict[
 async def test_gamma_0_switches_drafts_off(site: Site, right: dict[str, list[Any]]) -> None:
     before = await site.num_accepted()
     fields = {"temperature": 0.8, "seed": 7, "vllm_xargs": {"gamma": 0}}
-    answers = await asyncio.gather(*(site.ask(site.client(), fields) for _ in range(4)))
+    answers = await asyncio.gather(*(site.ask(fields) for _ in range(4)))
     assert answers == [right["noise"]] * 4
     assert await site.num_accepted() == before
 

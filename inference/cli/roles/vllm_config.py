@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.inference.cli.models import TargetModel
 from specdec.inference.cli.roles.pool import PoolSettings
 from specdec.inference.config import DEFAULT_GAMMA, SERVICE_FLAGS, ObserveConfig
 from specdec.inference.errors import ConfigError
@@ -26,12 +27,15 @@ class VllmConfigSettings:
     Attributes:
         gamma: most draft tokens of a request in a pass.
         mailbox: see `PoolSettings`.
+        noise: law by which seeds make noise. vllm: the text is that of stock vLLM with the seed, on its runner V2
+            (docs/noise.md).
         flags: print flags for a command, not the YAML of `--config`.
         ray: print the JSON object of `engine_kwargs` in Ray Serve LLM.
     """
 
     gamma: int = setting(DEFAULT_GAMMA, "--gamma N", within=GAMMA, section=SECTION)
     mailbox: Path | None = same(PoolSettings, "mailbox")
+    noise: str = same(TargetModel, "noise", help="", section=SECTION)
     flags: bool = setting(False, "--flags", section=SECTION)
     ray: bool = setting(False, "--ray", section=SECTION)
     observe: ObserveConfig = group(ObserveConfig, role="vllm-config", without=(*SERVICE_FLAGS, "trace"))
@@ -43,7 +47,7 @@ async def run(settings: VllmConfigSettings) -> int:
 
     if settings.flags and settings.ray:
         raise ConfigError("--flags and --ray: take one of them")
-    parts = serve_parts(settings.gamma, settings.mailbox)
+    parts = serve_parts(settings.gamma, settings.mailbox, settings.noise)
     if settings.ray:
         print(json.dumps(parts, indent=2))
         return 0
