@@ -216,6 +216,7 @@ async def compare(*flags: str) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
     """Target alone and fused graph on Neuron, and the mixed case: a draft on the CPU, whose target is on Neuron.
 
