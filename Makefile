@@ -17,7 +17,7 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
-        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas suites-short trainium-report gpu-report \
+        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
         vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
 
 # The environment of tests and checks, in .venv.
@@ -177,9 +177,12 @@ $(RAY)/.installed: requirements/ray.txt
 hostile chaos soak schemas: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.$@ $(ARGS)
 
-# Short forms of these trials. A machine that others use answers late by itself: health checks have room here.
-suites-short: install
+# Short attacks. A machine that others use answers late by itself: health checks have room here.
+hostile-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 30 --bound_ms 1000 --factor 5
+
+# Short faults and leaks.
+suites-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 5
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 100
 
