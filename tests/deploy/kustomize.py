@@ -63,7 +63,7 @@ def complaints(*command: str | Path) -> str:
 
 def manifests(folder: Path) -> list[Manifest]:
     """Return a copy of the manifests that a folder builds, which the caller may change."""
-    return [each for each in yaml.safe_load_all(text_of(folder)) if each]
+    return [each for each in yaml.load_all(text_of(folder), yaml.CSafeLoader) if each]
 
 
 def of_kind(documents: list[Manifest], *kinds: str) -> list[Manifest]:

@@ -15,7 +15,7 @@ from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 from tests.support.nxdi import Nxdi
 
-pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+pytestmark = [pytest.mark.release, pytest.mark.long]  # on the double and on NxDI's own sources
 
 SERVERS = "--backend neuron --dtype float32 --sequence_length 80 --batch 2 --threads 1"
 LOAD = "--prompt_tokens 12 --output_tokens 10 --num_requests 2 --concurrency 2 --start_timeout_s 300"

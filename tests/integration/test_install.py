@@ -50,7 +50,7 @@ def environment_with(home: Path, *asked: str | Path) -> Path:
     """Return a new environment with these packages."""
     venv.create(home / "env", with_pip=False)
     python = home / "env" / "bin" / "python"
-    subprocess.run([*PIP, "--python", python, "install", "--quiet", *asked], check=True)
+    subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *asked], check=True)
     return home / "env"
 
 

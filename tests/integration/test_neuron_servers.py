@@ -213,6 +213,7 @@ async def compare(*flags: str) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
     """Target, fused graph, and a draft on the CPU sample alike, and load only what `--compile only` made."""
     assert started

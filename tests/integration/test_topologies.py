@@ -116,8 +116,9 @@ async def test_target_alone_equals_transformers(target: ServerProcess, greedy_to
 async def test_greedy_equals_transformers_with_8_sessions(
     topologies: Topologies, greedy_tokens: list[list[int]], gamma: int
 ) -> None:
-    completions = await complete_all(topologies["related"], with_gamma(greedy_requests(), gamma), concurrency=8)
-    assert [completion.token_ids for completion in completions] == greedy_tokens
+    half = slice(gamma % 2, None, 2)
+    completions = await complete_all(topologies["related"], with_gamma(greedy_requests()[half], gamma), concurrency=8)
+    assert [completion.token_ids for completion in completions] == greedy_tokens[half]
     assert 0.1 < rate(completions) < 0.9, "a draft that is always right, or never, would prove little"
 
 
@@ -125,8 +126,8 @@ async def test_greedy_equals_transformers_with_8_sessions(
 async def test_greedy_equals_transformers_with_1_session(
     topologies: Topologies, greedy_tokens: list[list[int]], helper: str
 ) -> None:
-    """Prompts come one after another, with gamma from 1 to 8: all with one draft, every third with the others."""
-    step = 1 if helper == "related" else 3
+    """Prompts come one after another, with gamma from 1 to 8: half with one draft, every third with the others."""
+    step = 2 if helper == "related" else 3
     requests = [replace(request, gamma=1 + number % 8) for number, request in enumerate(greedy_requests()[::step])]
     requests[1::2] = uncached(requests[1::2])  # prefixes of the others are held by now
     completions = await complete_all(topologies[helper], requests, concurrency=1)
@@ -138,18 +139,19 @@ async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
     """The draft waits for no verdict, so how many of its tokens are verified depends on chance."""
+    half = slice(concurrency % 2, None, 2)
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
-        for number, request in enumerate(greedy_requests())
+        for number, request in enumerate(greedy_requests()[half])
     ]
     completions = await complete_all(topologies["related"], requests, concurrency=concurrency)
-    assert [completion.token_ids for completion in completions] == greedy_tokens
+    assert [completion.token_ids for completion in completions] == greedy_tokens[half]
 
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_sampling_equals_the_target_alone(topologies: Topologies, target: ServerProcess, helper: str) -> None:
     """Equal seeds give equal tokens, with mixed parameters in flight at once."""
-    requests = sampled_requests(64, seed=HELPERS.index(helper))
+    requests = sampled_requests(32, seed=HELPERS.index(helper))
     alone = await complete_all(target, uncached(requests), concurrency=3)
     helped = await complete_all(topologies[helper], requests, concurrency=8)
     assert answers(helped) == answers(alone)

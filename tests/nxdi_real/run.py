@@ -80,7 +80,7 @@ def environment(lines: list[str]) -> Path:
     if not complete.is_file():
         print(f"making the environment {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *lines], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-compile", *lines], check=True)
         complete.write_text("\n".join(lines) + "\n")
     return python
 

@@ -36,12 +36,12 @@ from specdec.inference.workers.completion import CompletionRequest
 from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
 from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
-from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+from tests.vllm.conftest import FLAGS, MAX_LENGTH, WORKER_PROCESS, Pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-NUM_TOKENS = 90
+NUM_TOKENS = 50
 START_S = 300.0
 PATIENCE_S = 120.0
 """Seconds in which a server answers that is alive, whatever else the machine does."""
@@ -109,21 +109,22 @@ class Site:
             where, 1, connect_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S, security=security
         )
 
-    async def start(self, model: Path, *flags: str, role: str = "target") -> Server:
-        """Start a server with a port; a target is on vLLM."""
+    async def start(self, model: Path, *, has_worker: bool = True) -> Server:
+        """Start a target with a port; its worker is in a process of its own, or in the core."""
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
         ours = ("--port", str(port), "--ready_json", "--no-lookup", *security)  # so that a worker's tokens are counted
-        arguments = ("--engine", "vllm", "--model", str(model), *ours, *flags)
+        arguments = ("--engine", "vllm", "--model", str(model), *ours)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "main.py"),
             "--role",
-            role,
+            "target",
             *arguments,
             "--",
             *FLAGS,
             stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, WORKER_PROCESS: str(int(has_worker))},
         )
         assert process.stdout is not None
         async with asyncio.timeout(START_S):

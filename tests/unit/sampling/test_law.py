@@ -22,7 +22,7 @@ from tests.support import law
 VOCAB_SIZE = 5
 NUM_SEEDS = 3000
 NUM_POSITIONS = 5
-NUM_COMPARED = 600
+NUM_COMPARED = 200
 """Number of seeds of which tokens are compared for each draft and gamma; tests of the distribution take all."""
 
 GAMMAS = range(5)
