@@ -102,7 +102,7 @@ async def answered_without(session: RawSession) -> bool:
 async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> None:
     """A session name belongs to one account on one connection.
 
-    The same account on another connection, or another account behind the same proxy, cannot draft for the request.
+    The same account on another connection, or another account at the same proxy, cannot draft for the request.
     """
     async with (
         serving(auth_file=auth_file) as target,

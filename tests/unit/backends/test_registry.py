@@ -75,9 +75,9 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
 def test_limits_of_all_backends_are_refused_at_once(
     tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A setting beyond the model or the machine is refused by the first backend.
+    """The first backend refuses a setting beyond the model or the machine.
 
-    The story: the log named backend torch as the way out, loaded the model again, and only then refused it.
+    The story: the log suggested backend torch, which loaded the model again, and then refused it too.
     """
 
     def no_memory(num_bytes: int) -> None:

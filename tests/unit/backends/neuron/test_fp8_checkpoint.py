@@ -128,9 +128,9 @@ ATTENTION = "modules_to_not_convert with fused_qkv: NxDI needs layers.0.self_att
 
 @pytest.mark.parametrize("entries", [["self_attn"], ["layers"], ["layers.1.self_attn", "layers.0.self"]])
 def test_attention_that_is_left_out_by_a_part_of_its_name_is_refused(rescaled: Path, entries: list[str]) -> None:
-    """The story: configs/ had "self_attn", which NxDI's models understand and its reader of checkpoints does not.
+    """The story: configs/ had "self_attn", which NxDI's models accept, but not its reader of checkpoints.
 
-    With fused_qkv it looked for scales of layers.0.self_attn, once everything was compiled.
+    With fused_qkv that looked for scales of layers.0.self_attn, after everything was compiled.
     """
     with pytest.raises(ConfigError, match=f"neuron_config: {ATTENTION}"):
         load_neuron_backend(neuron_config(rescaled, **settings(rescaled, modules_to_not_convert=entries)))

@@ -73,7 +73,7 @@ def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
 def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None:
     """The story: on a bucket mounted by Mountpoint, which cannot rename folders, every start compiled for hours.
 
-    The finished folder kept its temporary name, and the compiler's files stayed beside it for ever.
+    A finished folder kept its temporary name, and the compiler's files stayed in it for ever.
     """
     find_or_compile(mounted.root, WANTED, compile_into)
     assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]

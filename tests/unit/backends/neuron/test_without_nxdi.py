@@ -71,10 +71,9 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
-    """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA in it.
+    """The torch-neuronx of SDK 2.33 is TorchNeuron, which has no XLA.
 
-    The story: the error called it a placeholder from PyPI and named, as the way out, the index that it had come from;
-    later an image that does not start on such a host.
+    The story: the error called it a placeholder from PyPI, and suggested the index that it came from.
     """
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").touch()

@@ -43,10 +43,10 @@ def age(folder: Path) -> None:
 
 
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server keeps the packed weights of its model while another one packs them again.
+    """A server keeps its model's packed weights while another one packs them again.
 
-    The story: a second start deleted the first one's folder. The first server's next wide pass, with a graph that was
-    not built yet, ended all 16 sessions with INTERNAL, and health stayed SERVING.
+    The story: a second start deleted the first server's folder. Its next wide pass, which needed a new graph, ended 16
+    sessions with INTERNAL, while health stayed SERVING.
     """
     decoder = packed.packed_decoder(model, "float32", None)
     first, folder = OnnxBackend(decoder, num_slots=8, max_length=16, num_threads=1), decoder.folder
@@ -76,9 +76,9 @@ def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirec
 def test_weights_replaced_while_packing_are_not_used(
     model: Path, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights that change between the hash and the packing are not kept under the old hash.
+    """Weights that change between hash and packing are not kept under the old hash.
 
-    The story: they lay in the cache as the old ones, for the next server that loaded the old checkpoint.
+    The story: the next server with the old checkpoint loaded the new weights.
     """
     before = packed.folder_of(model, "float32")
 
@@ -116,8 +116,8 @@ def test_killed_builds_are_cleaned_up(model: Path) -> None:
 def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is being deleted is not opened.
 
-    The story: the file of the lock was deleted first. A server that started in that moment made and locked a new one,
-    found all other files, and lost them a moment later.
+    The story: its lock's file was deleted first. A server that started then made and locked a new one, found all other
+    files, and lost them a moment later.
     """
     first = packed.packed_decoder(model, "float32", None)
     folder = first.folder
@@ -160,7 +160,7 @@ def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_empty_graph_is_made_again(model: Path) -> None:
     """A damaged file is replaced.
 
-    The story: the server fell back to another backend at every start, under the same model_id, with one line at INFO.
+    The story: every start silently used another backend, under the same model_id.
     """
     expected = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)  # the backend is gone, and its lock
     (packed.folder_of(model, "float32") / GRAPH_FILE).write_bytes(b"")

@@ -117,10 +117,10 @@ def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code of a pass writes rows in place and calls the packed products.
+    """Compiled code of a pass writes rows in place and calls the products over packed weights.
 
-    The story: passes took 2 to 4 times as long as eager ones. Dynamo did not see that weights were to be frozen, so
-    products ran over plain weights, and each `scatter_` copied all slots of a layer twice.
+    The story: compiled passes took 2 to 4 times as long as eager ones. Dynamo did not freeze the weights, so products
+    used plain ones, and each `scatter_` copied all slots of a layer twice.
     """
     monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)
     fixed = FixedShapes(Compiled("inductor"), Buckets(widths=(1,), prompts=(), batches=(1,), shortest=LONG))
