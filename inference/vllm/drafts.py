@@ -175,7 +175,7 @@ class Drafts:
         return lookup
 
     def _wait_s(self, ready: Sequence[Ready], paths: Sequence[list[int]]) -> float:
-        """Return the seconds that a pass over requests that all lack draft tokens should wait; 0 for none."""
+        """Return the seconds for which a pass over requests that all lack draft tokens had better wait; 0 for none."""
         requests = [self._requests[each.name] for each in ready if self._requests[each.name].limit(each.room)]
         if not ready or any(paths) or len(requests) < len(ready):
             return 0.0
