@@ -79,7 +79,7 @@ class ComparisonSettings:
         one_at_a_time: start, measure and stop one topology, draft and compiled gamma after the other, for a host too
             small for all at once; a study of this kind that was interrupted goes on with the same command.
         output: directory for results.csv, results.json, report.html and the plots.
-        page: Markdown page; this command writes its part from <!-- bench: NAME --> to <!-- /bench -->: the table
+        page: Markdown page whose part between <!-- bench: NAME --> and <!-- /bench --> this command writes: the table
             of load, or of --capacity.
         llmperf: also write LLMPerf's two JSON files for each measurement, into DIR/llmperf.
     """

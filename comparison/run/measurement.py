@@ -62,7 +62,7 @@ def _warm_up(config: ComparisonConfig) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Running servers and clients of a comparison."""
+    """A comparison and its servers and clients, ready to measure."""
 
     config: ComparisonConfig
     servers: Deployment

@@ -282,7 +282,7 @@ class DraftPool:
         self._take_back(session, help_.worker, trust=self._workers[help_.worker].trust // 2)
 
     def decline(self, worker: Worker, help_id: str) -> None:
-        """Move a session that its worker declines to another worker; the first one's limit becomes what it keeps."""
+        """Move a session that its worker declines to another; the remaining sessions become the first one's limit."""
         record = self._workers.get(worker)
         if record is None:
             return

@@ -131,7 +131,7 @@ class Passed(msgspec.Struct, frozen=True, tag="passed"):
 
 
 class Help(msgspec.Struct, frozen=True, tag="help"):
-    """Frame of a front: draft tokens of a new worker follow, with node numbers from 0."""
+    """Draft tokens of a new worker follow, whose node numbers start at 0."""
 
     name: Name
     help: Count
@@ -153,7 +153,7 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """Frame of a front: a request has no draft worker any more, and decodes alone."""
+    """A request decodes alone again."""
 
     name: Name
 

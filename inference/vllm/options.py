@@ -243,7 +243,7 @@ class Refusals:
 
 
 def _last_line(error: BaseException) -> str:
-    """Return the line of vLLM's error message that has the cause."""
+    """Return what an error of vLLM says about its cause, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
     text = (own or [type(error).__name__])[-1].removeprefix("Value error, ").partition(" [type=")[0]

@@ -75,7 +75,7 @@ def _round(shape: tuple[int, int, int], arrived_s: float) -> Round:
 
 
 def samples(config: ComparisonConfig) -> list[Sample]:
-    """Return the whole grid; the second run is 10 % slower for all contenders."""
+    """Return a sample of each cell of each run of a comparison; the second run is 10 % slower for all contenders."""
     prompts = {prompt_set.kind: prompt_set.prompts for prompt_set in config.workload.prompt_sets}
     found = []
     for repeat, cell in walk(config):

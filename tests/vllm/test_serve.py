@@ -51,7 +51,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the fields of vLLM's API for one of our modes; `vllm_xargs` has those that vLLM refuses beside drafts."""
+    """Return the fields of vLLM's API for one of our modes; what vLLM refuses beside drafts goes by `vllm_xargs`."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:
@@ -135,7 +135,7 @@ class Site:
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]  # type: ignore[attr-defined]
 
     async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
-        """Return the answers to requests of all kinds, four at a time; call `disturb` after the first answer."""
+        """Return the answers to requests of all kinds, four at a time; disturb them after the first one."""
         wanted_ = {mode: body_of(mode) for mode in MODES}
         wanted_ |= {name: {"temperature": 0.8, "seed": 7, **fields} for name, fields in OWN_FIELDS.items()}
         room, got = asyncio.Semaphore(4), {}
@@ -153,7 +153,7 @@ class Site:
         return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.http_port}/v1", api_key="none", max_retries=0)
 
     async def num_accepted(self) -> float:
-        """Return the number of accepted draft tokens, by vLLM's own counter."""
+        """Return how many draft tokens vLLM itself says that it has accepted."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         text = (await reader.read()).decode()
@@ -162,7 +162,7 @@ class Site:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
     async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
-        """Ask until draft tokens are accepted; check every answer."""
+        """Ask until draft tokens are accepted; no answer may change."""
         before = await self.num_accepted()
         async with asyncio.timeout(120):
             while await self.num_accepted() == before:

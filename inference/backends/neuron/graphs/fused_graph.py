@@ -2,8 +2,8 @@
 
 Classes derived from NxDI's make two changes. EAGLE's graph, which has code of its own, stays as it is:
 
-- NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read what is
-  not there: answers stay right, but fewer drafts are accepted. Here each row's mask comes from its own position.
+- NxDI marks each draft token of one sequence as written in the masks of all, so that the others' drafts read
+  unwritten slots: answers stay right, but fewer drafts are accepted. Here each row's mask comes from its own position.
 - Where the host chooses, the graph returns the target's logits. NxDI lists logits twice in the prompt graph, which
   then does not fit its own memory. It also gathers the draft's logits over the target's cores, where only the draft's
   tokens are needed. So the draft returns no logits, and its tokens take their place.
