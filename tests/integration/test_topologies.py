@@ -137,7 +137,10 @@ async def test_greedy_equals_transformers_with_1_session(
 async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
-    """The draft waits for no verdict, so how many of its tokens are verified depends on chance."""
+    """The draft does not wait for verdicts, and the target decodes without draft tokens where none arrived.
+
+    The number of verified draft tokens depends on chance: a target as small as its draft is often ahead of it.
+    """
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
         for number, request in enumerate(greedy_requests())
