@@ -27,6 +27,13 @@ FLAGS = (
     *("--block-size", "32", "--num-gpu-blocks-override", "9", "--max-num-batched-tokens", "64"),
 )
 """Flags of vLLM: memory and passes are so small that requests are preempted, and prompts are read in parts."""
+WORKER_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""Variable of vLLM that is "0" for a core that runs its only worker itself, as it does on one GPU.
+
+On a CPU its default is a process for the worker. Core and worker then wait for each other in loops that take a whole
+processor each, and go on for a second after the last request.
+"""
+os.environ.setdefault(WORKER_PROCESS, "0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,10 @@ async def test_runner_v2_passes(tests: tuple[str, ...]) -> None:
     file, *chosen = tests
     program = (sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "900")
     process = await asyncio.create_subprocess_exec(
-        *program, str(ROOT / "tests" / "vllm" / file), *chosen, cwd=ROOT, env={**os.environ, **INTERPRETED}
+        *program,
+        str(ROOT / "tests" / "vllm" / file),
+        *chosen,
+        cwd=ROOT,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **INTERPRETED},
     )
     assert await process.wait() == 0

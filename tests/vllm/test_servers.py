@@ -36,7 +36,7 @@ from specdec.inference.workers.completion import CompletionRequest
 from tests.support.engine_contract import PROMPT, completed, onnx_engine, wanted
 from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
-from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
+from tests.vllm.conftest import FLAGS, MAX_LENGTH, WORKER_PROCESS, Pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -124,6 +124,7 @@ class Site:
             "--",
             *FLAGS,
             stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, WORKER_PROCESS: "1"},
         )
         assert process.stdout is not None
         async with asyncio.timeout(START_S):
