@@ -50,8 +50,11 @@ class Child:
         """
         words = [sys.executable, str(ROOT / "main.py"), "--role", role, "--probe_port", "0", *flags]
         words += ["--lifeline", "stdin", "--ready_json"]
-        pipe = subprocess.PIPE  # no preexec_fn, and so no fork() under gRPC's threads
-        process = await asyncio.to_thread(subprocess.Popen[bytes], words, stdin=pipe, stdout=pipe)
+        # No preexec_fn, and so no fork() under gRPC's threads. The child leads a session: over vLLM it would start
+        # another process that does, and `kill` would miss it.
+        process = await asyncio.to_thread(
+            subprocess.Popen[bytes], words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         assert process.stdout is not None
         try:
             line = await asyncio.to_thread(process.stdout.readline)

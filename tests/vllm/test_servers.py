@@ -38,7 +38,7 @@ from tests.support.models import save_tiny_model
 from tests.support.raw_worker import RawWorker, after, below, end_of, proposing, raw_worker
 from tests.vllm.conftest import FLAGS, MAX_LENGTH, WORKER_PROCESS, Pair
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 NUM_TOKENS = 50
