@@ -12,12 +12,11 @@ import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
@@ -238,7 +237,7 @@ def _dotted(kind: type) -> str:
 
 @contextmanager
 def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
-    """Make one line of vLLM's errors at a start, those of the processes that it forks meanwhile included.
+    """Make one line of vLLM's errors at a start.
 
     Args:
         flags: vLLM's own flags; one with a value that the error names is named with it.
@@ -246,35 +245,13 @@ def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
     Raises:
         ConfigError: vLLM has failed.
     """
-    with TemporaryDirectory(prefix="specdec-") as folder:
-        causes = _Causes(Path(folder) / "cause")
-        logging.getLogger("vllm").addHandler(causes)
-        try:
-            yield
-        except (ValueError, TypeError, RuntimeError, OSError, ImportError) as exc:
-            cause = causes.first() or _in_one_line(exc)
-            given = (f"{flag} {value}: " for flag, value in pairwise(flags) if flag.startswith("--"))
-            named = next((each for each in given if each.split()[1][:-1] in re.findall(r"[a-z]\w+", cause)), "")
-            raise ConfigError(f"vLLM {installed()} refuses this: {named}{cause}") from exc
-        finally:
-            logging.getLogger("vllm").removeHandler(causes)
-
-
-class _Causes(logging.Handler):
-    """Handler that keeps vLLM's first error in a file, which processes that are forked meanwhile write to as well."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(logging.ERROR)
-        self._file = file
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and (error := record.exc_info[1]) is not None:
-            with suppress(OSError), self._file.open("x", encoding="utf-8") as file:
-                file.write(_in_one_line(error))
-
-    def first(self) -> str:
-        """Return the first error; empty if there was none."""
-        return self._file.read_text(encoding="utf-8") if self._file.exists() else ""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as exc:
+        cause = _in_one_line(exc)
+        given = (f"{flag} {value}: " for flag, value in pairwise(flags) if flag.startswith("--"))
+        named = next((each for each in given if each.split()[1][:-1] in re.findall(r"[a-z]\w+", cause)), "")
+        raise ConfigError(f"vLLM {installed()} refuses this: {named}{cause}") from exc
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from vllm.logger import init_logger
 
 from specdec.inference.errors import ConfigError
-from specdec.inference.vllm.options import VllmModel, check_flags, engine_config, refusals
+from specdec.inference.vllm.options import VllmModel, check_flags, engine_config
 from tests.support.models import tiny_tokenizer
 from tests.vllm.conftest import Pair
 
@@ -49,24 +47,6 @@ def test_what_vllm_refuses_becomes_one_line(pair: Pair, flags: str, part: str) -
     assert part in message
     assert "\n" not in message
     assert len(message) < 400
-
-
-def fail_as_vllm() -> None:
-    """Log an error in a forked process, and raise the one that vLLM's front raises then."""
-    if not (child := os.fork()):
-        try:
-            raise ValueError("no such kernel")
-        except ValueError:
-            init_logger("vllm.worker").exception("failed to start")
-        os._exit(0)
-    os.waitpid(child, 0)
-    raise RuntimeError("Engine core initialization failed. See root cause above.")
-
-
-def test_the_cause_in_a_process_of_vllm_stands_in_the_line() -> None:
-    """The story: the line had no cause, and 150 lines of two processes above it."""
-    with pytest.raises(ConfigError, match="refuses this: no such kernel"), refusals():
-        fail_as_vllm()
 
 
 @pytest.mark.release
