@@ -37,7 +37,7 @@ from specdec.inference.vllm.group import end_members, leads_group
 from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import INSTALL, Refusals, VllmModel, adapters_of, engine_config
+from specdec.inference.vllm.options import INSTALL, VllmModel, adapters_of, engine_config, refusals
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
 
@@ -98,10 +98,10 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 async def _llm(config: Any) -> AsyncGenerator[Any, None]:
     """Run vLLM's `AsyncLLM`; its worker processes choose tokens by this project's rule."""
     started = time.monotonic()
-    with Refusals():  # a thread, so that signals count during the minute that it takes
+    with refusals():  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config)
     try:
-        with Refusals():
+        with refusals():
             await llm.collective_rpc(INSTALL)
         logger.info("vLLM %s is up after %.1f s", installed(), time.monotonic() - started)
         yield llm
@@ -119,7 +119,7 @@ async def _adapters(llm: Any, model: VllmModel) -> tuple[dict[str, LoRARequest],
     paths, _ = adapters_of(model.flags)
     adapters = {name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(paths.items(), 1)}
     for adapter in adapters.values():
-        with Refusals():
+        with refusals():
             await llm.add_lora(adapter)
     return adapters, {name: await asyncio.to_thread(model_id_of, path) for name, path in paths.items()}
 

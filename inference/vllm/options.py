@@ -6,18 +6,17 @@ sources, as text. The dotted names of our classes that vLLM's processes import s
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
 import re
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
@@ -175,7 +174,7 @@ def engine_config(model: VllmModel) -> Any:
     args.skip_tokenizer_init, args.generation_config = True, "vllm"
     for name, value in parts(model.gamma).items():
         setattr(args, name, value)
-    with Refusals(flags):
+    with refusals(flags):
         config = args.create_engine_config()
     require_kept(config)
     config.parallel_config.worker_extension_cls = _dotted(take_runner(config))
@@ -245,50 +244,23 @@ def _dotted(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class Refusals:
-    """Context that makes one line of vLLM's errors at a start, those of the processes that it forks included.
+@contextmanager
+def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
+    """Make one line of vLLM's errors at a start.
 
     Args:
         flags: vLLM's own flags; one with a value that the error names is named with it.
+
+    Raises:
+        ConfigError: vLLM has failed.
     """
-
-    def __init__(self, flags: Sequence[str] = ()) -> None:
-        self._flags = flags
-
-    def __enter__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="specdec-")
-        self._causes = _Causes(Path(self._folder.name) / "cause")
-        logging.getLogger("vllm").addHandler(self._causes)
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        logging.getLogger("vllm").removeHandler(self._causes)
-        with self._folder:
-            if isinstance(error, (ValueError, TypeError, RuntimeError, OSError, ImportError)):
-                cause = self._causes.first() or _in_one_line(error)
-                raise ConfigError(f"vLLM {installed()} refuses this: {self._named(cause)}") from error
-
-    def _named(self, cause: str) -> str:
-        for flag, value in itertools.pairwise(self._flags):
-            if flag.startswith("--") and value[:1].isalpha() and value in re.findall(r"\w+", cause):
-                return f"{flag} {value}: {cause}"
-        return cause
-
-
-class _Causes(logging.Handler):
-    """Handler that keeps vLLM's first error in a file, which processes that are forked meanwhile write to as well."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(logging.ERROR)
-        self._file = file
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and (error := record.exc_info[1]) is not None:
-            with suppress(OSError), self._file.open("x", encoding="utf-8") as file:
-                file.write(_in_one_line(error))
-
-    def first(self) -> str:
-        """Return the first error; empty if there was none."""
-        return self._file.read_text(encoding="utf-8") if self._file.exists() else ""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as exc:
+        cause = _in_one_line(exc)
+        given = (f"{flag} {value}: " for flag, value in pairwise(flags) if flag.startswith("--"))
+        named = next((each for each in given if each.split()[1][:-1] in re.findall(r"[a-z]\w+", cause)), "")
+        raise ConfigError(f"vLLM {installed()} refuses this: {named}{cause}") from exc
 
 
 def _in_one_line(error: BaseException) -> str:

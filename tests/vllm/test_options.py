@@ -17,7 +17,6 @@ from tests.vllm.conftest import Pair
     [
         ("--max-model-length 64", "did you mean --max-model-len?"),
         ("--speculative-config {}", "draft workers of ours"),
-        ("--async-scheduling", "leave it out"),
         ("--enable-lora --lora-modules poet=/", "no adapter_config.json"),
     ],
 )
