@@ -17,7 +17,7 @@ from benchmarks.peers.environment import UnavailableError
 from benchmarks.peers.over_vllm import MAIN, READY, Way, attach, has_logged
 from benchmarks.peers.race import PLAIN
 from benchmarks.peers.server import Server
-from benchmarks.peers.vllm import ALIKE, IDS, START_S, prepare, refuse, started, usable
+from benchmarks.peers.vllm import ALIKE, IDS, START_S, prepare, refuse, rest, started, usable
 from specdec.inference.serving.processes import free_port
 
 MOST_WORKERS = 2
@@ -45,7 +45,7 @@ def load(setup: Setup) -> Loaded:
         pools = [f"127.0.0.1:{sites[name][1].port}" for name, way in chosen.items() if way.num_workers > number]
         if pools:
             attach(setup, pools)
-    return Loaded(variants, {})
+    return Loaded(variants, {}, dict.fromkeys(variants, rest))
 
 
 def _site(setup: Setup, name: str, way: Way) -> tuple[Server, Server]:

@@ -21,7 +21,7 @@ from benchmarks.peers.child import Loaded, Setup, answer
 from benchmarks.peers.environment import UnavailableError
 from benchmarks.peers.race import PLAIN
 from benchmarks.peers.server import Server
-from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, prepare, refuse, usable
+from benchmarks.peers.vllm import ALIKE, EXTRA, START_S, engine_flags, prepare, refuse, rest, usable
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy, precise_event_loop
 from specdec.comparison.run.topologies import ATTACHED
 from specdec.inference.config import ROOT
@@ -41,15 +41,16 @@ class Way(NamedTuple):
 
     flags: tuple[str, ...]
     num_workers: int = 0
+    looks_up: bool = True
     rtt_ms: int = 0
 
 
 _WITH_WORKERS = {
-    f"{number} worker{'s' if number > 1 else ''}, {rtt_ms} ms": Way(ALIKE, number, rtt_ms)
+    f"{number} worker{'s' if number > 1 else ''}, {rtt_ms} ms": Way(ALIKE, number, rtt_ms=rtt_ms)
     for number in (1, 2)
     for rtt_ms in (0, 10, 50)
 }
-USUAL = {PLAIN: Way(ALIKE), **_WITH_WORKERS}
+USUAL = {PLAIN: Way(ALIKE, looks_up=False), "lookup": Way(ALIKE), **_WITH_WORKERS}
 """Variants of `make bench-vllm`."""
 WAYS = {
     **USUAL,
@@ -71,7 +72,8 @@ class Network:
         return self._run(self._stack.enter_async_context(delay_proxy(port)))
 
     def set_rtt(self, proxy: DelayProxy, rtt_ms: int) -> bool:
-        """Set a proxy's round trip in milliseconds; return whether it changed."""
+        """Set a proxy's round trip in milliseconds, once vLLM's processes rest; return whether it changed."""
+        rest()
         wanted = LinkConditions(rtt_ms / 1e3)
         is_new, proxy.conditions = proxy.conditions != wanted, wanted
         return is_new
@@ -85,25 +87,26 @@ def load(setup: Setup) -> Loaded:
     prepare(setup)
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
     network, variants, before = Network(), {}, {}
-    targets = {served: _target(setup, served[0]) for served in {way[:2]: None for way in chosen.values()}}
-    for (flags, num_workers), (target, port) in targets.items():
+    targets = {served: _target(setup, *served) for served in {way[:3]: None for way in chosen.values()}}
+    for served, (target, port) in targets.items():
         proxy = network.link(port)
         try:
             target.wait(partial(has_logged, target, READY), START_S)
             generate = usable(_gateway(port), SHOWN)
-            for _ in range(num_workers):
+            for _ in range(served[1]):
                 attach(setup, [proxy.address])
         except UnavailableError as error:
             generate = partial(refuse, str(error))
         for name, way in chosen.items():
-            if way[:2] == (flags, num_workers):
+            if way[:3] == served:
                 variants[name], before[name] = generate, partial(network.set_rtt, proxy, way.rtt_ms)
     return Loaded(variants, {}, before)
 
 
-def _target(setup: Setup, flags: Sequence[str]) -> tuple[Server, int]:
+def _target(setup: Setup, flags: Sequence[str], num_workers: int, looks_up: bool) -> tuple[Server, int]:
     """Start a target; return it with its port."""
     own = ["--engine=vllm", f"--model={setup.target}", f"--port={(port := free_port())}", "--grace_s=1", "--ready_json"]
+    own += [] if looks_up else ["--no-lookup"]
     return Server([sys.executable, *MAIN, "target", *own, "--", *engine_flags(setup), *flags], port), port
 
 

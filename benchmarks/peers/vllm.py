@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -21,6 +22,7 @@ from specdec.inference.serving.processes import free_port
 from specdec.inference.vllm.options import prepare_environment
 
 START_S = 900.0
+POLLING_S = 1.1
 BLOCK = 32
 SPARE_BLOCKS = 16
 ALIKE = ("--enforce-eager", "--no-async-scheduling")
@@ -58,7 +60,14 @@ def load(setup: Setup) -> Loaded:
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
     servers = {name: started(setup, flags, name) for name, flags in chosen.items()}
-    return Loaded({name: usable(server, IDS) for name, server in servers.items()}, {})
+    variants = {name: usable(server, IDS) for name, server in servers.items()}
+    return Loaded(variants, {}, dict.fromkeys(variants, rest))
+
+
+def rest() -> bool:
+    """Wait until the server before has come to rest: vLLM's processes poll for a second after their last request."""
+    time.sleep(POLLING_S)
+    return False
 
 
 def usable(server: Server, shown: Mapping[str, object]) -> Generate:
