@@ -155,7 +155,7 @@ class LendingEngine(Sessions):
             raise FrameError(f"request {name} cannot be: {exc}") from exc
         session.id, session.rank = name, core
         self._sessions[name] = session
-        task = asyncio.create_task(self._help(session.request))
+        task = asyncio.create_task(self._help(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -173,12 +173,14 @@ class LendingEngine(Sessions):
                 raise FrameError(f"request {row.name} lacks tokens before {row.position}")
             session.report(row, passed.us)
 
-    async def _help(self, request: GenerationRequest) -> None:
+    async def _help(self, session: VllmSession) -> None:
         """Let the pool help a request until it leaves its core, and count its passes."""
         assert self._pool is not None
+        if session.id not in self._sessions:
+            return  # it was short, and has left already
         pool, metrics = self._pool
         counted = metrics.request()
-        async with aclosing(pool.generate(request)) as events:
+        async with aclosing(pool.generate(session.request)) as events:
             async for event in events:
                 counted.take(event)
 

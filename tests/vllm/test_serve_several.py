@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "add",
-        "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+        "parameters": {"type": "object", "properties": {"number": {"enum": [1, 2]}}, "required": ["number"]},
     },
 }
 SEEDED: list[dict[str, Any]] = [
@@ -53,7 +54,7 @@ async def test_cores_of_two_servers_have_one_pool(pair: Pair, tmp_path: Path) ->
                 for answers in await asyncio.gather(one.answers(), other.answers()):
                     assert answers == right
         assert len(await one.accepted()) == 2
-        assert b"Failed requests:                        0" in await _bench(other)
+        assert re.search(rb"Failed requests: +0\n", await _bench(other))
 
 
 async def _bench(site: Site) -> bytes:
@@ -92,7 +93,7 @@ async def _greedy(site: Site) -> dict[str, Any]:
         "tools": [TOOL],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "temperature": 0.0,
-        "max_tokens": 24,
+        "max_tokens": 80,
     }
     chat = await site.client().chat.completions.create(**asked)
     return {
