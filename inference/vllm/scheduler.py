@@ -54,8 +54,6 @@ class DraftScheduler(Scheduler):
         self._is_owned = self._place.owned
         if not self._is_owned:
             require_kept(self.vllm_config)
-            if self.vllm_config.use_v2_model_runner:
-                raise ConfigError("a pool beside vLLM was run on runner V1 alone: set VLLM_USE_V2_MODEL_RUNNER=0")
             served = _served(self.vllm_config, Noise(self._place.noise))
             self._place = self._place.of_pool(served)
         self._own_names = map("{}.{}".format, itertools.repeat(secrets.token_hex(8)), itertools.count())

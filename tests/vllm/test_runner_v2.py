@@ -30,8 +30,9 @@ def test_this_vllm_has_every_name_that_both_runners_need() -> None:
         ("test_engine.py", "-k", "are_those_of_our_own_engine and short and (noise or output)"),
         pytest.param(("test_engine.py",), marks=pytest.mark.release),
         pytest.param(("test_servers.py", "-k", "draft_worker or lost_core"), marks=pytest.mark.release),
+        pytest.param(("test_serve_several.py", "-m", "release", "-k", "noise"), marks=pytest.mark.release),
     ],
-    ids=["smoke", "engine", "servers"],
+    ids=["smoke", "engine", "servers", "pool beside vLLM"],
 )
 async def test_runner_v2_passes(tests: tuple[str, ...]) -> None:
     """Runner V2 has the tokens of our own engine, whatever is proposed, and after any loss of memory."""
