@@ -71,7 +71,10 @@ class ReadingTimes:
             self._passes.append(seconds)
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `specdec.inference.model.slots.CompiledBackend`; a prompt takes no less time than a shorter one did."""
+        """Return whether passes over a prompt's rest take less time than to read the whole prompt.
+
+        A prompt counts as the longest measured one that is no longer than it: no prompt is faster than a shorter one.
+        """
         longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
         num_passes = -(-(num_tokens - num_held) // self._width)
         if longest is None or not self._passes or num_passes > REREAD_PASSES:
