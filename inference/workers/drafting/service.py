@@ -82,7 +82,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(commit=message))
 
     def close(self, session: VerificationSession) -> None:
-        """See `Worker`."""
+        """Ask the worker to stop drafting for this session."""
         session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
@@ -183,11 +183,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @property
     def max_request_bytes(self) -> int:
-        """See `Servicer`."""
+        """Return the length in bytes of the longest message that the service's methods accept."""
         return max_request_bytes(self._pool.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """See `Servicer`."""
+        """Register with a server that has not started."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Assist(self, _: object, call: Call) -> None:
