@@ -122,7 +122,7 @@ class LendingEngine(Sessions):
         """Return the session that vLLM has for this request.
 
         Raises:
-            NotFoundError: vLLM has no such request from the draft pool.
+            NotFoundError: the request is a client's; vLLM's own server answers those.
         """
         session = self._sessions.get(getattr(request, "name", ""))
         if session is None:
@@ -187,7 +187,7 @@ class LendingEngine(Sessions):
                 counted.take(event)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yield one Opened, then the commits of a request of the draft pool; other requests are refused."""
+        """Yield one Opened, then the commits of a request that a core of vLLM has sent; a client's is refused."""
         async with aclosing(self.answer(self.open(request))) as events:
             async for event in events:
                 yield event
