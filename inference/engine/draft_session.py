@@ -156,7 +156,7 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """Become a suspect. The proposer computes the slot's content again, since it knows what its slots hold."""
+        """Become a suspect: a failed step may have spoilt the slot. The proposer knows itself what its slots hold."""
         self.is_suspect = True
 
     @property

@@ -46,7 +46,7 @@ class EngineLimits:
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
-        noise: law of the noise in all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
     """
 
     max_waiting: int = 64

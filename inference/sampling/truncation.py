@@ -19,14 +19,14 @@ STOCK_MIN_TEMPERATURE = 0.01
 
 
 def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Scale and truncate rows of logits; no row may be greedy, and all must have one law of the noise.
+    """Scale and truncate rows of logits; no row may be greedy, and all must have the same rule for random numbers.
 
     Args:
         logits: float [num_rows, vocab_size].
         sampling: one per row.
 
     Returns:
-        float64, or float32 by stock vLLM's law, [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with
+        float64, or float32 by stock vLLM's rule, [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with
         the last one kept are kept.
     """
     scores = scale_logits(logits, sampling)

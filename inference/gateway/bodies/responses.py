@@ -92,7 +92,7 @@ class CallItem(_Item):
     arguments: Text
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the call to the tool calls of the chat's last message, which is the assistant's."""
+        """Add the call to the assistant's message at the end of a chat; begin one if there is none."""
         call = {"id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
         _of_assistant(messages).setdefault("tool_calls", []).append(call)
 
@@ -121,7 +121,7 @@ class ReasoningItem(_Item):
     encrypted_content: str | None = Field(None, description="Accepted without effect: none is encrypted here.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """Add the reasoning to the chat's last message, which is the assistant's."""
+        """Add the reasoning to the assistant's message at the end of a chat; begin one if it cannot take any."""
         text = _text(self.content or self.summary)
         _of_assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 

@@ -164,7 +164,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         pool: pool of the draft workers that attach.
         vocabulary: vocabulary of the target; draft workers draft in its ids.
         tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
-        noise: law of the noise in all sessions.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md); draft and
+            target must have the same.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name

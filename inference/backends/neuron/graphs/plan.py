@@ -95,11 +95,11 @@ def reading(span: Span, held: Sequence[int]) -> Reading:
 
 
 def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
-    """Return the tokens that the prompt graph reads; None if the graphs for passes read the whole span.
+    """Return the token ids that the prompt graph reads; None if the graphs for passes read the whole span.
 
     Args:
-        width: tokens of the widest graph for passes.
-        max_prompt: tokens that the prompt graph takes.
+        width: number of tokens of the widest graph for passes.
+        max_prompt: most tokens that the prompt graph reads.
     """
     end = min(work.first_wanted + 1, work.end)
     num_passes = -(-(end - work.position) // width)
