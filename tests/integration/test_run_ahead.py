@@ -151,7 +151,7 @@ async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerPro
 async def complete_and_cut(
     worker: ServerProcess, request: CompletionRequest, link: DelayProxy, at: set[int]
 ) -> list[int]:
-    """Return a request's tokens; cut its link for a moment each time it has given one of `at` tokens."""
+    """Return a request's tokens; cut its link for a moment as soon as their number reaches each number in `at`."""
     token_ids: list[int] = []
     due = sorted(at)
     async with open_channel(worker.address) as channel:
