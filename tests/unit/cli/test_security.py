@@ -50,7 +50,11 @@ def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: after root had made a token, the servers' user could not read the auth file, and refused the token."""
+    """An auth file keeps its mode when a command adds a token.
+
+    It was once otherwise: after root had made a token, the servers' user could not read the auth file, and refused the
+    token.
+    """
     file = tmp_path / "auth.toml"
     token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
     file.chmod(0o640)
@@ -97,7 +101,11 @@ def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> 
 async def test_a_trial_server_is_trusted_at_its_interface_address(
     tmp_path: Path, family: socket.AddressFamily, host: str, far: str
 ) -> None:
-    """The story: README's commands failed with an IP address as HOST, since the certificate lacked it without DNS."""
+    """The certificate of a trial server has the addresses of the machine's interfaces.
+
+    It was once otherwise: README's commands failed with an IP address as HOST, since the certificate lacked it without
+    DNS.
+    """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((far, 9))  # chooses an interface, and sends nothing
@@ -151,7 +159,10 @@ def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: py
 
 @pytest.mark.parametrize("name", ["my_host", "", "a..b", "*", "1.0.0.127.in-addr.arpa"])
 def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The story: on a machine called my_host, `--tls_self_signed` ended with a traceback."""
+    """A host name that no certificate can have is left out of the certificate.
+
+    It was once otherwise: on a machine called my_host, `--tls_self_signed` ended with a traceback.
+    """
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(socket, "getfqdn", lambda: name)
     server("--tls_self_signed", tmp_path)

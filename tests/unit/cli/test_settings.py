@@ -40,7 +40,10 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """The story: a role that lacked a group of flags crashed at its start."""
+    """Each role can read its settings from their defaults.
+
+    It was once otherwise: a role that lacked a group of flags crashed at its start.
+    """
     settings = settings_of(role, NEEDED.get(role, []))
     assert isinstance(settings, ROLES[role].settings)
     assert settings.observe.role == role
@@ -50,7 +53,10 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("changes", [False, True])
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
-    """The story: `lookup = false` was ignored, and neuron_config was written in Python's syntax."""
+    """Settings written into a configuration file are the same when they are read back.
+
+    It was once otherwise: `lookup = false` was ignored, and neuron_config was written in Python's syntax.
+    """
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
     args = (parser := parser_of(role)).parse_args(arguments)
     positional = [vars(args).pop(action.dest) for action in parser._actions if not action.option_strings]
@@ -152,7 +158,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 
 def test_the_readme_lists_every_role() -> None:
-    """The story: the role `artifacts` was missing in README."""
+    """README lists every role. It was once otherwise: the role `artifacts` was missing in README."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 
@@ -181,7 +187,10 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The story: README's command of a pool worker had no token, so a target on a network refused it."""
+    """The commands of guides parse, and those that attach to a target have a token.
+
+    It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
+    """
     command, *arguments = shlex.split(line, comments=True)
     if command in ("compare", "study"):
         parser = comparison_parser() if command == "compare" else study_parser()
