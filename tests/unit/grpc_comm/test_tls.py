@@ -45,7 +45,11 @@ async def dial(address: str, tls: ClientTls | None) -> bool:
 
 
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
-    """The story: the error was "IP address mismatch", without the certificate's names and the flag to accept one."""
+    """The error about a wrong certificate has the certificate's names, and the flag to accept one of them.
+
+    It was once otherwise: the error was "IP address mismatch", without the certificate's names and the flag to accept
+    one.
+    """
     tls = ServerTls(*trust.pair("server", "127.0.0.1", "draft.example", "::1"))
     async with serving(tls.grpc_credentials()) as address:
         assert await dial(address, trust.client())
@@ -169,7 +173,10 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """The story: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host."""
+    """A name of a certificate counts only as a name of its type.
+
+    It was once otherwise: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)
     names = [
