@@ -92,7 +92,10 @@ def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception])
 
 
 def test_a_write_to_a_broken_connection_is_lost() -> None:
-    """The story: grpcio reports INTERNAL for this, so the request failed instead of being resumed."""
+    """A write to a broken connection counts as a lost server.
+
+    It was once otherwise: grpcio reports INTERNAL for this, so the request failed instead of being resumed.
+    """
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError
     assert "host:1" in str(error)

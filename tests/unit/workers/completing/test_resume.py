@@ -176,7 +176,10 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """The story: a target was restarted with another tokenizer, and completed the other target's text with it."""
+    """A server continues an answer only if its tokenizer gives the text that was sent so far.
+
+    It was once otherwise: a target was restarted with another tokenizer, and completed the other target's text with it.
+    """
     async with server(model) as completer:
         asked = REQUESTS["a grammar"]
         resume = Resume((5,), replace((await begun(completer, asked)).provenance, **change))
@@ -219,7 +222,10 @@ async def test_resumes_that_cannot_be(
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long."""
+    """Committed tokens that the engine will refuse are not turned into text first.
+
+    It was once otherwise: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long.
+    """
     async with server(model) as completer:
         started = await begun(completer, REQUESTS["token ids"])
         monkeypatch.setattr(TextStream, "push", None)
@@ -231,7 +237,10 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s."""
+    """Converting the scores of a prompt lets other requests run.
+
+    It was once otherwise: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
+    """
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()
