@@ -47,7 +47,10 @@ def _exists(page: Path, link: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    """The story: docs/reliability.md linked to a section that had been removed with its feature."""
+    """Every relative link on a page leads to a file and a heading that exist.
+
+    It was once otherwise: docs/reliability.md linked to a section that had been removed with its feature.
+    """
     assert broken_links(page) == []
 
 
@@ -67,7 +70,11 @@ AS_TYPED = ("docs/tutorials/", "docs/eks.md")
 
 
 def test_pages_name_the_installed_command() -> None:
-    """The story: pages had `python main.py --role`, a file that pip does not install; only README has it, once."""
+    """Pages name the installed command, `specdec`.
+
+    It was once otherwise: pages had `python main.py --role`, a file that pip does not install; only README has it,
+    once.
+    """
     found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 2}
 

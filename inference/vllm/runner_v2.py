@@ -56,7 +56,7 @@ class WinningProcessor(LogitsProcessor):
         return True
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Make our tokens win their rows, in place: float32 [num_rows, vocab_size]; rows within a prompt stay as they are."""
+        """Make our tokens win their rows of float32 [num_rows, vocab_size], in place; rows within a prompt stay."""
         columns = (ctx.expanded_idx_mapping, ctx.pos, ctx.input_ids)
         slots, positions, input_ids = torch.stack([each.long() for each in columns]).tolist()
         groups = [list(rows) for _, rows in itertools.groupby(range(len(slots)), key=slots.__getitem__)]

@@ -147,7 +147,7 @@ Bar = Callable[[str, Site, Sequence[Member], Load, Work], Coroutine[Any, Any, No
 
 @pytest.fixture
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
-    """Return a function that works while clients ask, checks that no request is refused, and prints a row of a table."""
+    """Return a function that works while clients ask, checks that no request is refused, and prints its figures."""
 
     async def under_load(what: str, site: Site, fronts: Sequence[Member], load: Load, work: Work) -> None:
         async with AsyncExitStack() as stack:

@@ -358,7 +358,10 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """The story: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows."""
+    """The token of a row does not depend on other rows.
+
+    It was once otherwise: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows.
+    """
     logits, *columns = (list(column) for column in zip(*rows, strict=True))
     chosen = []
     for array in (np.stack(logits), torch.from_numpy(np.stack(logits))):
@@ -417,7 +420,10 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 @relaxed
 @given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
-    """Noise spans 40.4. The story: 5e-324 made all positive logits infinite, and the first was chosen."""
+    """The smallest temperatures choose the most likely token: random numbers span 40.4 and cannot change the choice.
+
+    It was once otherwise: 5e-324 made all positive logits infinite, and the first was chosen.
+    """
     logits = random_logits(logits_seed, 1, vocab_size)
     second, best = np.sort(logits[0].astype(np.float64))[-2:]
     assume(second < best)

@@ -44,7 +44,10 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
-    """The story: two wrong drafts of 16 tokens took 10 % of the time of a short answer."""
+    """Drafts are short until the times of passes are known.
+
+    It was once otherwise: two wrong drafts of 16 tokens took 10 % of the time of a short answer.
+    """
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
 
@@ -104,7 +107,10 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """The story: each chain was judged as if all drafted as much, so the only sure one of 16 ended early."""
+    """A chain that will probably be accepted grows on after all others have ended.
+
+    It was once otherwise: each chain was judged as if all drafted as much, so the only sure one of 16 ended early.
+    """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
         length.record_step(1, STEP_S / 8)
@@ -115,7 +121,10 @@ def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
 
 
 def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
-    """The story: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last."""
+    """Several sessions together measure a pass with few draft tokens before they draft many.
+
+    It was once otherwise: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last.
+    """
     length, sure = DraftLength(), [(slot, list[DraftToken]()) for slot in range(16)]
     for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
         assert length.worth(sure, [], 16) == [True] * 16
@@ -172,7 +181,10 @@ class WrongLookup:
 
 
 def test_lookups_that_fail_do_not_widen_passes() -> None:
-    """The story: one step of a lookup fills the draft, so four streams verified 32 tokens in vain."""
+    """Looked-up tokens that are often rejected do not make passes longer.
+
+    It was once otherwise: one step of a lookup fills the draft, so four streams verified 32 tokens in vain.
+    """
     length = KnownTimes()
     for width in range(33):
         for _ in range(2):

@@ -42,7 +42,10 @@ def test_far_and_slow_targets_want_more_tokens() -> None:
 
 
 def test_window_lasts_for_a_far_and_fast_target() -> None:
-    """The story: at 50 ms and passes of 7 ms a window of 64 tokens was sent before a commit came back."""
+    """A far and fast target gets draft tokens all through a round trip.
+
+    It was once otherwise: at 50 ms and passes of 7 ms a window of 64 tokens was sent before a commit came back.
+    """
     pass_s, rtt_s, gamma = 0.0075, 0.05, 8
     pacing = choose_pacing(gamma, 0, Measured(0.0006, pass_s, rtt_s))
     assert pacing.window > (rtt_s + pass_s) / pass_s * (gamma + 1)

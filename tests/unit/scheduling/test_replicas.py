@@ -47,7 +47,11 @@ def test_none_that_is_not_ready_while_another_is() -> None:
 
 
 def test_a_returning_server_starts_without_a_pause() -> None:
-    """The story: a server that was killed under three streams came back at once, and got no request for a minute."""
+    """A server that comes back gets requests at once.
+
+    It was once otherwise: a server that was killed under three streams came back at once, and got no request for a
+    minute.
+    """
     found = replicas("a:1", "b:1")
     for _ in range(MAX_FAILURES):
         found.ended("a:1", 0.0, failed=True)
@@ -59,7 +63,10 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 
 
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
-    """The story: a new connection cleared the failures: a server that answered none got every second request."""
+    """A server with a link that breaks again and again gets no requests for a time.
+
+    It was once otherwise: a new connection cleared the failures: a server that answered none got every second request.
+    """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
         found.set_ready("b:1", ready=True)

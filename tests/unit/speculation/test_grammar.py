@@ -73,7 +73,10 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 
 
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
-    """The story: an error between a matcher's move and the note of its place made later masks wrong."""
+    """A step with a grammar that fails at any point changes no token of later steps.
+
+    It was once otherwise: an error between a matcher's move and the note of its place made later masks wrong.
+    """
 
     def begun() -> list[Turn]:
         grammar, sampling = COMPILER.compile(GRAMMAR), SamplingParams(temperature=1.5, seed=3)
@@ -122,7 +125,10 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """The story: the grammar refused proposals in their middle, and what it forced there was not proposed."""
+    """Tokens that a grammar forces are proposed in place of those that it refuses.
+
+    It was once otherwise: the grammar refused proposals in their middle, and what it forced there was not proposed.
+    """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)

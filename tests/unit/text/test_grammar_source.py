@@ -124,7 +124,10 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """The story: after the first brace, which a Llama call has too, the grammar allowed no other JSON."""
+    """A grammar for tools allows a call, or an answer that is other JSON.
+
+    It was once otherwise: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
+    """
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
     grammar = only_calls(form, SCHEMAS, many=True, output=output)
     call = form.written({"function": {"name": "nothing", "arguments": {}}})
@@ -149,7 +152,11 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for 0.7 s."""
+    """A grammar that is written in the final syntax is sent on unchanged.
+
+    It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for 0.7
+    s.
+    """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)
     monkeypatch.setattr(grammar_source, "_plain_source", None)

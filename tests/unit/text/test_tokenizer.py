@@ -57,7 +57,10 @@ def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
 
 @pytest.mark.parametrize("token_ids", [[1], ["\x80"], ["\xf0", "\x9f"], ["\xe2", "\x82", "\xf0"]], ids=str)
 def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
-    """The story: the library decodes them all again: 10 ms of the event loop a token after 40,000 lone bytes."""
+    """Long runs of tokens without text take no more time than others.
+
+    It was once otherwise: the library decodes them all again: 10 ms of the event loop a token after 40,000 lone bytes.
+    """
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
     bytes_of = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in sorted(vocabulary.values(), reverse=True)}
     run = [each if isinstance(each, int) else bytes_of[each.encode("latin-1")] for each in token_ids]
@@ -119,7 +122,10 @@ def test_a_model_without_a_template_gets_the_plain_one() -> None:
 @pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
 @pytest.mark.parametrize("targets", [None, CHAT_TEMPLATE])
 def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
-    """The story: a draft worker applied its own model's chat template, so one chat had two prompts."""
+    """A draft worker uses its target's chat template.
+
+    It was once otherwise: a draft worker applied its own model's chat template, so one chat had two prompts.
+    """
     save_tiny_model(tmp_path, "llama", chat_template=own)
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
     tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
@@ -157,7 +163,10 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """The story: an agent sent back a tool call that the model had not finished, and got status 400."""
+    """Arguments of a tool call that were cut off are accepted, and stay as they are.
+
+    It was once otherwise: an agent sent back a tool call that the model had not finished, and got status 400.
+    """
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'
