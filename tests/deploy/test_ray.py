@@ -233,7 +233,8 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
     """Targets go on while the registry hangs, and after it has ended.
 
-    It was once otherwise: a target whose lease the registry did not renew counted as hung, and Serve ended all of them.
+    It was once otherwise: a lease that the registry did not renew made a target count as hung, and Serve ended all of
+    them.
     """
     import ray
 

@@ -181,7 +181,7 @@ SILENT = (
 
 @pytest.mark.parametrize("method", SILENT)
 async def test_a_first_message_that_never_comes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call whose first message never comes is ended after a time.
+    """A call that never sends its first message is ended after a time.
 
     gRPC itself would wait as long as the connection lasts.
     """

@@ -240,7 +240,7 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
 
 
 async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
-    """A request with many choices, within the limits, is served even if slots and queue hold fewer.
+    """The choices of one request run a few at a time, so that they never fill slots and queue.
 
     It was once otherwise: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429.
     """
@@ -313,7 +313,7 @@ UNREACHABLE = errors.UnavailableError(
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused",
     address="10.0.0.7:5",
 )
-"""Error with two addresses. The story: only the first was removed from its message, and clients read the second."""
+"""Error with two addresses, which clients must not read. Once only the first was removed from its message."""
 FAILURES = {
     "too long": (errors.ContextLengthError("This model's maximum context length is 128"), 400, None, None),
     "invalid": (

@@ -246,7 +246,7 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """A model's thoughts reach LLMPerf as text of the answer, where a flag asks for it.
+    """Servers of the tutorials send a model's thoughts as text of the answer, which LLMPerf reads.
 
     It was once otherwise: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
     """
@@ -268,7 +268,7 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for the tool with a fault in its schema has one time limit.
+    """The search for the tool that has a fault in its schema has one time limit for all tools.
 
     It was once otherwise: for a fault outside the tools each schema was compiled: minutes of a thread that others need.
     """

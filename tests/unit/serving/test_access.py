@@ -493,7 +493,7 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """A caller has limits of its own, and a request that names no value gets one within them.
+    """A caller's limits are its own: a higher value is refused, and a value that is not given stays within them.
 
     It was once otherwise: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused.
     """

@@ -124,7 +124,7 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """A grammar for tools allows a call, or an answer that is other JSON.
+    """A grammar for tools allows a call of one, or the JSON that the request asks for.
 
     It was once otherwise: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
     """
@@ -152,10 +152,10 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that is written in the final syntax is sent on unchanged.
+    """A grammar that was compiled here is sent on in its final syntax, without converting it again.
 
-    It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for 0.7
-    s.
+    It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for
+    0.7 s.
     """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)

@@ -248,7 +248,7 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
 async def test_another_host_gets_the_way_out(host: str) -> None:
-    """A request with an unknown Host header gets an error that names the flag to allow it.
+    """A request with an unknown Host header gets an error that names the accepted hosts.
 
     It was once otherwise: a proxy's Host header was refused with the plain text "Invalid host header", and without a
     log.

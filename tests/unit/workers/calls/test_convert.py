@@ -187,7 +187,7 @@ def test_a_card_survives_the_wire() -> None:
 
 
 def test_names_of_a_card_are_short() -> None:
-    """Names in the description of a model have a limit of length.
+    """Names in the description of a model are cut to a limit of length.
 
     It was once otherwise: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long.
     """

@@ -53,7 +53,7 @@ async def test_requests_are_counted_while_they_run() -> None:
 
 
 async def test_a_drain_fails_what_still_runs() -> None:
-    """A drain that reaches its end fails the requests that still run with a clear error.
+    """When a drain's grace is over, requests that still run fail with a clear error.
 
     It was once otherwise: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a
     bare 500.

@@ -1,7 +1,7 @@
 """A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-The story: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500 tokens for a
-request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
+It was once otherwise: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500
+tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """A round trip that seems long is measured again.
+    """A session sends messages ahead and measures the round trip again, even if the last one was long.
 
     It was once otherwise: the first round trip had the opening of a connection in it, and no message seemed to pay
     again.
