@@ -55,7 +55,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_named_test_exists() -> None:
-    """docs/reliability.md names the test of each promise, which a renamed test would lose."""
+    """Every test that docs/reliability.md names for a promise exists, also after tests were renamed."""
     defined = set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))))
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     named, files = set(re.findall(r"`(test_\w+)`", page)), set(re.findall(r"`(tests/[\w/.]+)`", page))
@@ -80,7 +80,7 @@ def test_pages_name_the_installed_command() -> None:
 
 
 def test_pages_are_short() -> None:
-    """A page of more than 250 lines answers more than one question; references may be longer."""
+    """A page has 250 lines at most, since a longer one answers more than one question; references may be longer."""
     pages = [page for page in PAGES if page.name not in LONG_PAGES]
     assert {page.name: n for page in pages if (n := len(prose(page).splitlines())) > MAX_LINES} == {}
 

@@ -163,7 +163,7 @@ def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_requests_name_the_model_that_is_served(page: Path) -> None:
-    """A request for another name would be answered with 404."""
+    """Requests of a tutorial name the model that its server has, since others get 404."""
     lines, served = command_lines(page), set()
     asked = {json.loads(words[words.index("-d") + 1]).get("model") for words in lines if "-d" in words}
     asked |= {words[words.index("--model") + 1] for words in lines if words[0] == "deploy/llmperf/run.sh"}

@@ -158,7 +158,10 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
 def test_draft_of_another_vocabulary_is_refused(
     target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is one clear line: equal ids of different tokens would be accepted at times, and mean another text."""
+    """A draft of another vocabulary is refused with one clear line.
+
+    Equal ids of different tokens would be accepted at times, and mean another text.
+    """
     flags = ["--port", str(target.port), "--prompt", "x"]
     assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

@@ -65,7 +65,7 @@ async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) 
 
 
 async def test_names_without_a_request_cost_little() -> None:
-    """One client proposes for a thousand requests that never come; the target still keeps another's draft tokens."""
+    """Proposals for requests that never come take little room: the target still keeps another client's draft tokens."""
     flood = [after(3, *[7] * 250)] * 16
     async with serving() as target, raw_worker(target.address) as other, raw_worker(target.address) as liar:
         session = other.request(RUNNING_AHEAD)
@@ -261,7 +261,10 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """Answers are right without drafts; both ends log the reason, the edge once, and the edge counts such requests."""
+    """Answers are right, without drafts, behind a proxy that sends calls of one connection to several targets.
+
+    Both ends log the reason, the edge once, and the edge counts such requests.
+    """
     caplog.set_level(logging.INFO)
     async with (
         serving() as one,

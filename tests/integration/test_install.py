@@ -79,7 +79,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
-    """The wheel with its extra `server`, in an environment that was empty."""
+    """The wheel with its extra `server` serves, in an environment that was empty."""
     home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
@@ -182,7 +182,10 @@ COMMANDS = (
 def test_no_module_has_the_name_of_its_folder(
     is_installed: bool, command: str, environment: Path, tmp_path: Path
 ) -> None:
-    """`inference` is another project's name, and a module imported by two names exists twice."""
+    """No module is imported by its folder's name, since it would then exist twice.
+
+    `inference` is also another project's name.
+    """
     word, *flags = command.split()
     started: list[str | Path] = [ROOT / "main.py", "--role", word]
     if word == "compare":

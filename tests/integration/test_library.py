@@ -177,7 +177,7 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
 
 
 async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
-    """A notebook needs this, since an `async with` block cannot span cells."""
+    """An asynchronous model opens without a block, as a notebook needs: an `async with` cannot span cells."""
     llm = specdec.AsyncLLM(models.target, "none", threads=1)
     try:
         assert await llm.open() is await llm.open()
@@ -217,7 +217,7 @@ def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
 
 
 def test_a_fork_of_a_process_with_models_is_an_error(llm: specdec.LLM, models: ModelDirectories) -> None:
-    """A forked process lacks the models' threads, and would wait for them for ever."""
+    """Using models in a forked process is an error: it lacks their threads, and would wait for them for ever."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         for use in (lambda: llm.generate("x"), lambda: specdec.LLM(models.target)):

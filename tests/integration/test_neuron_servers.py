@@ -169,7 +169,10 @@ async def test_requests_of_the_tutorials_are_served(started: Servers, name: str)
 
 
 async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
-    """The error names the field over gRPC and HTTP; requests without a seed, and greedy ones with one, are answered."""
+    """A request with a seed is refused where the device samples; the error names the field over gRPC and HTTP.
+
+    Requests without a seed, and greedy ones with one, are answered.
+    """
     sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
     async with open_channel(started["eagle"].address) as channel:
         stub = rpc.GenerationServiceStub(channel)
@@ -227,7 +230,10 @@ async def compare(*flags: str) -> str:
 
 @pytest.mark.long
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """Target, fused graph, and a draft on the CPU sample alike, and load only what `--compile only` made."""
+    """A comparison on Neuron runs: target, fused graph, and a draft on the CPU sample alike.
+
+    They load only what `--compile only` made.
+    """
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")
     flags = [

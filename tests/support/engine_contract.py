@@ -154,7 +154,10 @@ class EngineContract:
 
     @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
     async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
-        """Penalties and the minimum length count from the first output token, though a resumed prompt contains it."""
+        """A resumed request goes on with the same tokens.
+
+        Penalties and the minimum length count from the first output token, though a resumed prompt contains it.
+        """
         request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))
         tokens, _ = await completed(engine, request)
         assert len(tokens) >= 20
@@ -239,7 +242,10 @@ class EngineContract:
         assert drafted == tokens
 
     async def test_workers_change_while_a_request_runs(self, engine: Any) -> None:
-        """Each worker numbers its draft tokens from 0, and messages of an earlier worker are ignored."""
+        """A request's draft worker may change while it runs.
+
+        Each worker numbers its draft tokens from 0, and messages of an earlier worker are ignored.
+        """
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
         drafted: list[int] = []

@@ -241,7 +241,10 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 
 
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
-    """Before version 24.1, pip checks requires-python only after all downloads."""
+    """An old Python is refused before pip downloads anything.
+
+    Our setup.py does it, since pip before version 24.1 checks requires-python only after all downloads.
+    """
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))

@@ -129,7 +129,7 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 
 
 def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After a change of the machine's address, its clients' ca.pem stays valid."""
+    """A trial certificate gets the machine's new address from the same CA, so that its clients' ca.pem stays valid."""
     folder = tmp_path / "certs"
     caplog.set_level("INFO")
     server("--host", "edge.example", "--tls_self_signed", folder)
@@ -145,7 +145,10 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An operator's own certificates stay too; the server logs the names that they lack."""
+    """Certificates stay if the key of their CA is absent, as an operator's own do.
+
+    The server logs the names that they lack.
+    """
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()

@@ -75,7 +75,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """A misspelt name in `without` would silently remove no flag."""
+    """Each name in a role's `without` is a flag, since a misspelt one would silently remove none."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -138,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A server's flags are checked when a server starts; a file for several roles may have its host."""
+    """A host that a server would refuse is no error for prompts: a file for several roles may have it."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])

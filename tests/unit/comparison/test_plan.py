@@ -304,7 +304,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """A run's config.toml with --config gives the run's flags, whatever they were."""
+    """The config.toml that a run writes gives the run's flags again, whatever they were."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]
@@ -443,7 +443,10 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
 
 
 def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
-    """If only one of them chose on the device, the speed-up would include that of choosing there."""
+    """The baseline chooses its tokens on the device if the pair does.
+
+    Otherwise the speed-up would include that of choosing there.
+    """
     on_device = BackendConfig("neuron", device_sampling=True)
     assert ["--device_sampling" in flags for flags in flags_of(on_device)] == [True, True, False, False]
     assert not any("--device_sampling" in flags for flags in flags_of(ON_NEURON))

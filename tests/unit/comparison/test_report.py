@@ -115,7 +115,10 @@ def test_without_the_target_there_is_no_speedup(tmp_path: Path) -> None:
 
 
 def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
-    """The second run is slower for all servers, which cancels in pairs."""
+    """Each prompt's time is compared with the target's own in the same run.
+
+    The second run is slower for all servers, which cancels in pairs.
+    """
     found = findings(config(tmp_path, workload=WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=3)))
     ratio = found.over_target(found.services[1], "end_to_end_latency_s")
     assert ratio is not None
@@ -520,7 +523,7 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
 
 @pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])
 def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str) -> None:
-    """Otherwise a comparison of minutes would end without its page."""
+    """A page that gets the results is checked before the comparison, which takes minutes."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text("<!-- bench: a -->\n<!-- /bench -->\n")
     assert page_part("page.md#a") == (Path("page.md"), "a")
@@ -599,7 +602,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """Each picture has the conditions too."""
+    """The page states the conditions and the verdict; each picture has the conditions too."""
     text = (sweep / "report.html").read_text()
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
         assert words in text
@@ -691,7 +694,10 @@ def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) ->
 def test_pictures_and_files_name_emulation_and_conditions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendConfig
 ) -> None:
-    """No picture, table or row may pass for this machine's figures; each may be shown without its page."""
+    """Pictures, tables and rows name emulation and conditions, since each may be shown without its page.
+
+    None may pass for figures of this machine.
+    """
     saved: list[Figure] = []
     save = Figure.savefig
 

@@ -323,7 +323,10 @@ class CrowdedEngine(TargetEngine):
 
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None) -> None:
-    """Where the request leaves it open, and for a worker whose drafts were good; a request that runs ahead does so."""
+    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request leaves it open.
+
+    A request that asks to run ahead does so.
+    """
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
         good = GoodWorker("good", 8, pool)

@@ -619,7 +619,7 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
     ],
 )
 async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, words: str) -> None:
-    """`curl -d` without a header sends a form."""
+    """A body that is no JSON is named as such, for example the form that `curl -d` sends without a header."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post("/v1/completions", content=body, headers={"content-type": content_type})
     assert response.status_code == 400
@@ -627,7 +627,7 @@ async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, wor
 
 
 async def test_events_are_ascii() -> None:
-    """httpx, which guidellm uses, takes U+2028 and U+0085 for ends of lines."""
+    """Events are ASCII, since httpx, which guidellm uses, takes U+2028 and U+0085 for ends of lines."""
     text = "a\u2028b\u0085c\u00e9\U0001f600"
     response = await post(ScriptedCompleter([[text]]), "/v1/completions", {"prompt": "x", "stream": True})
     assert response.content.isascii()
@@ -645,7 +645,10 @@ async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
 
 
 async def test_llmperf_reads_a_stream() -> None:
-    """LLMPerf sends a path as model and an empty system message, and needs a choice and one token in each event."""
+    """LLMPerf can read our streams: each event has a choice and one token.
+
+    Its requests have a path as model, and an empty system message.
+    """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post(
             "/v1/chat/completions", json=llmperf.body("x", 9, model="tiny"), headers=llmperf.HEADERS
@@ -654,7 +657,10 @@ async def test_llmperf_reads_a_stream() -> None:
 
 
 async def test_a_silent_stream_may_send_empty_chunks() -> None:
-    """Some proxies end silent streams. Comments would not do: LLMPerf and sglang cannot read them."""
+    """A silent stream may send empty chunks, since some proxies end silent streams.
+
+    Comments would not do: LLMPerf and sglang cannot read them.
+    """
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     answer = await post(ScriptedCompleter([["a"], ["b"]], gap_s=0.2), "/v1/chat/completions", body, sse_ping_s=0.02)
     deltas = [chunk["choices"][0] for chunk in events(answer)]

@@ -236,7 +236,7 @@ class TestInBrowser:
             assert browser.complaints == []
 
     async def test_the_policy_refuses_foreign_scripts_and_html(self, browser: Page) -> None:
-        """The content security policy protects the page even if a text became HTML."""
+        """The content security policy refuses foreign scripts, and so protects the page even if a text became HTML."""
         async with page_of(ScriptedCompleter([]), browser):
             tries = "() => { document.body.innerHTML = '<p>'; }, () => document.body.setAttribute('onclick', 'x')"
             caught = "(attempt) => { try { attempt(); return 'done' } catch (error) { return error.name } }"

@@ -227,7 +227,10 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """The end of the prompt shows whether reasoning has begun, so the gateway asks the completer to echo it."""
+    """Reasoning stands apart from the answer.
+
+    The end of the prompt shows whether it has begun, so the gateway asks the completer to echo the prompt.
+    """
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]
     for stream in (False, True):

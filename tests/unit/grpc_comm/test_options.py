@@ -67,7 +67,7 @@ async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
 
 
 async def test_an_old_connection_takes_no_new_stream() -> None:
-    """A balancer of connections gives a new server no requests as long as old connections last."""
+    """An old connection takes no new stream, so that balancers of connections reach new servers."""
     async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
         name: Any = channel.unary_stream("/test.Peers/Name")
         running = name(b"", timeout=60)

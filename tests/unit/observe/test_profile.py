@@ -66,7 +66,7 @@ def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
 
 
 def test_total_speed_is_over_wall_time() -> None:
-    """Two requests at once gave 16 tokens in one second, although the sum of their times is two."""
+    """The total speed is over wall time: two requests at once gave 16 tokens in one second, not in two."""
     both = [request(started=0.0, gaps=[0.5, 0.5]) for _ in range(2)]
     row = figures(both)
     assert row["tokens_per_s"] == pytest.approx(16.0)

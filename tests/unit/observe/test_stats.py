@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clock")
 def test_times() -> None:
-    """A request is sent at 0 and gets messages of 3, 1 and 2 tokens at 1, 2 and 3 s."""
+    """Times to tokens come from the times of messages: here of 3, 1 and 2 tokens, at 1, 2 and 3 s."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
         stats.take(Commit(0, (7,) * num_tokens, counts=Counts(bytes_up=10, bytes_down=5)))
@@ -36,7 +36,7 @@ def test_times() -> None:
 
 
 def test_acceptance() -> None:
-    """Passes without draft tokens count as tokens, not as proposals."""
+    """Acceptance counts only passes with draft tokens; others add tokens, and no proposal."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
     stats.take(Commit(0, (7,) * 1, 2, 0))

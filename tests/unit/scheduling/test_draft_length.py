@@ -52,7 +52,10 @@ def test_drafts_are_short_while_the_times_are_unknown() -> None:
 
 
 def test_a_chain_goes_on_across_a_step_that_pays() -> None:
-    """Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing."""
+    """A chain goes on past a token that costs much if the tokens after it pay for that.
+
+    Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing.
+    """
     length = learned()
     for _ in range(60):
         for width in range(12):
@@ -68,7 +71,7 @@ def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
 
 
 def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
-    """Drafts that gain nothing then cost nothing."""
+    """A session drafts nothing if its draft is always wrong, so that speculation costs it nothing."""
     length = learned()
     assert is_enough(length, 1, [])
     length.begin(1)
@@ -81,7 +84,7 @@ def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
 def test_the_length_is_the_best_one(step_s: float) -> None:
-    """For equal acceptance at every token, no other length gives more tokens per second than the rule's."""
+    """The rule's length gives the most tokens per second of all lengths, for equal acceptance at every token."""
     length = learned(step_s=step_s)
     token = DraftToken(5, 6, margin=1.2)
     for _ in range(500):
@@ -137,7 +140,10 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """In a pass over 16 sessions a draft token gains one session a token and delays 16, so it must be more certain."""
+    """A pass over many sessions takes fewer draft tokens of each.
+
+    With 16 sessions a draft token gains one of them a token and delays all, so it must be more certain.
+    """
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
     assert length_of_chain(crowded, 0, unsure, 16) < length_of_chain(alone, 0, unsure)

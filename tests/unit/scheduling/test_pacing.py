@@ -67,7 +67,10 @@ def test_a_message_must_save_more_than_it_costs() -> None:
 
 
 def test_tokens_that_come_too_late_save_nothing() -> None:
-    """Three passes end before a message arrives, so only its tokens after theirs count."""
+    """Draft tokens that come too late save no time.
+
+    Three passes end before a message arrives here, so only its tokens after theirs count.
+    """
     pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
     assert expected_gain([0.9, 0.8, 0.7], 0, pacing) == 0.0
     assert expected_gain([0.9, 0.8, 0.7, 0.6, 0.5], 0, pacing) == 0.6 + 0.5

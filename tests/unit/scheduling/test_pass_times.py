@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """One slow pass would otherwise rule a width out for ever, since an unused width is not measured."""
+    """A width that was slow once is tried again, since a width that is not used is not measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -104,7 +104,7 @@ def test_a_single_slow_pass_is_forgotten_sooner() -> None:
 
 
 def test_the_first_pass_over_each_number_is_ignored() -> None:
-    """A backend allocates memory in the first pass of each width, which would make the width look too slow."""
+    """The first pass of each width is not measured, since a backend allocates memory in it."""
     times = PassTimes()
     assert not times.of(1).is_known
     times.record(1, 0, 0.01)

@@ -113,7 +113,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """A kill ends all requests of a replica at once; its pause must not be that of thirty failures."""
+    """Requests that fail together, as when a replica is killed, count as one failure for the length of its pause."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)
@@ -173,7 +173,7 @@ def test_a_prefix_never_unbalances_the_loads(prefixes: list[str]) -> None:
 
 
 def test_when_its_replica_goes_a_prefix_moves_alone() -> None:
-    """Conversations at other replicas stay where their prefixes are."""
+    """Only the conversations of a replica that goes move; others stay where their prefixes are."""
     prefixes = [f"chat {number}" for number in range(60)]
     before = {prefix: replicas(*ADDRESSES).choose(0.0, prefix=prefix) for prefix in prefixes}
     after = {prefix: replicas("a:1", "b:1").choose(0.0, prefix=prefix) for prefix in prefixes}

@@ -156,7 +156,7 @@ async def test_a_gateway_without_servers_is_alive() -> None:
 
 
 async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's name cannot be resolved before the pod has an address."""
+    """A gateway tries a name that cannot be resolved again, since a pod's name needs the pod's address."""
     monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
@@ -173,7 +173,10 @@ async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.Mon
 
 
 async def test_a_gateway_that_waits_ends_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process of a container ignores signals without a handler, and would be killed only after 90 s."""
+    """A gateway that waits for its first server ends at a signal.
+
+    The first process of a container ignores signals without a handler, and would be killed only after 90 s.
+    """
     asked = asyncio.Event()
     monkeypatch.setattr(gateway_module, "stop_signal", asked.wait)
     connection = ConnectionConfig("127.0.0.1", free_port(), 600.0)

@@ -215,7 +215,7 @@ async def stuck(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
-    """A second signal ends the grace period, as the log announces."""
+    """A second signal ends a drain at once, with one line in the log."""
     async with stuck(tmp_path) as (process, (_, output, errors)):
         assert await output.readline() == b"serving\n"
         process.send_signal(number)
@@ -237,7 +237,7 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
-    """A drain that begins with the end of stdin must survive a SIGTERM, as a pod gets it at its deletion."""
+    """A drain that begins with the end of stdin goes on after a SIGTERM, as a pod gets it at its deletion."""
     source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
     async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
         ready = json.loads(await output.readline())

@@ -235,7 +235,10 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """Workers report no cached tokens, but the time of their first proposal would reveal a shared prefix."""
+    """Workers of the pool keep the prefixes of accounts apart too.
+
+    They report no cached tokens, but the time of their first proposal would reveal a shared prefix.
+    """
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:

@@ -100,7 +100,10 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("many", [False, True])
 def test_allowed_calls_are_read_as_valid(form: CallFormat, many: bool) -> None:
-    """Random walks through the masks stand for a model that never learned tools."""
+    """Every call that the grammar allows is read as a valid one.
+
+    Random walks through the masks stand for a model that never learned tools.
+    """
     rng, named = random.Random(2), set()
     matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
     for _ in range(10):

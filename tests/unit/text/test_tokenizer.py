@@ -50,7 +50,10 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int] | tuple[int, ...]) -> tu
 @relaxed
 @given(st.lists(st.integers(0, NUM_TOKENIZER_IDS - 1), max_size=25))
 def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
-    """A random model's bytes are no UTF-8; special tokens have no text."""
+    """The parts of a stream add up to the whole text, whatever the tokens' bytes are.
+
+    A random model's bytes are no UTF-8; special tokens have no text.
+    """
     pieces, rest = streamed(BYTE_LEVEL, token_ids)
     assert "".join(pieces) + rest == BYTE_LEVEL.decode(token_ids)
 
@@ -91,7 +94,7 @@ def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
 @relaxed
 @given(st.lists(st.integers(0, 262), max_size=20))
 def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
-    """`tokenizers` raises if later bytes change the text of earlier ones; a request must survive it."""
+    """Broken bytes never fail a request, though `tokenizers` raises if later bytes change the text of earlier ones."""
     streamed(SENTENCEPIECE, token_ids)
 
 
@@ -149,7 +152,10 @@ ASKED = (
 
 
 def test_tools_calls_and_variables_reach_the_template() -> None:
-    """Arguments arrive as text, while templates write objects."""
+    """Tools, calls and variables reach the chat template.
+
+    A call's arguments arrive as text, and are given to it as objects.
+    """
     tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
     chat = Chat(ASKED, TOOLS, '{"enable_thinking": false}')
     expected = TOOLS[1:-1] + '|user on|assistant f({"a": [1]}) |tool 3|<think></think>'

@@ -121,7 +121,7 @@ class Simulation:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
-    """The bound is not far above the simulation either, or it could judge no server."""
+    """A simulated draft that runs ahead is never faster than the bound, and not far below it."""
     rng = random.Random(seed)
     costs = Costs(0.02, 0.02 + rng.random() * 0.01, rng.choice([0.0, 0.001, 0.004]), foreseen=rng.choice([0.0, 0.5]))
     alpha, gamma = rng.uniform(0.2, 0.97), rng.randint(1, 12)
@@ -147,7 +147,10 @@ def test_network_costs_targets_the_first_token_alone() -> None:
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """The probability is not the acceptance rate: draft tokens after a rejection were never decided on."""
+    """The probability of acceptance is found again from the counts of a simulation.
+
+    It is not the rate of accepted tokens, since tokens after a rejection were never decided on.
+    """
     rounds, _ = _simulate(alpha, 5, 1.0)
     assert bound.acceptance_probability(rounds) == pytest.approx(alpha, abs=0.015)
 

@@ -35,7 +35,10 @@ def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_
 
 
 def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores' times are made up; the child is real, and its work must not count as that of other processes."""
+    """The load of other processes leaves out that of our own, children included.
+
+    The cores' times are made up; the child is real.
+    """
     stat, busy_s = tmp_path / "stat", 0.0
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
 

@@ -201,7 +201,10 @@ data: unfinished"""
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
-    """Parts of a stream end anywhere, also within a character or between carriage return and line feed."""
+    """The events of a stream are the same wherever its parts end.
+
+    That may be within a character, or between carriage return and line feed.
+    """
     stream = STREAM.replace("\n", line_end).encode()
     for at in range(len(stream) + 1):
         events = EventReader()
@@ -210,7 +213,10 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
 
 
 async def test_thirty_two_streams_at_once_are_whole() -> None:
-    """The server's times are known; the client's are printed (`pytest -s`), since a busy machine changes them."""
+    """Thirty-two streams at once have the server's times; the client's own are printed (`pytest -s`).
+
+    They are not asserted, since a busy machine changes them.
+    """
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))
     workload = WorkloadConfig((PromptSet("kind", prompts),), deadline_s=60.0)

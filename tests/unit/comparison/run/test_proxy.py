@@ -82,7 +82,7 @@ async def test_no_end_holds_small_writes_back() -> None:
 
 
 async def test_delay_does_not_limit_throughput() -> None:
-    """Ten messages in a row arrive in a row, not a round trip apart."""
+    """A delay does not limit throughput: ten messages in a row arrive in a row, not a round trip apart."""
     async with _link(LinkConditions(rtt_s=0.4)) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         started = time.monotonic()

@@ -76,7 +76,7 @@ async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, A
 
 
 async def test_an_answer_goes_back_as_a_message() -> None:
-    """Clients append the answer's message, with all its empty fields, to the conversation."""
+    """The message of an answer is accepted in the next conversation, with all its empty fields."""
     answer: dict[str, Any] = {
         "role": "assistant",
         "content": "x",

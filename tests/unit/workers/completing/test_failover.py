@@ -188,7 +188,10 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """An older server would begin the answer again, so that the client would get its first half twice, with code OK."""
+    """An answer is never resumed at a server of an older version.
+
+    It would begin the answer again, so that the client would get its first half twice, with code OK.
+    """
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):

@@ -85,7 +85,10 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
-    """A failed handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost link."""
+    """A worker stops dialling a target that it does not trust.
+
+    A failed handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost link.
+    """
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     async with listening(gate=gate) as target, asyncio.timeout(60):
@@ -224,7 +227,10 @@ async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined()
 
 
 async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lost link the worker attaches with the vocabulary that it has learned, and gets no tokenizer again."""
+    """A worker gets its target's tokenizer once.
+
+    After a lost link it attaches with the vocabulary that it has learned.
+    """
     tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     target.tokenizer = tokenizer.packed() + bytes(
@@ -326,7 +332,10 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
 
 
 async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets that stay keep their streams, and are sent the new number."""
+    """When targets come and go, each gets another share of the slots.
+
+    Targets that stay keep their streams, and are sent the new number.
+    """
     monkeypatch.setattr(names, "LOOK_S", 0.01)
     targets = [Target(), Target(), Target()]
     servers = [Server("127.0.0.1:0", [target], status_of=lambda _: None) for target in targets]
