@@ -94,7 +94,7 @@ class _Arrived:
     """Parts of one HTTP answer that have arrived so far.
 
     Args:
-        due_s: see `Client.complete`.
+        due_s: monotonic seconds from which times count; None counts them from when the request leaves.
 
     Attributes:
         sent_s: monotonic seconds from which times count.

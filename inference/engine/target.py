@@ -65,7 +65,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     Args:
         decoder: decoder that runs the steps.
-        limits: see `EngineLimits`.
+        limits: limits of requests, passes and times.
         grammars: compiler of requests' grammars; without it, requests with a grammar are refused.
     """
 

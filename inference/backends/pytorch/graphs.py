@@ -75,7 +75,7 @@ class Compiled:
 
     Args:
         backend: a compiler as `torch.compile` takes it: its name, or a function.
-        graphs_only: see `Maker`.
+        graphs_only: whether the device runs nothing but graphs, so that copies of slots are graphs too.
 
     Raises:
         ConfigError: this torch is too old.

@@ -48,7 +48,7 @@ class StreamWorker:
 
     Args:
         vocabulary: vocabulary of the target; the worker's may be padded to another size.
-        scope: see `Worker`.
+        scope: beginning of the names of all sessions that a private worker drafts for; empty: it helps all.
     """
 
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
