@@ -120,7 +120,7 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """A draft server helps requests of the users that it names to the target.
+    """The draft worker of a server that sends requests for users helps these requests.
 
     It was once otherwise: session names were looked up in the user's account, and the worker attaches without a user.
     """

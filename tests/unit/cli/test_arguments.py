@@ -269,7 +269,7 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bundled draft is never used for another target unless a flag names it.
+    """A target of the user's own needs a flag that names its draft: the bundled one is only for the bundled target.
 
     It was once otherwise: the bundled draft was used silently, and the error was about vocabularies.
     """

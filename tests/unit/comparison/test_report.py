@@ -416,7 +416,7 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 
 
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
-    """Figures for other prompt lengths or backends are not compared with each other.
+    """A report has prompt lengths and backends among its conditions, which `diff` requires to be equal.
 
     It was once otherwise: `diff` called 1000 input tokens a slowdown of 10, and ONNX one of torch: conditions were
     equal.
