@@ -72,7 +72,7 @@ class Resumed:
         return self.engine.vocab_size
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `TokenSource`; the first commit is the earlier output."""
+        """Yield Opened, the earlier output as the first commit, then the commits of a request that goes on from it."""
         yield Opened()
         yield Commit(len(request.prompt_token_ids), self.output)
         rest = replace(request.resumed(self.output), max_new_tokens=NUM_TOKENS)

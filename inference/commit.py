@@ -40,7 +40,7 @@ class TokenLogprobs:
     collection. The collector looks at a tuple of numbers only once.
 
     Attributes:
-        token_ids, logprobs, texts: see `TokenLogprob`; texts are empty until a completer with a tokenizer adds them.
+        token_ids, logprobs, texts: columns of `TokenLogprob`; a completer with a tokenizer adds the texts.
         num_characters: characters of text that became certain with the chosen token, even if a stop string holds them
             back; 0 until a completer adds them. The token's bytes do not show it: a special token's are its name.
     """

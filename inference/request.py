@@ -61,7 +61,7 @@ class SamplingParams:
         presence_penalty: subtract this from tokens in the output.
         frequency_penalty: subtract this from tokens in the output, as often as they occur there.
         logit_bias: (token id, bias) pairs, added to the logits; every token once.
-        noise: law of the noise. The target sets it, whatever the request.
+        noise: rule by which a seed gives the random numbers of the choice (docs/noise.md). The target sets it.
 
     Raises:
         InvalidRequestError: a value is outside its range.

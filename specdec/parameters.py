@@ -141,7 +141,11 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _structured(name: str, value: Any) -> Any:
-    """Return the value of `structured_outputs` with its one field."""
+    """Return `structured_outputs` once checked: one field, such as regex, has a value that fits it.
+
+    Raises:
+        InvalidRequestError: there is no such field or more than one, or its value is of another type.
+    """
     kinds = [*KINDS, "json_object"]
     given = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
     if value is None or (len(given) == 1 and kinds.count(key := next(iter(given)))):

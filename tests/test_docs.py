@@ -47,12 +47,15 @@ def _exists(page: Path, link: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    """The story: docs/reliability.md linked to a section that had been removed with its feature."""
+    """Every relative link on a page leads to a file and a heading that exist.
+
+    It was once otherwise: docs/reliability.md linked to a section that had been removed with its feature.
+    """
     assert broken_links(page) == []
 
 
 def test_every_named_test_exists() -> None:
-    """docs/reliability.md names the test of each promise, which a renamed test would lose."""
+    """Every test that docs/reliability.md names for a promise exists, also after tests were renamed."""
     defined = set(re.findall(r"def (test_\w+)", "".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))))
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     named, files = set(re.findall(r"`(test_\w+)`", page)), set(re.findall(r"`(tests/[\w/.]+)`", page))
@@ -67,13 +70,17 @@ AS_TYPED = ("docs/tutorials/", "docs/eks.md")
 
 
 def test_pages_name_the_installed_command() -> None:
-    """The story: pages had `python main.py --role`, a file that pip does not install; only README has it, once."""
+    """Pages name the installed command, `specdec`.
+
+    It was once otherwise: pages had `python main.py --role`, a file that pip does not install; only README has it,
+    once.
+    """
     found = {str(page.relative_to(ROOT)): len(BY_FILE.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {name: count for name, count in found.items() if count and not name.startswith(AS_TYPED)} == {"README.md": 2}
 
 
 def test_pages_are_short() -> None:
-    """A page of more than 250 lines answers more than one question; references may be longer."""
+    """A page has 250 lines at most, since a longer one answers more than one question; references may be longer."""
     pages = [page for page in PAGES if page.name not in LONG_PAGES]
     assert {page.name: n for page in pages if (n := len(prose(page).splitlines())) > MAX_LINES} == {}
 

@@ -165,7 +165,10 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """Imports inside functions count too: such a cycle works only until the statement is moved."""
+    """No module imports itself by a detour, by imports inside functions neither.
+
+    Such a cycle works only until the statement is moved.
+    """
     names = {module_name(file): file for file in sources()}
     graph = {
         name: {known for imported in imports_of(name, file.read_text()) if (known := _module_of(imported, names))}
@@ -188,7 +191,7 @@ MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})\.\w+")
 
 
 def test_no_source_names_a_module_by_its_folder() -> None:
-    """Strings name modules too.
+    """No source names a module by its folder, neither in an import nor in a string.
 
     A second copy of a module has its own classes, and its metrics are refused as duplicates.
     """
@@ -289,7 +292,10 @@ def names_parsed_flags(source: str) -> bool:
 
 
 def test_parsed_flags_stop_at_the_command_line() -> None:
-    """Other rooms take configurations, so that a forgotten flag is a type error, not a default."""
+    """Only the command line knows parsed flags; other rooms take configurations.
+
+    A forgotten flag is then a type error, not a default.
+    """
     seeing = {module_name(file) for file in sources() if names_parsed_flags(file.read_text())}
     assert {module for module in seeing if not any(is_in(module, room) for room in MAY_SEE_FLAGS)} == set()
     assert "specdec.inference.cli.flags" in seeing
@@ -329,7 +335,7 @@ THIN = (
 
 @pytest.mark.parametrize("module", THIN)
 def test_thin_client_needs_no_model_library(module: str) -> None:
-    """A machine that only sends requests needs no torch, and never waits for its import."""
+    """A thin client imports no model library: a machine that only sends requests needs no torch."""
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers', 'onnx') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

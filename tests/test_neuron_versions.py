@@ -57,7 +57,10 @@ def nodes(folder: str) -> str:
 
 
 def test_the_node_has_the_driver_of_the_image() -> None:
-    """The story: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims."""
+    """Nodes have the driver of the image's SDK, and a Kubernetes that knows claims.
+
+    It was once otherwise: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
+    """
     cluster = yaml.safe_load((KUBERNETES / "cluster" / "cluster.yaml").read_text())["metadata"]["version"]
     releases = re.findall(r"v\d{8}", TABLE[base()][f"EKS node AMI, Kubernetes {cluster}"])
     assert releases[0] <= nodes("base") <= releases[-1]
@@ -96,7 +99,10 @@ def test_every_image_that_is_named_is_in_the_table() -> None:
 
 
 def test_the_drivers_chart_is_pinned_and_knows_the_claims() -> None:
-    """The story: claims had the version of the private beta, and the chart had no pinned version."""
+    """The chart of the driver has a pinned version, which knows our resource claims.
+
+    It was once otherwise: claims had the version of the private beta, and the chart had no pinned version.
+    """
     walk = (ROOT / "docs" / "eks.md").read_text(encoding="utf-8")
     assert re.search(r"neuron-helm-chart --version \d+\.\d+\.\d+ ", walk)
     (said,) = re.findall(r"`(neuron\.aws\.com/v\w+)`", walk)

@@ -163,7 +163,7 @@ def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_requests_name_the_model_that_is_served(page: Path) -> None:
-    """A request for another name would be answered with 404."""
+    """Requests of a tutorial name the model that its server has, since others get 404."""
     lines, served = command_lines(page), set()
     asked = {json.loads(words[words.index("-d") + 1]).get("model") for words in lines if "-d" in words}
     asked |= {words[words.index("--model") + 1] for words in lines if words[0] == "deploy/llmperf/run.sh"}
@@ -184,9 +184,10 @@ def regime(arguments: Sequence[str]) -> tuple[bool, float | None]:
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_servers_that_are_compared_differ_in_nothing_but_drafts(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one pass.
+    """Servers that a tutorial compares differ in nothing but drafts.
 
-    LLMPerf's '{}' sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.
+    It was once otherwise: the baseline kept prefixes, which a fused graph cannot, so that its TTFT was that of one
+    pass. LLMPerf's '{}' sampled at the checkpoint's temperature 0.6, while AWS's command was greedy.
     """
     monkeypatch.chdir(ROOT)
     servers = [words[2:] for words in command_lines(page) if words[:2] == ["python", "main.py"]]
@@ -236,7 +237,10 @@ def values_of(file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", PAIRS)
 def test_both_sides_of_a_pair_draft_equally(file: str) -> None:
-    """The story: drafts proposed 8 tokens by default to targets compiled for 6 and 4, which took two passes."""
+    """A tutorial's draft proposes as many tokens as its target verifies in one pass.
+
+    It was once otherwise: drafts proposed 8 tokens by default to targets compiled for 6 and 4, which took two passes.
+    """
     values = values_of(file)
     assert values["draft"]["gamma"] == values["target"]["gamma"] == values["fused_target"]["gamma"] - 1
     assert values["compile"]["gamma"] == values["fused_target"]["gamma"]

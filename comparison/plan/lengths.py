@@ -55,11 +55,11 @@ class Tokens(Characters):
         self.vocabulary = range(CheckpointFiles(model).vocab_size)
 
     def cut(self, text: str) -> Sequence[Any]:
-        """See `Characters`."""
+        """Return the token ids of a text."""
         return self._tokenizer.encode(text, special=False)
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """See `Characters`."""
+        """Return the text of token ids, without the half of a character at a cut."""
         return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
 
 

@@ -86,7 +86,7 @@ def check_agreement(samples: Sequence[Sample], *, equal_weights: bool = False, n
     """Compare every answer with its reference.
 
     Args:
-        equal_weights: see `pairs`.
+        equal_weights: whether all endpoints have the same weights, according to the user.
         near_tie: largest margin of a near-tie.
     """
     compared = list(pairs(samples, equal_weights=equal_weights))

@@ -55,15 +55,15 @@ class GrpcClient:
         self._contender = contender
 
     async def context(self) -> int | None:
-        """See `Client`."""
+        """Connect; return the model's limit of prompt and answer together, in tokens."""
         return (await self._completer.model(timeout_s=CONNECT_TIMEOUT_S)).max_length
 
     async def count(self, prompt: str | Chat) -> int | None:
-        """See `Client`."""
+        """Return how many tokens a prompt has, as the server's tokenizer counts."""
         return len(await self._completer.encode(prompt))
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """See `Client`."""
+        """Send one prompt; a failure goes into the record. `due_s` is the time from which times count."""
         began_s = time.monotonic() if due_s is None else due_s
         arrived = list[tuple[float, bytes]]()
         try:
@@ -91,7 +91,7 @@ class GrpcClient:
         return events
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
-        """See `Client`."""
+        """Return the answer to a prompt with its tokens' log-probabilities; both are empty after a failure."""
         request = replace(request_of(prompt, self._workload, self._contender), logprobs=NUM_BEST)
         text, steps, offset = "", [], 0
         try:

@@ -94,7 +94,7 @@ class _Arrived:
     """Parts of one HTTP answer that have arrived so far.
 
     Args:
-        due_s: see `Client.complete`.
+        due_s: monotonic seconds from which times count; None counts them from when the request leaves.
 
     Attributes:
         sent_s: monotonic seconds from which times count.
@@ -185,7 +185,7 @@ class HttpClient:
         self._model_id = ""
 
     async def context(self) -> int | None:
-        """See `Client`."""
+        """Connect; return the limit of prompt and answer together in tokens, None if the server does not report it."""
         try:
             model = (await self._json("GET", "models", CONNECT_TIMEOUT_S))["data"][0]
             self._name, self._model_id = str(model["id"]), str(model.get("model_id") or "")
@@ -204,7 +204,7 @@ class HttpClient:
             return None
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
-        """See `Client`."""
+        """Send one prompt; a failure goes into the record. `due_s` is the time from which times count."""
         began_s = time.monotonic() if due_s is None else due_s
         try:
             async with asyncio.timeout(self._workload.deadline_s):
@@ -224,7 +224,7 @@ class HttpClient:
         return RequestRecord(prompt_index, began_s, 0, (), (), code, message, failed_s=time.monotonic() - began_s)
 
     async def scored(self, prompt: str) -> tuple[str, list[Step]]:
-        """See `Client`."""
+        """Return the answer to a prompt with its tokens' log-probabilities; both are empty after a failure."""
         body = {**self._body(prompt, len(_DIALECTS) - 1), "stream": False, "logprobs": NUM_BEST}
         try:
             (choice,) = (await self._json("POST", "completions", self._workload.deadline_s, body))["choices"]

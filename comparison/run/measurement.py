@@ -103,7 +103,7 @@ class Measurement:
         return await timed(self._ask(cell, repeat, asking(client, prompts), len(prompts)))
 
     async def _ask(self, cell: Cell, repeat: int, ask: Ask, count: int) -> list[RequestRecord]:
-        """Send `count` prompts from this process, in a closed or open loop as the cell demands."""
+        """Send `count` prompts from this process, a few at once or at random times, as the conditions in `cell` say."""
         if cell.request_rate is None:
             return await closed_loop(ask, count, cell.concurrency)
         # Arrivals differ between runs, but not between contenders.

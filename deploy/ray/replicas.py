@@ -209,15 +209,15 @@ def application(kind: type[Supervisor], args: Mapping[str, Any], **options: Any)
 
 
 def targets(args: dict[str, Any]) -> Any:
-    """See `application`."""
+    """Return the application of the targets; `args` are as for `application`."""
     return application(Target, args)
 
 
 def drafts(args: dict[str, Any]) -> Any:
-    """See `application`."""
+    """Return the application of the draft workers; `args` are as for `application`."""
     return application(Draft, args)
 
 
 def gateways(args: dict[str, Any]) -> Any:
-    """See `application`."""
+    """Return the application of the gateways; `args` are as for `application`."""
     return application(Gateway, args)

@@ -25,7 +25,7 @@ class Batching:
     """Choice of each pass by the measured times of earlier passes.
 
     Args:
-        prompt_share: see `EngineLimits`.
+        prompt_share: longest time that reading prompts may add to a pass, as a multiple of the pass.
         chunk_tokens: number of tokens of the parts in which the decoder reads prompts; 0: any number.
     """
 

@@ -148,7 +148,7 @@ class DraftSession:
 
     @property
     def can_yield(self) -> bool:
-        """See `Holder`."""
+        """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
         return len(self.committed) > self._entered_at
 
     def fail(self, error: Exception) -> None:
@@ -156,12 +156,12 @@ class DraftSession:
         self._changed.set()
 
     def replay(self) -> None:
-        """See `EngineSession`; the proposer keeps track of what its slots hold."""
+        """Become a suspect: a failed step may have spoilt the slot. The proposer knows itself what its slots hold."""
         self.is_suspect = True
 
     @property
     def wanted(self) -> Prefix:
-        """See `Holder`."""
+        """Return the prefix that this session could reuse if a slot holds it from an earlier sequence."""
         return Prefix(self.committed, len(self.committed) - 1, self._cache_salt)
 
     @property

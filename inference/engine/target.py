@@ -46,7 +46,7 @@ class EngineLimits:
         prompt_share: longest time that reading prompts may add to a pass in which others decode, as a multiple of the
             pass.
         num_spare: slots of the decoder beyond those that may be held at a time; see `Admission`.
-        noise: law of the noise in all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
     """
 
     max_waiting: int = 64
@@ -65,7 +65,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
 
     Args:
         decoder: decoder that runs the steps.
-        limits: see `EngineLimits`.
+        limits: limits of requests, passes and times.
         grammars: compiler of requests' grammars; without it, requests with a grammar are refused.
     """
 

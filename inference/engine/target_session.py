@@ -177,7 +177,7 @@ class TargetSession:
 
     @property
     def can_yield(self) -> bool:
-        """See `Holder`."""
+        """Return whether the session has committed tokens since it entered, so that leaving now loses no work."""
         return len(self.token_ids) > self._entered_at
 
     @property
@@ -188,7 +188,7 @@ class TargetSession:
 
     @property
     def held(self) -> Prefix:
-        """See `Holder`."""
+        """Return the prefix that the session's slot holds for certain."""
         return Prefix(self.token_ids, min(self._num_cached, len(self.token_ids)), self.request.cache_salt)
 
     def fail(self, error: Exception) -> None:
@@ -202,7 +202,7 @@ class TargetSession:
 
     @property
     def is_suspect(self) -> bool:
-        """See `EngineSession`."""
+        """Return whether the session is a suspect: it has committed nothing since `replay`."""
         return self._suspect_at == len(self.token_ids)
 
     @property

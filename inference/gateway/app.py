@@ -384,7 +384,10 @@ class HttpFront(HttpPort):
         super().__init__("HTTP", probes, gateway.config.port, server, tls)
 
     async def open(self) -> None:
-        """See `Front`. The log names the page, and a command to try the server with."""
+        """Listen, and report to health checks that requests are accepted.
+
+        The log names the page, and a command to try the server with.
+        """
         await super().open()
         server = self._server_config
         url = self._url("localhost" if is_loopback(server.host) or server.host in ANY_HOST else server.host)

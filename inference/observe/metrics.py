@@ -106,7 +106,7 @@ class _Upstreams(Collector):
         self._servers = servers
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """See `Collector`."""
+        """Yield requests, failures, seconds and tokens by server, for Prometheus."""
         labels = (*_MODEL, "server")
         requests = CounterMetricFamily("specdec_upstream_requests", "Requests ended, by server.", labels=labels)
         failures = CounterMetricFamily("specdec_upstream_failures", "Those that the server failed.", labels=labels)

@@ -170,7 +170,7 @@ def _take_best(scores: Array) -> tuple[int, float]:
 def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
     """Return the scores with noise of the tokens that may be among the best `count`; -inf for others.
 
-    No row may be greedy, and all must have one law of the noise.
+    No row may be greedy, and all must have the same rule for random numbers (docs/noise.md).
     """
     xp = array_api_compat.array_namespace(logits)
     keys_of, noise_of = LAWS[sampling[0].noise]

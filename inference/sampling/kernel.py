@@ -32,7 +32,7 @@ _SERIES_BELOW, _LEAST = tl.constexpr(law.STOCK_SERIES_BELOW), tl.constexpr(law.S
 
 @triton.jit
 def _log(x: tl.tensor) -> tl.tensor:
-    """See `noise._log`; x is a normal number, so its bits are exponent and mantissa."""
+    """Return the logarithm as `noise._log` does; x is a normal number, so its bits are exponent and mantissa."""
     bits = x.to(tl.int64, bitcast=True)
     mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)  # in [1/2, 1)
     is_small = (mantissa < _SQRT_HALF).to(tl.float64)
@@ -47,7 +47,7 @@ def _log(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _mix(x: tl.tensor) -> tl.tensor:
-    """See `noise._mix`."""
+    """Return the mixed bits as `noise._mix` does."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_1
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
@@ -55,7 +55,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _noise(key: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
-    """See `noise.gumbel_noise`."""
+    """Return the noise of tokens as `noise.gumbel_noise` does."""
     high_bits = (_mix(key + (token_ids + 1) * _GOLDEN) >> 12) & 0xFFFFFFFFFFFFF
     return -_log(-_log((high_bits.to(tl.float64) + 0.5) * 2.220446049250313e-16))
 
@@ -67,7 +67,7 @@ def _rotate(word: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _stock_noise(key: tl.tensor, token_ids: tl.tensor) -> tl.tensor:
-    """See `noise.stock_noise`; float32 in double."""
+    """Return the noise of tokens as `noise.stock_noise` does: float32 numbers in double."""
     word = _rotate(token_ids * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
     h = ((_rotate(key ^ word, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF) ^ 16
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF

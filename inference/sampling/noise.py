@@ -1,7 +1,7 @@
 """Shared noise G(seed, t, v): standard Gumbel from an integer hash, the same bits on numpy and torch.
 
 The hash is 64-bit integer arithmetic, and the logarithm is made of IEEE additions, multiplications and divisions only,
-because the libraries' own logarithms differ in the last bit. The second law is that of stock vLLM (runner V2, since
+because the libraries' own logarithms differ in the last bit. The second rule is that of stock vLLM (runner V2, since
 0.31): float32, from a hash of 32 bits. docs/noise.md has the definition and test vectors of both for other languages.
 """
 
@@ -147,4 +147,4 @@ LAWS: Mapping[Noise, tuple[Callable[[Sequence[int], Sequence[int]], list[int]], 
     Noise.SPECDEC: (noise_keys, gumbel_noise),
     Noise.VLLM: (stock_keys, stock_noise),
 }
-"""Functions of each law: the keys of rows, and the noise of tokens under these keys."""
+"""Functions of each rule: the keys of rows, and the random numbers of tokens under these keys."""

@@ -1,6 +1,6 @@
-"""Temperature and truncation of rows of logits, by the law of their noise (docs/noise.md); knows no noise itself.
+"""Temperature and truncation of rows of logits, in the precision of their rule for random numbers (docs/noise.md).
 
-Works alike on numpy and torch. Stock vLLM's law rounds to float32, and applies min_p before top_k and top_p.
+Works alike on numpy and torch. Stock vLLM's rule rounds to float32, and applies min_p before top_k and top_p.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ STOCK_MIN_TEMPERATURE = 0.01
 
 
 def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Scale and truncate rows of logits; no row may be greedy, and all must have one law of the noise.
+    """Scale and truncate rows of logits; no row may be greedy, and all must have the same rule for random numbers.
 
     Args:
         logits: float [num_rows, vocab_size].
         sampling: one per row.
 
     Returns:
-        float64, or float32 by stock vLLM's law, [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with
+        float64, or float32 by stock vLLM's rule, [num_rows, vocab_size]; removed tokens are -inf. Tokens that tie with
         the last one kept are kept.
     """
     scores = scale_logits(logits, sampling)
@@ -34,7 +34,7 @@ def process_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
 
 
 def scale_logits(logits: Array, sampling: Sequence[SamplingParams]) -> Array:
-    """Divide rows of logits by their temperatures, in the precision of their law; see `process_logits`."""
+    """Divide rows of logits by their temperatures, in the precision of their rule; see `process_logits`."""
     xp = array_api_compat.array_namespace(logits)
     scores = xp.astype(logits, xp.float32 if sampling[0].noise is Noise.VLLM else xp.float64)
     return scores / _column(scores, [divisor(p) for p in sampling])

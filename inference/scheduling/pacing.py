@@ -60,7 +60,7 @@ class Pacing:
         round_s: seconds of a pass and a round trip; the first message must have draft tokens enough for this time.
         num_ahead: tokens that the target is expected to commit before a message arrives.
         min_gain: tokens that a message must be expected to save.
-        min_survival: see `MIN_SURVIVAL`.
+        min_survival: lowest probability of all tokens of a chain being right at which the draft still extends it.
         branching: limits of branches beside the chain.
     """
 

@@ -111,7 +111,7 @@ class RunningTarget:
         models: the slot models, target and draft.
         collectors: functions that make further metrics, given the registry of ours.
         adapters: digests of the model's adapters, by name.
-        noise: law of the noise in all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         lend: function to call with the pool of draft workers, for an engine with requests of its own.
     """
 

@@ -109,7 +109,7 @@ class EdgeWork(DraftWork):
         return self._completer.num_waiting
 
     async def stop(self, *, grace_s: float) -> None:
-        """See `Work`; the engine drafts until the requests have ended."""
+        """Take no new requests; let running ones, for which the engine still drafts, finish for `grace_s` seconds."""
         await self._completer.stop(grace_s=grace_s)
 
 

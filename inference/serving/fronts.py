@@ -54,11 +54,11 @@ class GrpcFront(Server):
 
     @property
     def ports(self) -> dict[str, int]:
-        """See `Front`."""
+        """Return the port numbers by name, once the front is open."""
         return {"grpc": self.port} | ({} if self.mtls_port is None else {"mtls": self.mtls_port})
 
     async def open(self) -> None:
-        """See `Front`."""
+        """Listen, log where, and report to health checks that requests are accepted."""
         await super().open()
         reach = ", for this machine alone: --host serves others" if is_loopback(self._host) else ""
         logger.info("serving on %s%s", address(self._host, self.port), reach)
@@ -68,7 +68,10 @@ class GrpcFront(Server):
             logger.info("serving on %s, with client certificates", address(self._host, self.mtls_port))
 
     async def refuse_new(self) -> None:
-        """See `Front`. Requests that another server can continue move there after `MOVE_AFTER_S`."""
+        """Take no new requests; running ones continue.
+
+        Those that another server can continue move there after `MOVE_AFTER_S`.
+        """
         await super().refuse_new()
         if self._moves:
             asyncio.get_running_loop().call_later(MOVE_AFTER_S, self.move)

@@ -32,7 +32,7 @@ class SlotDecoder:
         self.prompt_chunk_tokens = prompt_chunk_tokens(backend)
 
     def begin(self, slot: int, source_slot: int, token_ids: Sequence[int]) -> None:
-        """See `PrefixKeeper`."""
+        """Give a slot to a new sequence, with its first tokens copied from `source_slot` where the backend can."""
         if source_slot != slot and isinstance(self._backend, ForkingBackend):
             self._backend.fork(source_slot, slot, 0, len(token_ids))
 

@@ -111,7 +111,7 @@ class GrammarMatcher:
         self._fault = ""
 
     def num_allowed(self, output: Sequence[int], proposal: Sequence[int]) -> int:
-        """See `Matcher`."""
+        """Return how many of the proposal's first tokens the grammar accepts."""
         self._reach(output)
         num_taken = self._num_taken(output, proposal)
         if num_taken == len(proposal) or not self._may_end(proposal[num_taken]):
@@ -119,7 +119,7 @@ class GrammarMatcher:
         return num_taken + 1
 
     def masks(self, output: Sequence[int], proposal: Sequence[int]) -> list[bytes | None]:
-        """See `Matcher`."""
+        """Return which tokens are allowed in each of the len(proposal) + 1 rows of logits that verify a proposal."""
         self._reach(output)
         masks: list[bytes | None] = [self._mask(output)]
         with suppress(InvalidRequestError):
@@ -131,7 +131,7 @@ class GrammarMatcher:
         return masks
 
     def forced(self, output: Sequence[int], limit: int) -> list[int]:
-        """See `Matcher`."""
+        """Return up to `limit` tokens that must follow; empty if there is a choice, or the output is refused."""
         if limit <= 0 or not self.goes_on(output):
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:limit]
@@ -140,7 +140,7 @@ class GrammarMatcher:
         return tokens
 
     def goes_on(self, output: Sequence[int]) -> bool:
-        """See `Matcher`."""
+        """Return whether the grammar allows the output and lets it continue."""
         try:
             return self._go_to(output) == len(output)
         except InvalidRequestError:

@@ -35,8 +35,8 @@ class Xargs:
 
     Attributes:
         gamma: most draft tokens of a pass; None leaves it to the server, 0 switches drafts off.
-        min_p: see `SamplingParams`.
-        logit_bias: see `SamplingParams`; in the request the text of OpenAI's JSON object.
+        min_p: keep tokens of this share of the best one.
+        logit_bias: (token id, bias) pairs, added to the logits; in the request they are the text of a JSON object.
     """
 
     gamma: int | None = None

@@ -65,7 +65,7 @@ class Choice:
         self._requests: dict[str, tuple[list[int], Turn] | None] = {}  # tokens, and a turn without any; None: not ours
 
     def winners(self, spans: Sequence[Span], rows_of: Callable[[Sequence[int]], Array]) -> list[Winners]:
-        """Return the winners of the spans that want our choice; those of others are vLLM's own.
+        """Return the tokens that win the rows of spans whose requests use our choice; vLLM chooses for the others.
 
         Args:
             rows_of: returns the logits of some of the spans, by their places: float [num_rows, vocab_size].
@@ -81,7 +81,10 @@ class Choice:
         ]
 
     def _winners(self, place: int, allowed: Allowed, token_ids: list[int]) -> Winners:
-        """Return the winners of a span; from where its grammar fails, an end token, which shows the front the fault."""
+        """Return the tokens that win the rows of a span.
+
+        From where its grammar fails they are an end token, by which the front notices the fault.
+        """
         num_judged = 0 if allowed.error is not None else len(token_ids if allowed.masks is None else allowed.masks)
         if num_judged < len(token_ids):
             end = min(self._grammars().eos_token_ids)
@@ -118,14 +121,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """Tokens that win the rows of the span at a place."""
+    """Tokens that win the rows of one span, and the span's place in the pass."""
 
     place: int
     token_ids: Sequence[int]
 
 
 def crown(logits: Any, winners: Sequence[tuple[int, int]]) -> Any:
-    """Give each (row, token id) 0 and all other tokens of the row minus infinity, in place: float [num_rows, size]."""
+    """Make a token win each row of logits: its logit becomes 0 and all others minus infinity, in place.
+
+    Args:
+        logits: float [num_rows, vocab_size].
+    """
     if winners:
         rows, token_ids = (list(column) for column in zip(*winners, strict=True))
         logits[rows] = float("-inf")

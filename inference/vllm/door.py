@@ -1,4 +1,4 @@
-"""Door of vLLM's HTTP server (`--middleware`): refuses wrong values of our fields with their names.
+"""Door of vLLM's HTTP server (`--middleware`): it refuses wrong values of our fields, with the fields' names.
 
 vLLM checks none of `vllm_xargs`, and its engine core cannot refuse a request.
 """
@@ -41,7 +41,7 @@ class Door:
 
 
 def _fault(body: bytes, config: Any) -> str | None:
-    """Return what is wrong in the `vllm_xargs` of a body; what else is wrong, vLLM refuses."""
+    """Return what is wrong in the `vllm_xargs` of a body; vLLM itself refuses whatever else is wrong."""
     try:
         Xargs.read(json.loads(body).get("vllm_xargs") or {}, config.model_config.get_vocab_size())
     except InvalidRequestError as exc:

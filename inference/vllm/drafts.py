@@ -48,7 +48,7 @@ class Drafted:
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
     def has(self, name: str) -> Has:
-        """Return the frame that names this request, as it is now."""
+        """Return the frame that tells the front of this request, as it is now."""
         if self.wanted is None:
             return Has(name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
@@ -73,7 +73,7 @@ class Drafted:
                 self.follow(None)
 
     def limit(self, room: int) -> int:
-        """Return the most draft tokens of the next pass, if `room` are left before the end."""
+        """Return the most draft tokens for the next pass, where `room` of them fit before the request's end."""
         return max(0, min(self.gamma, room))
 
     def path(self, room: int) -> list[int]:
@@ -89,7 +89,7 @@ class Drafted:
         return token_ids
 
     def wait_s(self, room: int, costs: PassCosts, now: float) -> float:
-        """Return the seconds for which a pass had better wait for the draft worker's tokens; 0 for none."""
+        """Return the seconds for which a pass should wait for the draft worker's tokens; 0 for none."""
         if self.help is None or not self.limit(room):
             return 0.0
         return self.sources.wait_s(costs, now=now, ready_s=now - self.since)

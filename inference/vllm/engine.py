@@ -55,7 +55,7 @@ class VllmMetrics(Collector):
         self._ours = {metric.name for metric in ours.collect()}
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Yield vLLM's own metrics, for Prometheus."""
         yield from (
             each for each in REGISTRY.collect() if each.name.startswith("vllm:") and each.name not in self._ours
         )
@@ -101,7 +101,7 @@ class VllmEngine(Sessions):
 
     @property
     def broken(self) -> str | None:
-        """See `Work`."""
+        """Return why no request will ever be served again: vLLM's core was lost. None if it was not."""
         return CORE_LOST if self._llm.errored else None
 
     @property
@@ -111,12 +111,15 @@ class VllmEngine(Sessions):
 
     @property
     def fault(self) -> str | None:
-        """See `Work`."""
+        """Return why no requests are served at the moment; None if they are."""
         silent = f"vLLM has reported no pass for {self._limits.pass_timeout_s:g} s"
         return self.broken or (silent if self.hangs else None)
 
     async def stop(self, *, grace_s: float) -> None:
-        """See `Work`; vLLM itself is stopped by its own context."""
+        """Take no new requests, let running ones finish for `grace_s` seconds, fail the rest.
+
+        The context that started vLLM stops it.
+        """
         self._is_stopping = True
         if self._sessions:
             self._idle.clear()
@@ -128,11 +131,14 @@ class VllmEngine(Sessions):
                     session.fail(UnavailableError(STOPPING))
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
-        """See `VerificationEngine`; workers compile the grammar once more, in processes of their own."""
+        """Return the request's grammar, compiled; None if it has none.
+
+        vLLM's workers compile it once more, in processes of their own.
+        """
         return None if request.grammar is None else await self._grammars.matcher(request.grammar)
 
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
-        """See `VerificationEngine`."""
+        """Queue a request; its session decodes without draft tokens until `begin_help` is called."""
         check_prompt(request.prompt_token_ids, max_length=self.max_length, vocab_size=self.vocab_size)
         if self._is_stopping:
             raise UnavailableError(STOPPING)
@@ -151,7 +157,7 @@ class VllmEngine(Sessions):
         return session
 
     def close(self, session: VllmSession) -> None:
-        """See `VerificationEngine`."""
+        """Forget the session; a second call has no effect."""
         self._sessions.pop(session.id, None)
         if not self._sessions:
             self._idle.set()
@@ -180,13 +186,13 @@ class VllmEngine(Sessions):
                 session.report(row, passed.us)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `TokenSource`."""
+        """Yield one Opened, then commits until one has a finish_reason; closing the iterator ends the request."""
         async with aclosing(self.answer(self.open(request, grammar=await self.compiled(request)))) as events:
             async for event in events:
                 yield event
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
-        """See `VerificationEngine`."""
+        """Yield the session's Opened event, then its commits; closing the generator closes the session."""
         request = session.request
         prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.cache_salt or None)
         adapter = self.adapters[request.adapter] if request.adapter else None

@@ -46,7 +46,7 @@ class Served(msgspec.Struct, frozen=True):
         ends: ids of end-of-sequence tokens.
         max_length: most tokens of a request.
         num_slots: most requests in a pass.
-        noise: law of the noise in all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
     """
 
     name: str

@@ -100,11 +100,11 @@ class LendingEngine(Sessions):
 
     @property
     def fault(self) -> str | None:
-        """See `Work`."""
+        """Return why no requests are served at the moment; None if they are."""
         return self.broken or (None if self._mailbox.num_links else "no engine core of vLLM is linked")
 
     async def stop(self, *, grace_s: float) -> None:
-        """See `Work`; requests need no grace: vLLM goes on with them."""
+        """End the tasks of this engine at once: vLLM goes on with the requests."""
         for task in self._tasks:
             task.cancel()
 
@@ -119,14 +119,18 @@ class LendingEngine(Sessions):
         return None
 
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
-        """See `VerificationEngine`."""
+        """Return the session that vLLM has for this request.
+
+        Raises:
+            NotFoundError: the request is a client's; vLLM's own server answers those.
+        """
         session = self._sessions.get(getattr(request, "name", ""))
         if session is None:
             raise NotFoundError(ANSWERS_ELSEWHERE)
         return session
 
     def close(self, session: VllmSession) -> None:
-        """See `VerificationEngine`."""
+        """Forget the session; a second call has no effect."""
         self._sessions.pop(session.id, None)
 
     def receive(self, core: int, frame: FromCore | None) -> None:
@@ -185,7 +189,7 @@ class LendingEngine(Sessions):
                 counted.take(event)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `TokenSource`; only the pool's requests are answered."""
+        """Yield one Opened, then the commits of a request that a core of vLLM has sent; a client's is refused."""
         async with aclosing(self.answer(self.open(request))) as events:
             async for event in events:
                 yield event

@@ -55,7 +55,7 @@ class Place:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
         owned: the core ends with its front; else it dials again for ever.
-        noise: law of the noise in the requests of a core that no front of ours has started.
+        noise: rule by which a seed gives random numbers (docs/noise.md), for a core that no front of ours started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
         lookup: tokens that the core looks up in a request's own fill passes that have no worker's.
     """

@@ -149,7 +149,7 @@ class Mailbox:
         return rank
 
     def _expected(self, hello: Hello) -> str:
-        """Return the id that the model of a new core must have: any, where no other core is linked."""
+        """Return the id that the model of a new core must have: its own, which is any, if no other core is linked."""
         if self._model_id or self.hello is None or not self._links:
             return self._model_id or hello.model_id
         return self.hello.model_id

@@ -74,7 +74,7 @@ class VllmModel:
         path: directory of the model.
         flags: vLLM's own flags.
         gamma: most draft tokens of a request in a pass, which vLLM makes room for.
-        noise: law of the noise in all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
     """
 
     path: Path
@@ -190,7 +190,7 @@ def require_usable(config: Any) -> None:
 
 
 def take_runner(config: Any) -> type:
-    """Let our choice into the runner that vLLM has chosen, by default or by its variable; return our extension of it.
+    """Install our choice of tokens in the runner that vLLM has chosen; return our extension of that runner.
 
     The extension's method `INSTALL` does the rest in each worker, once the model is loaded.
     """
@@ -230,7 +230,7 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.val
 
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.
-        noise: law of the noise in all requests.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
     """
     place = {"owned": False, "noise": noise} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
     return {
@@ -278,7 +278,7 @@ def _brief(text: str) -> str:
 
 
 def require_kept(config: Any) -> None:
-    """Raise ConfigError, which names it, for what vLLM would run and we cannot keep exact."""
+    """Raise ConfigError, which names the setting, where vLLM would run what we cannot keep exact."""
     model = config.model_config
     faults = {
         f"model {model.model}: layers with a state (Mamba and others) give wrong text on V1, and are untried on V2": (

@@ -121,7 +121,7 @@ class WinningVerifier(RejectionSampler):
 
 
 def spare_others() -> None:
-    """Let requests without an adapter have none on a CPU: vLLM 0.32 gives them the last adapter of its table there.
+    """Make requests without an adapter use none on a CPU, where vLLM 0.32 gives them the last adapter of its table.
 
     Its kernels for other devices skip their index, -1; those for a CPU count it from the end.
     """
@@ -151,7 +151,7 @@ class Extension:
     model_runner: Any
 
     def install_choice(self) -> None:
-        """Put our sampler and verifier in the place of the runner's."""
+        """Replace the runner's sampler and verifier by ours."""
         runner = self.model_runner
         if runner.device.type == "cpu" and runner.lora_config is not None:
             spare_others()

@@ -56,7 +56,7 @@ class WinningProcessor(LogitsProcessor):
         return True
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Let our winners win, in place: float32 [num_rows, vocab_size]; rows within a prompt are left alone."""
+        """Make our tokens win their rows of float32 [num_rows, vocab_size], in place; rows within a prompt stay."""
         columns = (ctx.expanded_idx_mapping, ctx.pos, ctx.input_ids)
         slots, positions, input_ids = torch.stack([each.long() for each in columns]).tolist()
         groups = [list(rows) for _, rows in itertools.groupby(range(len(slots)), key=slots.__getitem__)]
@@ -101,7 +101,7 @@ class Extension:
 
 
 def write_drafts(states: Any, drafts: Mapping[str, Sequence[int]]) -> None:
-    """Write draft tokens, by vLLM's id of their request; where vLLM's own are meant (-1), they stay."""
+    """Write draft tokens, by vLLM's id of their request; a -1 stays: it stands for a draft token of vLLM's own."""
     cells = [
         (states.req_id_to_index[name], place, token_id)
         for name, token_ids in drafts.items()

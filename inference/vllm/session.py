@@ -48,11 +48,11 @@ class VllmSession:
 
     @property
     def help_id(self) -> str:
-        """See `VerificationSession`."""
+        """Return the session's name at its present draft worker; `begin_help` and `end_help` change it."""
         return f"{self.id}.{self._num_helps}"
 
     def fail(self, error: Exception) -> None:
-        """See `VerificationSession`."""
+        """End the session's answer with an error, once the events before it have been read."""
         self.error = error
         if self.reading is not None:
             self.reading.cancel()
@@ -129,7 +129,7 @@ class Sessions:
 
     @property
     def pass_us(self) -> int:
-        """See `VerificationEngine`."""
+        """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
         return round(self._times.of(1).seconds(0) * 1e6)
 
     def _timed(self, passed: Passed) -> int:
@@ -140,18 +140,22 @@ class Sessions:
         return num_drafts
 
     def propose(self, session: VllmSession, branches: Sequence[Branch]) -> None:
-        """See `VerificationEngine`."""
+        """Send branches to the session's draft tree in vLLM's core.
+
+        Raises:
+            InvalidRequestError: a branch is too long, its parent never existed, or a token id is unknown.
+        """
         for branch in branches:
             check_token_ids(branch.token_ids, vocab_size=self.vocab_size)
         if branches:
             self._send(session, session.propose(branches))
 
     def begin_help(self, session: VllmSession, schedule: Schedule) -> None:
-        """See `VerificationEngine`."""
+        """Begin to verify the proposals of a draft worker for this session."""
         self._send(session, session.follow(is_helped=True))
 
     def end_help(self, session: VllmSession) -> None:
-        """See `VerificationEngine`."""
+        """Stop verifying proposals: the session decodes without draft tokens again."""
         self._send(session, session.follow(is_helped=False))
 
     def _send(self, session: VllmSession, frame: ToCore) -> None:

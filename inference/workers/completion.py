@@ -46,11 +46,11 @@ class ModelCard:
     adapter: str = ""
 
     def named(self, name: str | None) -> ModelCard:
-        """Return the card under another name; None keeps its own."""
+        """Return this description of the model under another name; None keeps its own."""
         return self if name is None else replace(self, name=name)
 
     def of_adapter(self, name: str) -> ModelCard:
-        """Return the card of one of the adapters."""
+        """Return the description of one of the model's adapters, under the adapter's name."""
         return replace(self, name=name, adapter=name)
 
 

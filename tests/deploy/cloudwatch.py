@@ -1,4 +1,4 @@
-"""CloudWatch's API as moto serves it on loopback; boto3 from the environment of the deploy extra asks it."""
+"""CloudWatch's API, which the library moto serves on loopback, and boto3 of the deploy extra to ask it with."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class CloudWatch:
     log: Path
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
-        """Return the answer of ListMetrics."""
+        """Return the answer of CloudWatch's call ListMetrics."""
         return list(self._ask(namespace, "None")[0])
 
     def values(self, namespace: str, unit: str) -> dict[tuple[str, str, str], list[float]]:
-        """Return the answer of GetMetricData in that unit, by variant, test case and metric."""
+        """Return the answer of CloudWatch's call GetMetricData in that unit, by variant, test case and metric."""
         metrics, values = self._ask(namespace, unit)
         return {_place(metric): found for metric, found in zip(metrics, values, strict=True) if found}
 
@@ -84,7 +84,7 @@ def without_credentials() -> dict[str, str]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[CloudWatch]:
-    """Run a CloudWatch without metrics; its log is in `folder`."""
+    """Run a stand-in for CloudWatch that has no metrics yet; its log is in `folder`."""
     port, log = free_port(), folder / "moto.log"
     command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:

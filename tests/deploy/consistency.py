@@ -75,7 +75,7 @@ def _labels(workload: Manifest) -> dict[str, str]:
 
 
 def _chosen(selector: Manifest, documents: list[Manifest]) -> list[Manifest]:
-    """Return the workloads with pods that match a selector."""
+    """Return the workloads that have pods with the labels of a selector."""
     wanted = selector.get("matchLabels", {})
     among = selector.get("matchExpressions", [])
     return [
@@ -111,7 +111,10 @@ def _unmatched_selectors(documents: list[Manifest]) -> Iterator[str]:
 
 
 def _is_for_absent_role(document: Manifest, documents: list[Manifest]) -> bool:
-    """Return whether a policy admits an absent role: the target's always admits draft workers and gateways."""
+    """Return whether a network policy admits a role that the overlay lacks.
+
+    The target's policy always admits draft workers and gateways.
+    """
     has_others = any("--attach" in arguments_of(each, documents) for each in of_kind(documents, "Deployment"))
     return document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "target" and not has_others
 
@@ -238,7 +241,7 @@ def _replicas(documents: list[Manifest]) -> set[str]:
 
 
 def _impatience(documents: list[Manifest]) -> Iterator[str]:
-    """Yield a sentence for each gateway that waits for a target for less time than it may take to load."""
+    """Yield a sentence for each gateway that waits for a target for less time than the target may take to load."""
     for target in of_kind(documents, "StatefulSet"):
         probe = pod_of(target)["containers"][0]["startupProbe"]
         loading_s = probe["periodSeconds"] * probe["failureThreshold"]
@@ -275,7 +278,7 @@ def _probe_faults(probe: Manifest, ports: Mapping[str, str]) -> Iterator[str]:
 
 
 def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each file of keys or tokens that lies in no mounted volume."""
+    """Yield a sentence for each file of keys or tokens that no volume of its pod has."""
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     files = {
         f"{mounts[volume['name']]}/{name}"

@@ -56,7 +56,7 @@ def text_of(folder: Path) -> str:
 
 
 def complaints(*command: str | Path) -> str:
-    """Return the complaints of a checking program; empty if it has none."""
+    """Return what a checking program writes about its input; empty if it finds no fault."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
 

@@ -43,7 +43,11 @@ def test_every_alert_is_tried() -> None:
 
 
 def test_complete_jobs_raise_no_alert() -> None:
-    """The story: a pod that has ended is not ready, so the pods of a finished benchmark fired an alert for ever."""
+    """Pods of Jobs are not counted as pods that should be ready.
+
+    It was once otherwise: a pod that has ended is not ready, so the pods of a finished benchmark fired an alert for
+    ever.
+    """
     [rule] = [each for each in RULES if each.get("record") == "specdec:pod_ready"]
     [excluded] = re.findall(r'pod!~"([^"]+)"', rule["expr"])
     jobs = {job["metadata"]["name"] for name in KUSTOMIZATIONS for job in of_kind(manifests(KUBERNETES / name), "Job")}

@@ -1,4 +1,4 @@
-"""Operations of a cluster as clients see them: the bars of docs/kubernetes.md, on processes of this machine.
+"""Pods are replaced, killed and scaled while clients ask, as docs/kubernetes.md promises; processes stand for pods.
 
 The command lines are the manifests', but for addresses, paths and, on GPUs, models. A test asserts that no request is
 refused and that tokens equal undisturbed ones. Times are printed, not asserted.
@@ -105,7 +105,7 @@ async def running(*members: Member) -> AsyncGenerator[None]:
 
 
 async def learn(site: Site, target: Member) -> Load:
-    """Return a load that expects the answers of a target alone."""
+    """Return a load of requests with the answers that the target alone gives to them."""
     async with site.client(target.http_port) as client:
         answers = await asyncio.gather(*(ask_http(client, question) for question in QUESTIONS))
     assert [answer.words for answer in answers if answer.fault] == []
@@ -114,7 +114,7 @@ async def learn(site: Site, target: Member) -> Load:
 
 @dataclass(frozen=True)
 class Demo:
-    """The pods of cpu-demo, and a load that knows the target's answers."""
+    """The pods of the overlay cpu-demo, and clients that compare each answer with the target's own."""
 
     targets: list[Member]
     drafts: list[Member]
@@ -135,7 +135,7 @@ async def cpu_demo(site: Site) -> AsyncGenerator[Demo]:
 
 
 async def roll(members: Sequence[Member]) -> None:
-    """Replace pods one after the other; each new one takes the ports of the old one."""
+    """Replace pods one after the other; each new one gets the ports of the old one."""
     for member in members:
         await member.end()
         await member.start()
@@ -147,7 +147,7 @@ Bar = Callable[[str, Site, Sequence[Member], Load, Work], Coroutine[Any, Any, No
 
 @pytest.fixture
 def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
-    """Return a function that does some work under load, checks that no request is refused, and prints a table row."""
+    """Return a function that works while clients ask, checks that no request is refused, and prints its figures."""
 
     async def under_load(what: str, site: Site, fronts: Sequence[Member], load: Load, work: Work) -> None:
         async with AsyncExitStack() as stack:
@@ -166,7 +166,7 @@ def bar(capsys: pytest.CaptureFixture[str]) -> Bar:
 
 @pytest.mark.parametrize("role", ["targets", "gateways", "drafts"])
 async def test_a_role_is_restarted_pod_by_pod(role: str, site: Site, bar: Bar) -> None:
-    """The roles are targets, gateways, and draft workers of the pool."""
+    """No request is refused while pods of one role are replaced: targets, gateways, or draft workers of the pool."""
     async with cpu_demo(site) as demo:
         await bar(f"rolling restart of {role}", site, demo.gateways, demo.load, roll(getattr(demo, role)))
         assert demo.load.num_cut == 0
@@ -179,7 +179,10 @@ def serving_draft(site: Site, targets: str) -> Member:
 
 
 async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """Draft workers that gateways dial, as in docs/failover.md; no manifest has them."""
+    """No request is refused while draft workers that gateways dial are replaced.
+
+    They are set up as in docs/failover.md; no manifest has them.
+    """
     grant = ("--auth_file", site.access / "auth.toml", "--name", "edge", "--grant", "client", "--speaks_for_others")
     (site.access / "edge").write_text((await run_command("--role", "token", *grant)).stdout)
     targets = [site.pod("target", {}, *SLOW) for _ in range(2)]
@@ -193,7 +196,10 @@ async def test_serving_drafts_are_restarted_one_by_one(site: Site, bar: Bar) -> 
 
 
 async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> None:
-    """Clients call fused servers themselves, and a draining server finishes its requests within its grace."""
+    """No request is refused while fused servers are replaced.
+
+    Clients call them without a gateway, and a draining server finishes its requests within its grace.
+    """
     small = {"--target_model": "models/target", "--draft_model": "models/draft", "--sequence_length": "2048"}
     gpu = Site(site.folder, site.access, documents=manifests(KUBERNETES / "overlays" / "gpu"))
     fused = [gpu.pod("target", {**small, "--device": "cpu"}, "--threads=1", *SLOW) for _ in range(2)]
@@ -206,7 +212,10 @@ async def test_fused_servers_are_restarted_one_by_one(site: Site, bar: Bar) -> N
 
 
 async def test_a_node_is_lost_with_all_that_runs_on_it(site: Site, bar: Bar) -> None:
-    """A target, a draft worker and a gateway are killed at once; clients of that gateway ask the other one, once."""
+    """No request is refused after a target, a draft worker and a gateway are killed at once.
+
+    Clients of that gateway lose their connection, and ask the other gateway once.
+    """
     async with cpu_demo(site) as demo:
         node = [demo.targets[0], demo.drafts[0], demo.gateways[0]]
 
@@ -223,7 +232,7 @@ async def test_a_node_is_lost_with_all_that_runs_on_it(site: Site, bar: Bar) -> 
 
 
 async def test_pool_workers_come_and_go(site: Site, bar: Bar) -> None:
-    """The pool is scaled from two workers to none, and back to two."""
+    """No request is refused while the pool is scaled from two draft workers to none, and back to two."""
     async with cpu_demo(site) as demo:
 
         async def scale() -> None:
@@ -244,7 +253,10 @@ async def shown(port: int) -> str:
 
 
 async def test_certificates_are_renewed(tmp_path: Path, site: Site, bar: Bar) -> None:
-    """cert-manager renews the certificates of targets and gateways; open connections continue."""
+    """No request is refused while the certificates of targets and gateways are renewed, as by cert-manager.
+
+    Open connections continue.
+    """
     (tmp_path / "tls").mkdir()
     documents = with_components(tmp_path / "tls", "overlays/cpu-demo", "components/tls")
     secure = Site(site.folder, site.access, pki(tmp_path / "ca"), documents)

@@ -89,7 +89,7 @@ def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
 
 @asynccontextmanager
 async def both_servers() -> AsyncGenerator[str]:
-    """Run the target alone, and with its draft; yield ENDPOINTS for them."""
+    """Run a target alone and one with its draft; yield the value of ENDPOINTS that names both."""
     base, sd, *ports = (free_port() for _ in range(4))
     flags = ["--threads=1", "--log_level=warning"]
     async with (
@@ -126,7 +126,7 @@ async def test_both_endpoints_are_measured_and_published(tmp_path: Path, cloudwa
 
 
 def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) -> None:
-    """Endpoints do not answer: the Job publishes nothing, not even the files of an earlier run."""
+    """The Job publishes nothing if no endpoint answers, not even the files of an earlier run."""
     pod = Pod("measure", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.json").touch()
@@ -140,7 +140,10 @@ def test_nothing_is_published_of_endpoints_that_are_not_there(tmp_path: Path) ->
 
 @pytest.mark.parametrize("published", [0, 1])
 def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Path) -> None:
-    """Answers that differ, except at a near-tie, make the Job end with exit code 1 after it measured everything."""
+    """The Job measures and publishes everything, and then ends with exit code 1, if the servers' answers differ.
+
+    Answers that part at a near-tie of two tokens do not count.
+    """
     measured = (
         'results=$(echo "$*" | sed "s/.*--output=//"); mkdir -p "$results"; touch "$results/results.json"; exit 1'
     )
@@ -152,7 +155,10 @@ def test_differences_are_published_and_fail_the_job(published: int, tmp_path: Pa
 
 
 def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subprocess.CompletedProcess[str]]:
-    """Run the Job with LLMPerf taken as installed, and a stand-in for the Python of its environment."""
+    """Run the Job's command with a stand-in for LLMPerf, which writes down the arguments that it gets.
+
+    The Job finds LLMPerf already installed, and the stand-in in the place of its Python.
+    """
     (folder / "venv").mkdir()
     stand_in(folder / "venv", "python", program)
     (folder / ".installed").touch()
@@ -164,7 +170,10 @@ def told_to_llmperf(folder: Path, program: str = BENCHMARK) -> tuple[Pod, subpro
 
 
 def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
-    """Flags are those of the pinned token_benchmark_ray.py. The story: the sample's one long load was missing."""
+    """LLMPerf runs once for every case at every endpoint, with flags of the pinned token_benchmark_ray.py.
+
+    It was once otherwise: the sample's one long load was missing.
+    """
     pod, done = told_to_llmperf(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "told").read_text().splitlines()
@@ -191,7 +200,7 @@ def test_llmperf_gets_every_case_at_every_endpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> None:
-    """All other runs are measured, published and kept; then the Job fails."""
+    """After a run of LLMPerf that fails, the Job measures, publishes and keeps all other runs, and then fails."""
     failing = BENCHMARK.replace("\nfor word", "\ncase $* in *variant=SD,test_case=json*) exit 1 ;; esac\nfor word", 1)
     pod, done = told_to_llmperf(tmp_path, failing)
     assert done.returncode == 1
@@ -202,7 +211,10 @@ def test_a_run_of_llmperf_that_fails_does_not_end_the_job(tmp_path: Path) -> Non
 
 
 def test_llmperf_is_edited_once_or_not_at_all(tmp_path: Path) -> None:
-    """Texts with all edited places stand in for LLMPerf's sources; a second edit, or another commit, is refused."""
+    """The Job edits LLMPerf's sources once; a second edit, or other sources than the pinned commit's, are refused.
+
+    Texts that contain all places to edit stand in for the sources.
+    """
     from deploy.llmperf.edits import EDITS
 
     for name in {name for name, *_ in EDITS}:

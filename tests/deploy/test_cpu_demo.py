@@ -1,4 +1,4 @@
-"""Command lines of overlays/cpu-demo as processes of this machine; only addresses and paths differ."""
+"""The command lines of the overlay cpu-demo, run as processes of this machine; only addresses and paths differ."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flags_of(name: str, replaced: Mapping[str, str], documents: Sequence[Manifes
 
 @pytest.fixture
 def access(tmp_path: Path) -> str:
-    """Make the Secret of tokens as access.sh does; return its folder."""
+    """Make the Secret of tokens as access.sh does; return its folder on this machine."""
     (kept := tmp_path / "kept").mkdir()
     environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
     subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
@@ -82,7 +82,7 @@ async def pod_of(name: str, access: str, given: Mapping[str, str], *more: str) -
 
 
 async def scrape(pod: Member, token: str = "") -> httpx.Response:
-    """Ask a pod for its metrics, as Prometheus does."""
+    """Return a pod's metrics, asked for as Prometheus does."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.metrics_port}", timeout=5) as prometheus:
         return await prometheus.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else {})
 
@@ -123,7 +123,10 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def dialled(targets: Sequence[Member], stack: AsyncExitStack) -> dict[str, str]:
-    """Return the gateway's flags: the addresses of targets if its manifest names replicas, else that of a Service."""
+    """Return the gateway's flags with addresses of this machine.
+
+    These are the targets' if the manifest names replicas, else that of a Service.
+    """
     host = next(flag for flag in flags_of("gateway", {"/access": ""}) if flag.startswith("--target_host"))
     if numbers := [int(number) for number in re.findall(r"target-(\d+)\.targets:50051", host)]:
         return {"--target_host": ",".join(f"127.0.0.1:{targets[i].port}" for i in numbers if i < len(targets))}
@@ -136,13 +139,17 @@ def body(prompt: str, num_tokens: int, **more: Any) -> dict[str, Any]:
 
 
 def accepted_by(metrics: str) -> float:
-    """Return how many of a draft model's tokens were accepted, by a target's metrics."""
+    """Return how many draft tokens a target has accepted of a draft model, by the target's metrics."""
     [value] = re.findall(r'^specdec_draft_tokens_total{accepted="true",.*source="draft"} (.*)$', metrics, re.MULTILINE)
     return float(value)
 
 
 async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: draft pods had no port for probes, so a rollout of drafts that every target refused succeeded."""
+    """The demo answers, its target accepts draft tokens, and a draft pod is ready only once a target has taken it.
+
+    It was once otherwise: draft pods had no port for probes, so a rollout of drafts that every target refused
+    succeeded.
+    """
     monkeypatch.chdir(ROOT)
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pod_of("target", access, {}, "--no-lookup"))
@@ -171,7 +178,10 @@ async def test_it_answers_with_the_help_of_its_draft(access: str, monkeypatch: p
 
 
 async def test_nothing_is_refused_while_a_target_drains(access: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests."""
+    """No request is refused while a target drains.
+
+    It was once otherwise: gateways dialled a Service's one address, and a rolling restart refused 47 of 61 requests.
+    """
     monkeypatch.chdir(ROOT)
     token = (Path(access) / "gateway").read_text().strip()
     async with AsyncExitStack() as stack:

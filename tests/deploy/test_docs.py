@@ -42,7 +42,7 @@ FOREIGN = {
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[list[str]]:
-    """Return the page's command lines; the indent of blocks within lists is removed first."""
+    """Return the page's command lines, without the indent of blocks that stand in lists."""
     copy = tmp_path / "page.md"
     copy.write_text(re.sub(r"^ {3,4}(?! )", "", TEXT, flags=re.MULTILINE))
     return command_lines(copy)
@@ -73,7 +73,7 @@ def flags_after_role(words: list[str]) -> dict[str, str]:
 
 
 def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models compiled outside of the cluster have the flags and the platform that its servers look for."""
+    """The docker commands of the page parse, and compile the very model that the cluster's servers look for."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:

@@ -1,4 +1,4 @@
-"""The walk of docs/eks.md: a shell runs its lines, and AWS's own command line calls moto.
+"""The commands of docs/eks.md run in a shell, where AWS's own command line calls moto, a stand-in for AWS.
 
 No AWS account has run them. Programs that need a cluster are stand-ins that record their arguments.
 """
@@ -83,12 +83,12 @@ class Walk:
 
     @property
     def refused(self) -> list[str]:
-        """Lines of the CLI's complaints about its arguments."""
+        """Return the command line's complaints about its arguments."""
         return [line for line in self.read("errors").splitlines() if line.startswith(REFUSED)]
 
     @property
     def failed(self) -> set[tuple[str, ...]]:
-        """Service and operation of the commands that did not end well."""
+        """Return service and operation of the commands that failed."""
         lines = (line.split() for line in self.read("aws").splitlines())
         return {tuple(words[1:3]) for words in lines if words[0] != "0"}
 
@@ -111,7 +111,10 @@ def site() -> dict[str, str]:
 
 
 def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
-    """The story: the walk had no cleanup, and a reserved trn2.48xlarge went on costing."""
+    """The page's last commands remove all that the ones before them have made.
+
+    It was once otherwise: the walk had no cleanup, and a reserved trn2.48xlarge went on costing.
+    """
     steps, _, removal = WALK.partition("**Remove**")
     walk.run("\n".join(blocks(steps)[1:]))
     assert walk.refused == []
@@ -153,7 +156,10 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
 def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
-    """Commands within sentences are checked too. The service refuses a line with placeholders."""
+    """The AWS command line takes every command on the page, those within sentences too.
+
+    A line with placeholders parses, but moto refuses its values.
+    """
     text = page.read_text(encoding="utf-8")
     text = text.replace(WALK, "")
     lines = [line for block in blocks(text) for line in block.splitlines() if line.startswith("aws ")]
@@ -182,7 +188,10 @@ def cluster() -> Manifest:
 
 
 def test_every_namespace_of_ours_has_its_role() -> None:
-    """The story: the page described the role in words alone, and without the role the first mount hung."""
+    """Every namespace that mounts a bucket has an IAM role in the cluster's file.
+
+    It was once otherwise: the page described the role in words alone, and without the role the first mount hung.
+    """
     folders = (*(f"overlays/{name}" for name in COMPILED), "weights", "benchmark")
     documents = {name: manifests(KUBERNETES / name) for name in folders}
     bound = {each["namespace"]: each for each in cluster()["iam"]["podIdentityAssociations"]}
@@ -230,7 +239,10 @@ def _overlap(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_nodes_on_demand_are_for_claims() -> None:
-    """The story: the node pool for claims took reserved instances alone; on-demand ones needed an edit."""
+    """Pods that ask for Neuron devices by resource claims can run on nodes of either price, on demand or reserved.
+
+    It was once otherwise: the only node pool for them took reserved instances, and on-demand ones needed an edit.
+    """
     pools = {name: of_kind(manifests(KUBERNETES / "nodes" / name), "NodePool")[0] for name in ("on-demand", "reserved")}
     kinds = {name: each["spec"]["template"]["spec"]["requirements"][0]["values"] for name, each in pools.items()}
     assert kinds == {"on-demand": ["on-demand"], "reserved": ["reserved"]}

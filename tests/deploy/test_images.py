@@ -35,7 +35,7 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
 
 
 def test_a_base_is_written_once_for_each_recipe() -> None:
-    """A change of the base's digest is an edit of one line, and cpu and cuda have the same Debian."""
+    """Each recipe has its base image in one line, with its digest; those of cpu and cuda have the same base."""
     bases = {}
     for recipe in RECIPES:
         [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)
@@ -54,7 +54,11 @@ def test_a_base_is_written_once_for_each_recipe() -> None:
     ],
 )
 def test_a_replaced_package_of_the_sdk_ends_the_build(before: str, after: str, replaced: bool, tmp_path: Path) -> None:
-    """The story: pip installs the runtime on top of the SDK, and the build did not check whether the two still fit."""
+    """The build of the Neuron image fails if our packages replace or break one of the SDK's.
+
+    It was once otherwise: pip installs the runtime on top of the SDK, and the build did not check whether the two still
+    fit.
+    """
     step = re.findall(r"^RUN (sed .*?[^\\])$", (FOLDER / "neuron.Dockerfile").read_text(), re.MULTILINE | re.DOTALL)[0]
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "neuron.txt").write_text("# The runtime\nnumpy\n")
@@ -75,7 +79,7 @@ def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
-    """A lock is current if `make lock` ran after the last change of pyproject.toml."""
+    """Each lock is of the present pyproject.toml; `make lock` writes it after a change."""
     files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()

@@ -52,14 +52,14 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """Return the complaints of kubernetes-validate, except about resources that it does not know."""
+    """Return the complaints of kubernetes-validate, without those about kinds of resources that it does not know."""
     file = folder / "all.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
 
 
 def custom_faults(kind: str, documents: list[Manifest]) -> str:
-    """Return what the schema of another project's kind does not allow, a line each, with the resource's number."""
+    """Return what breaks the schema of a kind that another project defines, a line each, with the resource's number."""
     schema = json.loads((SCHEMAS / f"{kind}.json").read_text())
     checker = jsonschema.validators.validator_for(schema)(schema)
     found = ((number, error) for number, each in enumerate(documents) for error in checker.iter_errors(each))
@@ -67,7 +67,7 @@ def custom_faults(kind: str, documents: list[Manifest]) -> str:
 
 
 def core(documents: list[Manifest]) -> list[Manifest]:
-    """Keep the manifests of Kubernetes' own kinds."""
+    """Return the manifests of kinds that Kubernetes itself defines."""
     return [each for each in documents if not (SCHEMAS / f"{each['kind']}.json").exists()]
 
 
@@ -99,7 +99,7 @@ def test_custom_resources_fit_their_schemas() -> None:
 
 
 def test_every_kind_has_a_schema() -> None:
-    """kubernetes-validate only warns of an unknown kind, so this test refuses it."""
+    """Every kind of resource in the manifests has a schema here: kubernetes-validate only warns of an unknown kind."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
     assert known <= {
         *(
@@ -130,7 +130,10 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
-    """The story: a server waited for any specdec.json, so one of a new SDK took what the old SDK had compiled."""
+    """A server's init container waits for a model compiled by the server's own image.
+
+    It was once otherwise: a server waited for any specdec.json, so one of a new SDK took what the old SDK had compiled.
+    """
     [waiting] = pod_of(server := of_kind(manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0])["initContainers"]
     assert waiting["image"] == pod_of(server)["containers"][0]["image"]
     [line] = re.findall(r"^until python3 main.py (.*); do$", waiting["args"][0], re.MULTILINE)
@@ -138,7 +141,7 @@ def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
 
 
 def served_priority(workload: Manifest) -> str:
-    """Return the priority class of a server's pods, which nodes/ must define."""
+    """Return the priority class of a server's pods, which the manifests of nodes/ must define."""
     classes = {each["metadata"]["name"] for each in of_kind(manifests(KUBERNETES / "nodes/reserved"), "PriorityClass")}
     name: str = pod_of(workload)["priorityClassName"]
     assert name in classes
@@ -155,7 +158,11 @@ def devices(workload: Manifest) -> bool:
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
-    """The story: the Job asked for CPUs and devices that two servers had, so each upgrade took the service down."""
+    """The Job that compiles a model fits on a node beside two servers and draft workers, and needs no devices.
+
+    It was once otherwise: the Job asked for CPUs and devices that two servers had, so each upgrade took the service
+    down.
+    """
     distributed = manifests(KUBERNETES / "overlays" / "trn2-distributed")
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
     near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")
@@ -166,7 +173,10 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
 
 
 def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
-    """The story: draft pods asked for all 16 CPUs of a node, some of which daemons need, and stayed pending."""
+    """A draft pod fits on the smallest node of the pool for drafts, beside the pods that every node has.
+
+    It was once otherwise: draft pods asked for all 16 CPUs of a node, some of which daemons need, and stayed pending.
+    """
     [pool] = of_kind(manifests(KUBERNETES / "nodes" / "drafts"), "NodePool")
     template = pool["spec"]["template"]
     sizes = {each["key"]: each["values"] for each in template["spec"]["requirements"]}
@@ -180,7 +190,10 @@ def test_far_drafts_fit_the_nodes_that_are_made_for_them() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_servers_of_every_overlay_ask_for_tokens(name: str) -> None:
-    """The story: three overlays had no tokens, and relied on network policies, which EKS does not enforce."""
+    """Every server of every overlay requires a token; only the demo's gateway is open.
+
+    It was once otherwise: three overlays had no tokens, and relied on network policies, which EKS does not enforce.
+    """
     documents = manifests(KUBERNETES / "overlays" / name)
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
         arguments = arguments_of(workload, documents)
@@ -217,7 +230,11 @@ def images_of(documents: list[Manifest]) -> dict[str, set[str]]:
 
 
 def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
-    """The story: tags were variants, so versions had none, and nodes did not pull a new image under an old tag."""
+    """One file sets the version of all of our images.
+
+    It was once otherwise: tags were variants, so versions had none, and nodes did not pull a new image under an old
+    tag.
+    """
     copy = tmp_path / "deploy"
     shutil.copytree(KUBERNETES.parent, copy)
     (copy / "kubernetes" / "components" / "version" / "version.env").write_text("VERSION=2.3.4-rc1\n")
@@ -241,7 +258,10 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixture[str]) -> None:
-    """The file of vLLM is what the command prints, both containers mount its folder, and vLLM alone has the device."""
+    """The manifests of vLLM and of the pool beside it fit together.
+
+    vLLM's file is what `vllm-config` prints, both containers mount the mailbox's folder, and vLLM alone has the device.
+    """
     documents = manifests(KUBERNETES / "overlays" / "vllm-serve")
     pool, vllm = pod_of(of_kind(documents, "StatefulSet")[0])["containers"]
     assert main(["--role", "vllm-config", "--gamma", "8", "--mailbox", "/mailbox/box"]) == 0
@@ -255,7 +275,10 @@ def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixt
 
 
 def test_services_that_are_compared_differ_in_nothing_but_drafts() -> None:
-    """The story: the baseline reused a kept prefix, and the fused graph read each prompt whole."""
+    """Services that the benchmark compares differ in nothing but drafts: none of them keeps prefixes.
+
+    It was once otherwise: the baseline reused a kept prefix, and the fused graph read each prompt whole.
+    """
     found = set()
     for name in COMPILED:
         server = of_kind(serving := manifests(KUBERNETES / "overlays" / name), "StatefulSet")[0]
@@ -279,7 +302,10 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """Other components replace claims/xl; the file of flags uses 32 cores, and a whole instance has 64."""
+    """Each other component that gives a pod devices builds; one with too few or too many devices is found.
+
+    The components take the place of claims/xl. The file of flags uses 32 cores, and a whole instance has 64.
+    """
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"
     copy.mkdir()
@@ -310,7 +336,10 @@ def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["cpu-demo", "gpu"])
 def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> None:
-    """The story: no overlay could be reached from outside of its cluster. A proxy's time limit must not cut streams."""
+    """A route from outside of the cluster leads to the API, and its proxy cuts no stream by a time limit.
+
+    There was once no such route.
+    """
     documents = with_components(tmp_path, f"overlays/{overlay}", "components/route")
     assert faults(documents) == []
     assert validated(core(documents), "1.34", tmp_path) == ""
@@ -459,14 +488,17 @@ KARPENTERS_RULES: dict[str, list[tuple[str, object]]] = {
 
 @pytest.mark.parametrize("kind", KARPENTERS_RULES)
 def test_karpenters_rules_between_fields_are_kept(kind: str) -> None:
-    """Karpenter's CEL rules refuse what a plain schema takes, such as a limit of CPUs beside `replicas`."""
+    """The node pools keep Karpenter's rules between fields, such as no limit of CPUs beside `replicas`.
+
+    A plain schema takes what these rules refuse.
+    """
     wrong = [spoilt(kind, path, value) for path, value in KARPENTERS_RULES[kind]]
     complaint = custom_faults(kind, wrong)
     assert [number for number in range(len(wrong)) if f"{kind} {number}: " not in complaint] == []
 
 
 def spoilt(kind: str, path: str, value: object) -> Manifest:
-    """Return a resource of nodes/reserved with one field of its spec replaced."""
+    """Return the node pool of nodes/reserved with one field of its spec replaced."""
     [resource] = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), kind)
     *parents, last = path.split(".")
     holder: Any = resource["spec"]

@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def cell(endpoint: str | None, kind: str) -> dict[str, Any]:
-    """Return a cell of results.json with medians that differ from the means."""
+    """Return one entry of results.json, with medians that differ from the means."""
     figures = {figure: {"p50": median, "mean": median + 1} for figure, _, median in FIGURES.values()}
     return {"topology": "endpoint" if endpoint else "fused", "endpoint": endpoint, "kind": kind, **figures}
 
@@ -76,7 +76,10 @@ def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
 
 
 def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    """A cell without answers has no figures, and an answer of one token has no inter-token latency."""
+    """Every median of results.json is published in its unit.
+
+    An entry without answers has no figures, and an answer of one token no time between tokens.
+    """
     silent = cell("SD", "a") | {figure: {} for figure, _, _ in FIGURES.values()}
     short = cell("SD", "json") | {"inter_token_latency_s": {}}
     file = write(tmp_path, [cell("Base", "a"), cell(None, "a"), silent, short])
@@ -93,7 +96,11 @@ def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: Clo
 
 @pytest.mark.parametrize("source", ["results.json", "llmperf"])
 def test_every_answer_is_a_datum_at_its_own_time(source: str, tmp_path: Path, cloudwatch: CloudWatch) -> None:
-    """The story: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case instead of a curve."""
+    """Every answer's figures are published with the time of the answer.
+
+    It was once otherwise: LLMPerf's figures stayed in the pod, and CloudWatch had one median of each case instead of a
+    curve.
+    """
     found = requests(time.time())
     if source == "llmperf":
         llmperf(tmp_path / source, "SD", "a", found)

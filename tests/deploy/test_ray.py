@@ -1,4 +1,4 @@
-"""Parts of deploy/ray without Ray; and, in `make ray-test`, a cluster that loses a node."""
+"""Parts of deploy/ray are tested without Ray; `make ray-test` adds a cluster that loses a node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
 
 
 async def heard(leases: Leases, known: int = 0) -> list[str] | None:
-    """Return the addresses that a follower gets at once; None if it waits."""
+    """Return the addresses that the registry gives to a follower at once; None if it makes the follower wait."""
     try:
         return (await asyncio.wait_for(leases.wait(known), timeout=0.01))[1]
     except TimeoutError:
@@ -75,7 +75,10 @@ async def test_a_target_is_there_as_long_as_its_lease() -> None:
 
 
 async def test_a_restarted_registry_waits_for_all_leases() -> None:
-    """An early list would make followers leave the targets that renew their leases last."""
+    """A restarted registry gives no list until every target had time to renew its lease.
+
+    An early list would make followers leave the targets that renew last.
+    """
     clock = Clock()
     leases = Leases(clock)
     await leases.put("a", "h:1", "n")
@@ -86,7 +89,10 @@ async def test_a_restarted_registry_waits_for_all_leases() -> None:
 
 
 async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> None:
-    """The story: after a hung registry all leases had expired, and its next list had one target alone."""
+    """A registry that hung gives no list until every target had time to renew its lease.
+
+    It was once otherwise: after a hung registry all leases had expired, and its next list had one target alone.
+    """
     clock = Clock()
     leases = Leases(clock)
     await leases.put("a", "h:1", "n")
@@ -104,7 +110,10 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
 
 
 async def test_every_wait_ends() -> None:
-    """Without an end, a dead follower would keep one of the actor's places for calls."""
+    """The registry ends each wait after a time, with the list as it is.
+
+    Without an end, a dead follower would keep one of the actor's places for calls.
+    """
     clock = Clock()
     leases = Leases(clock)
     clock.now += 2 * BEAT_S
@@ -119,7 +128,7 @@ async def test_every_wait_ends() -> None:
 
 @dataclass
 class Context:
-    """The context that Serve gives to a policy."""
+    """The context that Ray Serve gives to a policy of scaling."""
 
     aggregated_metrics: dict[str, dict[str, float]] | None
     current_num_replicas: int = 2
@@ -139,7 +148,7 @@ def test_requests_wait_until_a_target_has_reported(metrics: dict[str, dict[str, 
 
 @pytest.mark.parametrize("application", CONFIG["applications"], ids=lambda each: each["name"])
 def test_every_command_line_is_one(application: dict[str, Any]) -> None:
-    """The command lines parse, also with hosts beyond loopback, where a server requires a rule of access."""
+    """Every command line parses, also with hosts beyond loopback, where a server requires a file of tokens."""
     args = application["args"]
     words = [*OWN_FLAGS[application["name"]], "--probe_port=0", *args["flags"], "--host", args.get("host", "10.0.0.1")]
     check_role(words)
@@ -152,7 +161,10 @@ def test_every_command_line_is_one(application: dict[str, Any]) -> None:
 
 
 async def test_a_child_that_hangs_is_not_alive(models: ModelDirectories) -> None:
-    """A gateway and a pool worker have no port of gRPC, so their probe is the only sign of life."""
+    """A stopped child process does not count as alive.
+
+    The probe asks a port for probes, since a gateway and a pool worker have no port of gRPC.
+    """
     target = ("--model", str(models.target), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
     child = await Child.start("target", target)
     try:
@@ -190,7 +202,7 @@ async def replaced(place: Town, word: str, pid: int) -> None:
 
 
 def during(place: Town, what: Callable[[], Awaitable[Any]]) -> Answers:
-    """Return figures of six clients while `what` runs; none of their requests may be refused or answered wrongly."""
+    """Return the figures of six clients while `what` runs; no request may be refused or answered wrongly."""
 
     async def all_of_it() -> Answers:
         clients = Clients(place.gateways)
@@ -219,7 +231,11 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """The story: a target whose lease the registry did not renew counted as hung, and Serve ended all of them."""
+    """Targets go on while the registry hangs, and after it has ended.
+
+    It was once otherwise: a lease that the registry did not renew made a target count as hung, and Serve ended all of
+    them.
+    """
     import ray
 
     from deploy.ray.replicas import HUNG_S
@@ -241,7 +257,11 @@ def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
 @pytest.mark.release
 @pytest.mark.parametrize("role", ["gateway", "draft"])
 def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
-    """The story: a gateway or draft worker that hung was never replaced, since its supervisor noticed its end alone."""
+    """A gateway or draft worker that hangs is replaced, and no request is refused.
+
+    It was once otherwise: a gateway or draft worker that hung was never replaced, since its supervisor noticed its end
+    alone.
+    """
     hung = min(pids(place, f"--role {role}"))
 
     async def stop() -> None:
@@ -253,7 +273,7 @@ def test_a_server_that_hangs_is_replaced(place: Town, role: str) -> None:
 
 @pytest.mark.ray
 def test_a_node_is_killed_and_no_answer_is_lost(place: Town) -> None:
-    """A node dies with its target and gateway; a third node has room for new ones."""
+    """No answer is lost when a node dies with its target and gateway; a third node has room for new ones."""
 
     async def lose() -> None:
         dead = min(await place.targets())

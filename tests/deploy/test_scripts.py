@@ -72,7 +72,10 @@ def policy_check(*addresses: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_policy_check_succeeds_only_where_every_attempt_is_dropped() -> None:
-    """A full accept queue stands for a network policy, since the kernel drops further attempts."""
+    """The check of network policies succeeds only if every attempt to connect is dropped.
+
+    A full accept queue stands for such a policy, since the kernel drops further attempts.
+    """
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         silent = f"127.0.0.1:{full.getsockname()[1]}"
         while (done := policy_check(silent)).returncode != 0:  # it waits in the queue, and fills it
@@ -94,7 +97,7 @@ def fetch(folder: Path) -> str:
 
 
 def test_weights_are_fetched_once_and_config_comes_last(tmp_path: Path) -> None:
-    """After a kill before config.json, the next run fetches the missing files; it writes no file twice."""
+    """A run that was killed before config.json leaves only missing files to the next one; no file is written twice."""
     (tmp_path / "models").mkdir()
     fetch(tmp_path)
     files = {path.relative_to(tmp_path / "models").as_posix() for path in (tmp_path / "models").rglob("*.*")}

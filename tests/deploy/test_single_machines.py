@@ -86,7 +86,10 @@ def service_of(unit: Path) -> configparser.SectionProxy:
 
 
 def test_units_share_the_memory_of_one_machine() -> None:
-    """The story: no unit had a limit, so a leak in one let the kernel choose which of the three to kill."""
+    """The memory limits of the units on one machine add up to no more than it has.
+
+    It was once otherwise: no unit had a limit, so a leak in one let the kernel choose which of the three to kill.
+    """
     services = [service_of(unit) for unit in UNITS]
     assert sum(int(each["MemoryMax"].removesuffix("%")) for each in services) <= 100
     assert {(each["OOMPolicy"], each["Restart"]) for each in services} == {("kill", "on-failure")}

@@ -86,7 +86,7 @@ async def test_every_topology_samples_the_same_tokens(target: ServerProcess) -> 
 
 
 async def test_the_minimal_example_gives_a_servers_tokens(target: ServerProcess) -> None:
-    """examples/minimal.py introduces the algorithm, so it must give the same tokens."""
+    """examples/minimal.py, which introduces the algorithm, gives the tokens of a server."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_TARGET)
     asked = [(prompt, temperature) for prompt in ("1, 2, 3, 4,", "Once upon a time") for temperature in (0.0, 0.9)]
     requests = [

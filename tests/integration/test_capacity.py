@@ -20,7 +20,10 @@ pytestmark = [
 
 
 def test_capacity_ends_where_passes_are_too_long(models: ModelDirectories, tmp_path: Path) -> None:
-    """A pass over five sessions takes 45 ms, so five streams cannot have 41 ms a token; a pool of two drafts helps."""
+    """The capacity found ends where passes become too long for the promised time per token.
+
+    A pass over five sessions takes 45 ms, so five streams cannot have 41 ms a token; a pool of two drafts helps.
+    """
     (tmp_path / "prompts.txt").write_text("in the wing\nof the\n")
     flags = [
         *("--capacity", "16", "--slo", "itl:41ms,ttft:5s", "--topologies", "target,pool", "--workers", "1,2"),

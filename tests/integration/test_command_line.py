@@ -103,7 +103,10 @@ async def test_a_failure_is_written_to_stderr(target: ServerProcess) -> None:
 
 
 async def test_a_draft_worker_refuses_a_non_target(models: ModelDirectories) -> None:
-    """The story: the worker loaded its model, and every prompt failed with "Method not found!"."""
+    """A draft worker refuses a server that is no target at its start.
+
+    It was once otherwise: the worker loaded its model, and every prompt failed with "Method not found!".
+    """
     async with fused_server(models.target, models.related) as fused:
         flags = ("--role", "draft", "--model", str(models.related), "--port", str(fused.port))
         prompts, serving = await asyncio.gather(
@@ -138,7 +141,10 @@ def test_one_model_alone_prints_each_token(models: ModelDirectories, capsys: pyt
 
 
 def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: to try a fused pair on one prompt, a user needed a server and a client in two terminals."""
+    """One command completes a prompt with a target and a draft, as the target alone does.
+
+    It was once otherwise: to try a fused pair on one prompt, a user needed a server and a client in two terminals.
+    """
     flags = ["--prompt", "in the", "--max_new_tokens", "6", "--temperature", "0.8", "--seed", "3", "--format", "json"]
     pair = ["--target_model", str(models.target), "--draft_model", str(models.related)]
     answers = []
@@ -152,7 +158,10 @@ def test_a_pair_alone_answers_as_its_target_does(models: ModelDirectories, capsy
 def test_draft_of_another_vocabulary_is_refused(
     target: ServerProcess, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is one clear line: equal ids of different tokens would be accepted at times, and mean another text."""
+    """A draft of another vocabulary is refused with one clear line.
+
+    Equal ids of different tokens would be accepted at times, and mean another text.
+    """
     flags = ["--port", str(target.port), "--prompt", "x"]
     assert main(["--role", "draft", "--model", str(models.permuted), *flags]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -163,7 +172,11 @@ def test_draft_of_another_vocabulary_is_refused(
 def test_the_bundled_draft_beside_another_target_names_the_ways_out(
     target: ServerProcess, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
 ) -> None:
-    """The story: the error had two hashes, but neither the name of the bundled draft nor the alternatives to it."""
+    """The bundled draft beside a target with another tokenizer is refused by its name, with what to use instead.
+
+    It was once otherwise: the error had two hashes, but neither the name of the bundled draft nor the alternatives to
+    it.
+    """
     assert main(["--role", "draft", "--port", str(target.port), *asked]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert "need one vocabulary" in error

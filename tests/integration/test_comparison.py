@@ -108,7 +108,7 @@ def _check_in_browser(page: Path) -> None:
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
 ) -> None:
-    """The failure comes within 10 s with the server's name and exit code 1, and leaves no process."""
+    """A comparison with a killed server fails within 10 s with its name and exit code 1, and leaves no process."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", topologies]
     async with command(*flags, program=PROGRAM) as process:
         await _until_measuring(process)
@@ -128,7 +128,7 @@ async def test_killing_a_server_is_a_clear_failure(
 async def test_a_signal_leaves_no_process(
     models: ModelDirectories, tmp_path: Path, number: signal.Signals, is_started: bool, code: int
 ) -> None:
-    """The signal comes while a comparison measures, or while its servers start."""
+    """A signal while a comparison measures, or while its servers start, ends all of its processes."""
     flags = [*_flags(models, tmp_path), "--num-runs", "1000", "--topologies", "target,fused,distributed"]
     async with command(*flags, program=PROGRAM) as process:
         if is_started:

@@ -39,7 +39,10 @@ async def test_the_demo_of_a_loss_ends_with_the_same_tokens() -> None:
 
 @pytest.mark.long
 async def test_the_demo_shows_each_prompts_continuation() -> None:
-    """The story: greedily, the small model's prose was "I am afraid I am afraid I am afraid"."""
+    """The demo shows a continuation of each prompt, which it samples.
+
+    It was once otherwise: greedily, the small model's prose was "I am afraid I am afraid I am afraid".
+    """
     output = await output_of("demo")
     prompts = read_prompts(None, BUNDLED_PROMPTS)
     prose = [prompt for prompt in prompts if not sampling_of(prompt).greedy]

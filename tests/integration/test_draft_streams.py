@@ -65,7 +65,7 @@ async def sent_after(target: Target, session: RawSession, *branches: pb.Branch) 
 
 
 async def test_names_without_a_request_cost_little() -> None:
-    """One client proposes for a thousand requests that never come; the target still keeps another's draft tokens."""
+    """Proposals for requests that never come take little room: the target still keeps another client's draft tokens."""
     flood = [after(3, *[7] * 250)] * 16
     async with serving() as target, raw_worker(target.address) as other, raw_worker(target.address) as liar:
         session = other.request(RUNNING_AHEAD)
@@ -120,7 +120,10 @@ async def test_names_of_others_get_nothing(auth_file: Path, is_early: bool) -> N
 
 
 async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> None:
-    """The story: session names were looked up in the user's account, and the worker attaches without a user."""
+    """The draft worker of a server that sends requests for users helps these requests.
+
+    It was once otherwise: session names were looked up in the user's account, and the worker attaches without a user.
+    """
     async with serving(auth_file=auth_file) as target, raw_worker(target.address, bearer("gate")) as worker:
         for_user = replace(worker, metadata=(bearer("gate"), ("x-specdec-user", "ann")))
         session = for_user.request(IN_ROUNDS).send()
@@ -132,7 +135,11 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
 async def test_an_account_leaves_places_for_the_workers_of_others(
     auth_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: one client could attach all 1,024 private workers that a target takes, and leave others no place."""
+    """An account can attach a part of the private workers that a target takes, not all.
+
+    It was once otherwise: one client could attach all 1,024 private workers that a target takes, and leave others no
+    place.
+    """
     monkeypatch.setattr(service, "MAX_WORKERS", 4)
     async with serving(auth_file=auth_file) as target, AsyncExitStack() as stack:
 
@@ -212,7 +219,10 @@ async def edge(
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: requests moved to a new connection after half an hour, draft tokens went over the old one."""
+    """A draft worker's proposals follow its requests to a new connection.
+
+    It was once otherwise: requests moved to a new connection after half an hour, draft tokens went over the old one.
+    """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
     async with (
@@ -232,7 +242,11 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
 async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: requests used a new connection after the change, and draft tokens the old one for another hour."""
+    """A draft worker's proposals follow its requests to a new connection after a change of certificates.
+
+    It was once otherwise: requests used a new connection after the change, and draft tokens the old one for another
+    hour.
+    """
     monkeypatch.setattr(secured, "LOOK_S", 0.05)
     trust = pki(tmp_path)
     tls = ServerTls(*trust.pair("server"))
@@ -247,7 +261,10 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """Answers are right without drafts; both ends log the reason, the edge once, and the edge counts such requests."""
+    """Answers are right, without drafts, behind a proxy that sends calls of one connection to several targets.
+
+    Both ends log the reason, the edge once, and the edge counts such requests.
+    """
     caplog.set_level(logging.INFO)
     async with (
         serving() as one,
@@ -312,7 +329,11 @@ async def test_rounds_whose_worker_fails(end: str) -> None:
 
 
 async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never ended."""
+    """A draft stream can be ended while it dials.
+
+    It was once otherwise: as it dialled again, Python 3.11's `wait_for` lost a cancellation, and the process never
+    ended.
+    """
     monkeypatch.setattr(stream, "REDIAL_S", 1e6)
     lost = AssistStream(DraftEngine(ScriptedProposer()), "127.0.0.1:1", Offer(WORDS, gamma=4, num_slots=1))
     async with grpc.aio.insecure_channel(lost.address) as channel:
@@ -327,7 +348,10 @@ async def test_a_stream_ends_while_it_dials(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ticks", range(5))
 async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int) -> None:
-    """The story: a second cancellation came while the first one cleaned up, and a slot was lost for ever."""
+    """A request that is cancelled twice frees its slot of the draft.
+
+    It was once otherwise: a second cancellation came while the first one cleaned up, and a slot was lost for ever.
+    """
     async with serving() as target, edge(target.server.port) as client:
 
         async def ask() -> None:
@@ -345,7 +369,10 @@ async def test_a_request_that_is_cancelled_twice_frees_its_draft_slot(ticks: int
 
 
 async def test_attached_means_that_the_worker_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a target sent Attached too early, so a request right after it got no draft worker."""
+    """A target sends Attached once the worker can get sessions, not before.
+
+    It was once otherwise: a target sent Attached too early, so a request right after it got no draft worker.
+    """
     write = Call.write
 
     async def busy(call: Call, message: Any) -> None:

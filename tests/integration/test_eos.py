@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 async def test_other_eos_ids_of_a_draft_change_nothing(
     models: ModelDirectories, target: ServerProcess, tmp_path: Path
 ) -> None:
-    """The story: the draft worker sent its own end-of-sequence ids, so text ended too early or went on."""
+    """Text ends at the target's end-of-sequence ids, whatever the draft's are.
+
+    It was once otherwise: the draft worker sent its own end-of-sequence ids, so text ended too early or went on.
+    """
     draft = shutil.copytree(models.related, tmp_path / "draft")
     eos = list(range(20, 80))  # every few tokens one of them
     (draft / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))

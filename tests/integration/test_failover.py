@@ -113,7 +113,10 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
 
 
 async def test_a_target_is_killed_under_clients_of_every_kind(cluster: Cluster, models: ModelDirectories) -> None:
-    """Thin clients, a gateway, an edge draft, and a command line that starts before or after the kill."""
+    """Clients of every kind get whole answers although a target is killed.
+
+    There are thin clients, a gateway, an edge draft, and a command line that starts before or after the kill.
+    """
     targets, port = cluster.targets[:2], cluster.port
     where = where_of(targets)
     expected = await complete(targets[0], REQUEST)

@@ -86,7 +86,7 @@ async def test_cancelled_generation_frees_its_slot(small: ServerProcess) -> None
 
 
 async def test_cancelled_rounds_free_their_slot(small: ServerProcess) -> None:
-    """The client leaves while the target waits for its draft worker's proposal."""
+    """A client that leaves while the target waits for a proposal frees its slot."""
     async with raw_worker(small.address) as worker:
         session = worker.request(IN_ROUNDS).send()
         await session.propose()

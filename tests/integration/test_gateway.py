@@ -229,7 +229,7 @@ async def test_logprobs_agree_between_topologies_and_shapes(clients: Clients) ->
 
 
 async def test_the_prompt_is_scored_alike_everywhere(clients: Clients, models: ModelDirectories) -> None:
-    """lm-eval asks for a text's scores and no output; they equal those of one forward over the text."""
+    """A prompt gets the scores of one forward over it on every topology; lm-eval asks for them without output."""
     token_ids = torch.tensor([list(Tokenizer.load(models.target).encode(PROMPT))])
     with torch.no_grad():
         rows = torch.log_softmax(AutoModelForCausalLM.from_pretrained(models.target)(token_ids).logits[0].double(), -1)
@@ -285,7 +285,7 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
 
 
 async def test_langchain(ports: dict[str, int]) -> None:
-    """LangChain's client: whole, streamed, in a batch, with a stop string, and with a full context."""
+    """LangChain's client is served: whole, streamed, in a batch, with a stop string, and with a full context."""
     from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import AIMessage, HumanMessage
     from langchain_openai import ChatOpenAI
@@ -337,7 +337,10 @@ async def test_dashboard_queries_find_their_series(clients: Clients, ports: dict
 
 
 async def test_vllms_metrics_equal_usage(ports: dict[str, int]) -> None:
-    """`vllm bench serve` computes acceptance from the difference between two scrapes."""
+    """Metrics under vLLM's names agree with the usage in answers.
+
+    `vllm bench serve` computes acceptance from the difference between two scrapes.
+    """
     before = await metrics_of(ports["fused"])
     client = client_of(ports["fused"])
     answer = await client.completions.create(model="target", prompt=PROMPT, max_tokens=20, seed=1)
@@ -375,7 +378,10 @@ async def until_running(port: int, num_requests: int) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, int]) -> None:
-    """Both streams and whole answers free the slot; while it is held, others get a time to retry."""
+    """A client that leaves frees its slot, with a stream and with a whole answer.
+
+    While it is held, others get a time to retry.
+    """
     client = client_of(slow[1])
     for stream in (True, False):
         call = asyncio.create_task(
@@ -394,7 +400,10 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:
-    """The server ends here, so this test is the last one."""
+    """After SIGTERM a stream ends in peace, and new requests are refused.
+
+    The server ends here, so this test is the last one.
+    """
     server, port = slow
     client = client_of(port)
     stream = await client.completions.create(model="endless", prompt=PROMPT, max_tokens=300, stream=True)

@@ -79,7 +79,7 @@ TESTED = ("--constraint", ROOT / "requirements.txt")
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # downloads torch, and beside others' work unpacks it for a quarter of an hour
 async def test_a_wheel_serves_what_it_brings(wheel: Path, tmp_path: Path) -> None:
-    """The wheel with its extra `server`, in an environment that was empty."""
+    """The wheel with its extra `server` serves, in an environment that was empty."""
     home = await asyncio.to_thread(environment_with, tmp_path, *TESTED, f"{wheel}[server]")
     port, http_port = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
@@ -110,7 +110,10 @@ with specdec.Client(sys.argv[1]) as client:
 
 @pytest.mark.long
 async def test_a_client_needs_the_base_alone(wheel: Path, tmp_path: Path, models: ModelDirectories) -> None:
-    """The story: both clients imported llguidance and Pydantic, which the base lacks, and ended at once."""
+    """Both clients run on the base of the package, without an extra.
+
+    It was once otherwise: both clients imported llguidance and Pydantic, which the base lacks, and ended at once.
+    """
     client = (await asyncio.to_thread(environment_with, tmp_path, *TESTED, wheel)) / "bin"
     async with target_server(models.chat_target) as server:
         flags = ("--port", str(server.port), "--prompt", "a house", "--max_new_tokens", "4", "--format", "json")
@@ -135,7 +138,10 @@ def test_a_role_is_a_word_or_a_flag(environment: Path, tmp_path: Path) -> None:
 
 
 def test_one_name_is_in_the_wheel(wheel: Path) -> None:
-    """The story: the wheel had four top-level names, and one of them, `inference`, is another project's."""
+    """The wheel has one top-level name, `specdec`.
+
+    It was once otherwise: the wheel had four top-level names, and one of them, `inference`, is another project's.
+    """
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".data/" not in name and ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"specdec"}
     sources = {file.relative_to(ROOT) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
@@ -143,7 +149,11 @@ def test_one_name_is_in_the_wheel(wheel: Path) -> None:
 
 
 def test_packages_and_prompts_of_comparisons_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """The story: an installed `specdec compare` or `study` looked for its prompts at a place that only a clone has."""
+    """The wheel has the packages and prompts that `compare` and `study` need.
+
+    It was once otherwise: an installed `specdec compare` or `study` looked for its prompts at a place that only a clone
+    has.
+    """
     code = "import specdec.comparison.report.html as html, specdec.comparison.app as app; html.template()\n"
     code += "from specdec.comparison.plan.flags import BUNDLED_PROMPT_FILES as files\n"
     code += "print([each.is_file() for each in files]); app.main(['--help'])"
@@ -172,7 +182,10 @@ COMMANDS = (
 def test_no_module_has_the_name_of_its_folder(
     is_installed: bool, command: str, environment: Path, tmp_path: Path
 ) -> None:
-    """`inference` is another project's name, and a module imported by two names exists twice."""
+    """No module is imported by its folder's name, since it would then exist twice.
+
+    `inference` is also another project's name.
+    """
     word, *flags = command.split()
     started: list[str | Path] = [ROOT / "main.py", "--role", word]
     if word == "compare":
@@ -188,7 +201,10 @@ def test_no_module_has_the_name_of_its_folder(
 
 
 def test_a_strangers_inference_is_left_alone(environment: Path, tmp_path: Path) -> None:
-    """The story: if Roboflow's `inference` and our wheel were both installed, one of them did not work."""
+    """Another project's package `inference` works beside our wheel.
+
+    It was once otherwise: if Roboflow's `inference` and our wheel were both installed, one of them did not work.
+    """
     (tmp_path / "inference").mkdir()
     (tmp_path / "inference" / "__init__.py").write_text("raise ImportError('never run')")
     run = subprocess.run(

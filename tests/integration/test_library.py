@@ -117,7 +117,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[str(given) for given, _ in WRONG])
 def test_a_value_of_another_type_is_named_in_one_line(llm: specdec.LLM, given: dict[str, Any], message: str) -> None:
-    """The story: such values led to a TypeError, KeyError or ExceptionGroup of inner code, or to Pydantic's text."""
+    """A value of a wrong type gets an error of one line that names it.
+
+    It was once otherwise: such values led to a TypeError, KeyError or ExceptionGroup of inner code, or to Pydantic's
+    text.
+    """
     with pytest.raises(specdec.errors.InvalidRequestError, match=message) as caught:
         llm.generate(**{"prompts": "x", "max_new_tokens": 2, **given})
     assert "\n" not in str(caught.value)
@@ -130,7 +134,10 @@ def test_a_misspelt_parameter_names_the_one_meant(llm: specdec.LLM) -> None:
 
 
 def test_names_show_themselves_before_they_are_used() -> None:
-    """The story: completion by Tab found `Path` and `sys` but no LLM, and help showed `**parameters`."""
+    """Completion and help show the names and parameters of the library.
+
+    It was once otherwise: completion by Tab found `Path` and `sys` but no LLM, and help showed `**parameters`.
+    """
     code = "import sys, specdec; print(dir(specdec), specdec.__version__, 'specdec.inference.cli' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "'LLM'" in run.stdout
@@ -145,7 +152,10 @@ def test_names_show_themselves_before_they_are_used() -> None:
 
 
 def test_a_result_shows_itself_shortly(llm: specdec.LLM) -> None:
-    """The story: a notebook printed every time of every pass, some 3,000 characters."""
+    """A notebook shows a result in a few words.
+
+    It was once otherwise: a notebook printed every time of every pass, some 3,000 characters.
+    """
     (result,) = llm.generate("<b> & the sea", max_new_tokens=30)
     assert len(repr(result)) < 300
     shown = result._repr_html_()
@@ -167,7 +177,7 @@ def test_a_comparison_has_both_answers_side_by_side(llm: specdec.LLM) -> None:
 
 
 async def test_an_asynchronous_one_opens_without_a_block(models: ModelDirectories) -> None:
-    """A notebook needs this, since an `async with` block cannot span cells."""
+    """An asynchronous model opens without a block, as a notebook needs: an `async with` cannot span cells."""
     llm = specdec.AsyncLLM(models.target, "none", threads=1)
     try:
         assert await llm.open() is await llm.open()
@@ -186,7 +196,11 @@ raise KeyboardInterrupt
 
 
 def test_an_interrupted_script_has_one_traceback(models: ModelDirectories) -> None:
-    """The story: after Ctrl-C executors ended before the models, so a pass logged "cannot schedule new futures"."""
+    """A script that Ctrl-C ends prints one traceback.
+
+    It was once otherwise: after Ctrl-C executors ended before the models, so a pass logged "cannot schedule new
+    futures".
+    """
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(models.target)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -203,7 +217,7 @@ def test_a_stream_that_is_left_frees_its_slot(llm: specdec.LLM) -> None:
 
 
 def test_a_fork_of_a_process_with_models_is_an_error(llm: specdec.LLM, models: ModelDirectories) -> None:
-    """A forked process lacks the models' threads, and would wait for them for ever."""
+    """Using models in a forked process is an error: it lacks their threads, and would wait for them for ever."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         for use in (lambda: llm.generate("x"), lambda: specdec.LLM(models.target)):

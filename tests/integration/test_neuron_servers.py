@@ -125,7 +125,11 @@ async def test_every_topology_gives_the_torch_target_s_tokens(
 
 
 def test_models_compiled_ahead_are_found(started: Servers, environment: Path) -> None:
-    """The story: a draft worker asked for slots for branches, which it cannot have, and compiled its model again."""
+    """Servers load the models that were compiled ahead for them.
+
+    It was once otherwise: a draft worker asked for slots for branches, which it cannot have, and compiled its model
+    again.
+    """
     assert "hit in" in started["eagle"].log.read_text()
     draft = started["draft"].log.read_text()
     assert "hit in" in draft
@@ -136,7 +140,11 @@ def test_models_compiled_ahead_are_found(started: Servers, environment: Path) ->
 
 
 def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
-    """The story: 8 of 250 log lines were the draft's own, since NxDI writes hundreds per model to the root logger."""
+    """NxDI's own messages take few lines of a server's log.
+
+    It was once otherwise: 8 of 250 log lines were the draft's own, since NxDI writes hundreds per model to the root
+    logger.
+    """
     for server in started.values():
         lines = server.log.read_text().splitlines()
         foreign = [line for line in lines if " root: " in line or " Neuron: " in line]
@@ -146,7 +154,11 @@ def test_logs_are_not_drowned_in_nxdi_s(started: Servers) -> None:
 
 @pytest.mark.parametrize("name", ["fused", "eagle"])
 async def test_requests_of_the_tutorials_are_served(started: Servers, name: str) -> None:
-    """The story: the server refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials' client)."""
+    """A server serves the requests of the tutorials, whatever their temperature.
+
+    It was once otherwise: the server refused temperatures 0.7 (curl), 1.0 (LLMPerf's '{}') and 0.9 (the tutorials'
+    client).
+    """
     body = {"prompt": "the wind", "max_tokens": 4}
     async with httpx.AsyncClient(base_url=_http(started[name])) as client:
         for fields in ({}, {"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.0}):
@@ -157,7 +169,10 @@ async def test_requests_of_the_tutorials_are_served(started: Servers, name: str)
 
 
 async def test_a_device_sampler_refuses_a_seed(started: Servers) -> None:
-    """The error names the field over gRPC and HTTP; requests without a seed, and greedy ones with one, are answered."""
+    """A request with a seed is refused where the device samples; the error names the field over gRPC and HTTP.
+
+    Requests without a seed, and greedy ones with one, are answered.
+    """
     sampling = pb.SamplingParams(temperature=0.8, top_k=20, seed=7)
     async with open_channel(started["eagle"].address) as channel:
         stub = rpc.GenerationServiceStub(channel)
@@ -215,7 +230,10 @@ async def compare(*flags: str) -> str:
 
 @pytest.mark.long
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """Target, fused graph, and a draft on the CPU sample alike, and load only what `--compile only` made."""
+    """A comparison on Neuron runs: target, fused graph, and a draft on the CPU sample alike.
+
+    They load only what `--compile only` made.
+    """
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")
     flags = [

@@ -54,7 +54,10 @@ async def alone(target: ServerProcess, requests: list[CompletionRequest]) -> lis
 
 
 async def test_a_worker_helps_and_changes_nothing(pooled_target: ServerProcess, models: ModelDirectories) -> None:
-    """A worker has health and metrics of its own. The story: it accepted `--metrics_port`, and ignored it."""
+    """A pool worker helps and changes no answer; it has health and metrics of its own.
+
+    It was once otherwise: it accepted `--metrics_port`, and ignored it.
+    """
     expected = await alone(pooled_target, some_requests())
     port, metrics_port = free_port(), free_port()
     flags = ("--serve", str(port), "--metrics_port", str(metrics_port))

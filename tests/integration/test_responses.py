@@ -88,7 +88,7 @@ async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.long
 async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
-    """An agent must call a tool, whole and streamed; another agent continues with a typed answer."""
+    """The library OpenAI Agents works: an agent calls a tool, whole and streamed; another one gives a typed answer."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
 
     called = []
@@ -136,7 +136,7 @@ async def test_langchain(url: str, method: Any) -> None:
 
 @pytest.mark.release
 async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
-    """Models named `openai:` use the Responses API: tools, a typed output, and a stream."""
+    """Pydantic AI, which uses the Responses API for `openai:` models, works: tools, a typed output, and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")

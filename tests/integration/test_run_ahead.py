@@ -141,7 +141,10 @@ async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worke
 
 
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
-    """Synchronous rounds would verify at least 19 draft tokens in 40 at gamma 1; run-ahead verifies fewer."""
+    """The target decodes on, without waiting for drafts, while the network is slow.
+
+    Synchronous rounds would verify at least 19 draft tokens in 40 at gamma 1; run-ahead verifies fewer.
+    """
     link.conditions = LinkConditions(rtt_s=0.3)
     completion = await complete(worker, replace(some_requests()[0], gamma=1))
     assert len(completion.token_ids) == 40
@@ -151,7 +154,7 @@ async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerPro
 async def complete_and_cut(
     worker: ServerProcess, request: CompletionRequest, link: DelayProxy, at: set[int]
 ) -> list[int]:
-    """Return a request's tokens; cut its link for a moment each time it has given one of `at` tokens."""
+    """Return a request's tokens; cut its link for a moment as soon as their number reaches each number in `at`."""
     token_ids: list[int] = []
     due = sorted(at)
     async with open_channel(worker.address) as channel:

@@ -208,7 +208,10 @@ async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
 ) -> None:
-    """The worker recomputes the grammar's state from the committed tokens when it opens a new stream."""
+    """A link that is cut changes no token of an answer with a grammar.
+
+    The worker computes the grammar's state from the committed tokens when it opens a new stream.
+    """
     link.conditions = FAR
     async with worker(models.stranger, models, link) as completer:
         helped, cut = Completion(), False

@@ -21,9 +21,10 @@ pytestmark = [
 
 
 def test_a_free_draft_looks_far_ahead_when_cheap(models: ModelDirectories, tmp_path: Path) -> None:
-    """Rounds over 900 ms lose to the target alone; in one server more draft tokens gain more.
+    """A study of a draft that is free and always right chooses many draft tokens.
 
-    Draft and target are one model, at a temperature at which nothing repeats, so every draft token is right.
+    Rounds over 900 ms lose to the target alone; in one server more draft tokens gain more. Draft and target are one
+    model, at a temperature at which nothing repeats.
     """
     (tmp_path / "prompts.txt").write_text("in the wing\n")
     flags = [

@@ -81,7 +81,10 @@ async def collecting() -> AsyncGenerator[Collector, None]:
 
 
 async def test_one_request_is_one_trace(models: ModelDirectories) -> None:
-    """Each process's span is a child of the previous one's, the gateway's of the client's; all arrive by the end."""
+    """One request is one trace through all processes.
+
+    Each process's span is a child of the previous one's, the gateway's of the client's; all arrive by the end.
+    """
     async with collecting() as collector:
         flags = ("--otlp_endpoint", collector.endpoint)
         async with AsyncExitStack() as stack:

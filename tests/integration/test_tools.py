@@ -111,7 +111,7 @@ async def test_a_bad_schema_is_named_by_its_place(client: openai.AsyncOpenAI) ->
 
 @pytest.mark.long
 async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
-    """The agent must call a tool, then writes an answer with its result; whole and streamed."""
+    """Agents work over our API: one calls a tool, then writes an answer with its result; whole and streamed."""
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 
     called = []

@@ -138,7 +138,10 @@ async def test_greedy_equals_transformers_with_1_session(
 async def test_running_ahead_equals_transformers(
     topologies: Topologies, greedy_tokens: list[list[int]], concurrency: int
 ) -> None:
-    """The draft waits for no verdict, so how many of its tokens are verified depends on chance."""
+    """A draft that runs ahead changes no token.
+
+    It waits for no verdict, so how many of its tokens are verified depends on chance.
+    """
     half = slice(concurrency % 2, None, 2)
     requests = [
         replace(request, schedule=Schedule.ASYNC, gamma=1 + number % 8)
@@ -209,7 +212,7 @@ async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies,
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """The draft's context ends at 64 tokens; the target continues alone to the end of its own."""
+    """An answer goes on to the end of the target's context, alone after the end of the draft's, at 64 tokens."""
     prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
     long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
     requests = [
@@ -274,7 +277,10 @@ async def test_refused_generate(
 async def test_rejected_drafts_are_shown_on_request_alone(
     topologies: Topologies, target: ServerProcess, server: str
 ) -> None:
-    """Shown drafts change no token. The last pass may be cut, and an id of the padded vocabulary has no text."""
+    """Rejected draft tokens are shown only on request, and showing them changes no token.
+
+    The last pass may be cut, and an id of the padded vocabulary has no text.
+    """
     requests = [replace(request, seed=5, ignore_eos=True) for request in greedy_requests()[:8]]
     plain = await complete_all((topologies | {"target": target})[server], requests)
     shown = [replace(request, include_rejected=True) for request in requests]

@@ -246,7 +246,10 @@ async def test_a_draft_whose_link_is_cut_resumes(
 
 @of_another_tokenizer
 async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(servers: Servers) -> None:
-    """The fused server ends here, so this test is the last one."""
+    """An answer of a fused server goes on at the target when the server dies.
+
+    The fused server ends here, so this test is the last one.
+    """
     (expected,) = await alone(servers.target, [LONG])
     connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1)
     async with connected(connection) as fleet:

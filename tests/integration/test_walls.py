@@ -91,7 +91,11 @@ def dialled(target: Target, options: list[tuple[str, int]]) -> grpc.aio.Channel:
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 async def test_one_packet_stops_no_other_request(bomb: bytes) -> None:
-    """The story: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s and took more than 5 GB."""
+    """A small compressed message that unpacks to a huge one is refused, and delays no other request.
+
+    It was once otherwise: 10 KB of gzip with 5 million empty chat messages froze a target for 50 s and took more than 5
+    GB.
+    """
     async with serving() as target, open_channel(target.address) as good, dialled(target, SENDS_ANYTHING) as bad:
         watching = asyncio.create_task(worst_health(good))
         method = "/specdec.v1.GenerationService/Generate"
@@ -125,7 +129,11 @@ async def tokens(channel: grpc.aio.Channel, **fields: Any) -> list[int]:
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
-    """The story: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed held."""
+    """A client that reads nothing loses its slot, even if its draft worker is stuck.
+
+    It was once otherwise: the idle time-out waited for a write to the stuck draft worker, and the only slot stayed
+    held.
+    """
     async with (
         serving(1, idle_timeout_s=0.5, stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,
@@ -141,7 +149,10 @@ async def test_a_client_that_reads_nothing_loses_its_slot() -> None:
 
 
 async def test_late_branches_by_the_megabyte_cost_little() -> None:
-    """The story: 5 MB of branches after committed tokens took 1.2 GB."""
+    """Branches that arrive too late take little memory.
+
+    It was once otherwise: 5 MB of branches after committed tokens took 1.2 GB.
+    """
     async with serving() as target, raw_worker(target.address) as worker:
         ids = [5] * 250
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_new_tokens=300, schedule=pb.SCHEDULE_SYNC)
@@ -170,7 +181,10 @@ SILENT = (
 
 @pytest.mark.parametrize("method", SILENT)
 async def test_a_first_message_that_never_comes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: gRPC waits for a call's first message as long as its connection lasts."""
+    """A call that never sends its first message is ended after a time.
+
+    gRPC itself would wait as long as the connection lasts.
+    """
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 0.3)
     async with serving() as target, open_channel(target.address) as channel:
         call = channel.stream_stream(method, **RAW)()
@@ -188,7 +202,11 @@ async def test_a_call_that_ends_without_a_message(method: str) -> None:
 
 
 async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
-    """The story: messages to such a worker piled up as long as it answered pings, and its sessions had no drafts."""
+    """A pool worker that reads nothing is detached.
+
+    It was once otherwise: messages to such a worker piled up as long as it answered pings, and its sessions had no
+    drafts.
+    """
     async with (
         serving(stall_timeout_s=1.5) as target,
         open_channel(target.address) as good,
@@ -205,7 +223,10 @@ async def test_a_pool_worker_that_reads_nothing_is_let_go() -> None:
 
 
 async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: silent calls were unlimited, and each took 20 KB and time of every full garbage collection."""
+    """Calls that send nothing are ended after a time.
+
+    It was once otherwise: silent calls were unlimited, and each took 20 KB and time of every full garbage collection.
+    """
     monkeypatch.setattr(guard, "FIRST_MESSAGE_S", 60.0)
     num_calls = 700
     async with serving() as target, AsyncExitStack() as stack:
@@ -228,7 +249,11 @@ async def test_silent_calls_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the pool."""
+    """A stream without other messages sends pings.
+
+    It was once otherwise: balancers that ignore HTTP/2 pings ended silent streams after 30 s to 60 s, and emptied the
+    pool.
+    """
     monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)

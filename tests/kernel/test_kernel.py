@@ -59,7 +59,7 @@ def both(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(2))
 def test_winners_are_those_of_numpy(seed: int, dtype: torch.dtype) -> None:
-    """One pass has rows with either noise and greedy rows, and every step of the choice."""
+    """The kernel chooses numpy's tokens, in a pass with greedy rows, rows of both kinds of noise, and all steps."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=2.0, size=(NUM_ROWS, VOCAB_SIZE))).to(dtype)
     sampling = [drawn(rng, Noise(noise)) for noise in rng.choice([*Noise], NUM_ROWS)]
@@ -77,7 +77,10 @@ def assert_same(
 
 @pytest.mark.parametrize("noise", Noise)
 def test_the_noise_has_the_same_bits(noise: Noise) -> None:
-    """The score of the only token in a row is its noise, so this test sees bits that change no choice."""
+    """The kernel's random numbers have the bits of numpy's.
+
+    The score of the only token in a row is its number, so this test sees bits that change no choice.
+    """
     rng = np.random.default_rng(5)
     seeds, at = [int(seed) for seed in rng.integers(0, MAX_SEED, 20, dtype=np.uint64)], [*range(1, 21)]
     keys_of, noise_of = LAWS[noise]
@@ -98,7 +101,10 @@ def test_ties_and_rows_without_a_token_go_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("noise", Noise)
 @pytest.mark.parametrize("wrong", ["position", "seed", "law"])
 def test_a_wrong_key_is_noticed(noise: Noise, wrong: str) -> None:
-    """Flat logits choose other tokens if the noise is one position off, of another seed or of the other kind."""
+    """A wrong key of the random numbers is noticed.
+
+    Flat logits choose other tokens if the key is of another position, seed or kind.
+    """
     logits = torch.zeros((NUM_ROWS, VOCAB_SIZE))
     other = next(each for each in Noise if each is not noise)
     right = [SamplingParams(1.0, seed=seed, noise=noise) for seed in range(NUM_ROWS)]

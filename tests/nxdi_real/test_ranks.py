@@ -51,5 +51,9 @@ def test_logits_are_those_of_transformers(results: dict[str, dict[str, Any]], na
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_gives_the_tokens_of_transformers(results: dict[str, dict[str, Any]], name: str) -> None:
-    """The story: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several cores."""
+    """A pair on several cores gives the tokens of Transformers.
+
+    It was once otherwise: NxDI gathered a draft's embeddings that it had not scattered, and EAGLE failed on several
+    cores.
+    """
     assert results[name]["equal"]

@@ -204,7 +204,10 @@ class BackendContract:
 
     @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
     def test_a_pass_that_fails_anywhere_spoils_no_other(self, fault: tuple[list[int], int, list[int], int]) -> None:
-        """The story: memory ran out with half of the inputs bound, and the next pass read another user's slot."""
+        """A pass that fails at any point leaves the results of other passes right.
+
+        It was once otherwise: memory ran out with half of the inputs bound, and the next pass read another user's slot.
+        """
         backend, plain = self.fresh(), reference("llama")
         held = [TOKENS[slot : slot + HELD] for slot in range(NUM_SLOTS)]
         backend.forward([Span(slot, 0, held[slot], 0) for slot in range(NUM_SLOTS)])

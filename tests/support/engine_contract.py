@@ -154,7 +154,10 @@ class EngineContract:
 
     @pytest.mark.parametrize("mode", ["noise", "penalties", "penalties of the output", "bias"])
     async def test_a_resumed_request_goes_on_with_the_same_tokens(self, engine: Any, mode: str) -> None:
-        """Penalties and the minimum length count from the first output token, though a resumed prompt contains it."""
+        """A resumed request goes on with the same tokens.
+
+        Penalties and the minimum length count from the first output token, though a resumed prompt contains it.
+        """
         request = wanted(mode, min_new_tokens=20, stop_token_ids=frozenset(range(97, 123)))
         tokens, _ = await completed(engine, request)
         assert len(tokens) >= 20
@@ -171,7 +174,10 @@ class EngineContract:
         assert drafted == tokens
 
     async def test_a_grammar_that_becomes_too_complex_fails_its_request(self, engine: Any) -> None:
-        """The story: on vLLM such an output seemed complete, since its grammar allows an end at every token."""
+        """A grammar that becomes too complex fails its request.
+
+        It was once otherwise: on vLLM such an output seemed complete, since its grammar allows an end at every token.
+        """
         request = wanted("bias", grammar=TOO_COMPLEX, stop_at_eos=True)
         endless = replace(request.sampling, logit_bias=((EOS_TOKEN_ID, -100.0),))
         with pytest.raises(InvalidRequestError, match="too many expressions"):
@@ -221,7 +227,11 @@ class EngineContract:
         assert tokens == (await completed(engine, wanted()))[0]
 
     async def test_many_branches_of_one_proposal_are_welcome(self, engine: Any) -> None:
-        """The story: vLLM's core took a proposal of more than 256 branches for malformed, and ended with its server."""
+        """A proposal may have more than 256 branches.
+
+        It was once otherwise: vLLM's core took a proposal of more than 256 branches for malformed, and ended with its
+        server.
+        """
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
         engine.begin_help(session, Schedule.ASYNC)
@@ -232,7 +242,10 @@ class EngineContract:
         assert drafted == tokens
 
     async def test_workers_change_while_a_request_runs(self, engine: Any) -> None:
-        """Each worker numbers its draft tokens from 0, and messages of an earlier worker are ignored."""
+        """A request's draft worker may change while it runs.
+
+        Each worker numbers its draft tokens from 0, and messages of an earlier worker are ignored.
+        """
         tokens, _ = await completed(engine, wanted())
         session = engine.open(wanted())
         drafted: list[int] = []

@@ -1,6 +1,6 @@
 """Hypothesis has no time limit for an example: no property is about time, and machines may be slow.
 
-The story: on a busy machine an example of a pure function once took more than 200 ms, and its test failed.
+It was once otherwise: on a busy machine an example of a pure function took more than 200 ms, and its test failed.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_each_has_a_flag(role: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
-    """NaN is refused too, though each comparison with it is false."""
+    """A value outside its range is refused by its field; so is NaN, though each comparison with it is false."""
     limits = RANGES[name]
     outside: list[Any] = [limits.low if limits.above else limits.low - 1, limits.high + 1]
     if isinstance(limits.high, float):
@@ -139,7 +139,10 @@ def test_a_device_sampler_serves_or_names_each_parameter(decoder: DeviceDecoder,
 def test_a_device_refuses_what_is_added_later(
     decoder: DeviceDecoder, later: GenerationRequest, field: str, value: str
 ) -> None:
-    """The story: the decoder named the refused parameters, so another one would have been ignored in silence."""
+    """A decoder on a device refuses every parameter that it does not know.
+
+    It was once otherwise: the decoder named the refused parameters, so another one would have been ignored in silence.
+    """
     words = re.escape(f"{field} {value}: ") + ".*chooses tokens on the device"
     with pytest.raises(InvalidRequestError, match=words) as caught:
         check_request(decoder, later)

@@ -151,7 +151,10 @@ def test_a_server_answers_or_names_its_last_words() -> None:
 
 
 def test_our_server_takes_the_requests_of_the_race_over_vllm() -> None:
-    """The story: our server got vLLM's field for token ids too, and refused every request."""
+    """Our server accepts the requests that the race over vLLM sends it.
+
+    It was once otherwise: our server got vLLM's field for token ids too, and refused every request.
+    """
     model = ("--model", str(BUNDLED_TARGET), "--threads", "1", "--port", str(free_port()))
     server = Server([sys.executable, *MAIN, "target", *model, "--http_port", str(port := free_port())], port)
     answers = usable(server, SHOWN)([[5, 6, 7], [8, 9]], 8)

@@ -55,7 +55,10 @@ def test_a_range_is_pinned_to_what_is_tested() -> None:
 
 
 def test_the_runtime_is_ranges_and_its_files_are_exact() -> None:
-    """The story: all versions were pinned, so few packages could be installed beside the wheel."""
+    """The package needs ranges of versions, and the files of requirements name exact ones.
+
+    It was once otherwise: all versions were pinned, so few packages could be installed beside the wheel.
+    """
     for requirement in map(Requirement, EXTRAS["server"]):
         assert sorted(each.operator for each in requirement.specifier) == ["<=", ">="], requirement
     exact = [line for line in requirements()["requirements.txt"].splitlines() if not line.startswith("#")]
@@ -83,7 +86,10 @@ NEIGHBOURS = {
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_pip_leaves_a_neighbour_its_versions(neighbour: str) -> None:
-    """The story: all ranges ended at the tested version, so pip replaced vLLM's grpcio 1.85.3 by 1.85.1."""
+    """Pip keeps the versions of packages that are installed beside the wheel.
+
+    It was once otherwise: all ranges ended at the tested version, so pip replaced vLLM's grpcio 1.85.3 by 1.85.1.
+    """
     ranges = {each.name: each.specifier for each in map(Requirement, BASE)}
     for name, version in (each.split("==") for each in NEIGHBOURS[neighbour].split()):
         assert version in ranges[name], name
@@ -157,7 +163,10 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """The story: a thin client took 1.5 GB; later neither client started without packages of the server."""
+    """A client needs no packages but those of the base.
+
+    It was once otherwise: a thin client took 1.5 GB; later neither client started without packages of the server.
+    """
     status, report = run_as_client(code, *arguments)
     assert (status, "no server answers" in report) == (1, True), report
     assert "Traceback" not in report
@@ -172,7 +181,10 @@ def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, .
     ],
 )
 def test_errors_of_a_thin_client_name_the_extra(code: str, arguments: str, status: int) -> None:
-    """The story: each of these errors was a traceback."""
+    """The error about a package that the base lacks names the extra to install.
+
+    It was once otherwise: each of these errors was a traceback.
+    """
     code_of, report = run_as_client(code, *arguments.split())
     assert (code_of, len(report.splitlines())) == (status, 1), report
     assert "needs the extra `server` (`pip install 'specdec-serve[server]'`" in report
@@ -213,7 +225,10 @@ def old_python(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("goal", ["demo", "install", "test", "test-python", "manifests", "lock"])
 def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: Path, tmp_path: Path) -> None:
-    """The story: pip downloaded half a gigabyte of torch, and then blamed another package."""
+    """`make install` refuses an old Python before it downloads anything.
+
+    It was once otherwise: pip downloaded half a gigabyte of torch, and then blamed another package.
+    """
     for file in ("Makefile", *requirements()):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
@@ -226,7 +241,10 @@ def test_make_refuses_an_old_python_before_it_downloads(goal: str, old_python: P
 
 
 def test_pip_refuses_an_old_python_before_it_downloads() -> None:
-    """Before version 24.1, pip checks requires-python only after all downloads."""
+    """An old Python is refused before pip downloads anything.
+
+    Our setup.py does it, since pip before version 24.1 checks requires-python only after all downloads.
+    """
     code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert (run.returncode, run.stderr.strip()) == (1, REFUSAL.format(python=sys.executable))
@@ -255,7 +273,10 @@ NEURON_IMAGES = {
 
 @pytest.mark.parametrize("sdk", NEURON_IMAGES)
 def test_pip_leaves_an_image_its_own_nxdi(sdk: str) -> None:
-    """The story: pins of NxDI, or of Transformers alone, made pip replace the image's NxDI by another."""
+    """Pip keeps the NxDI of an image.
+
+    It was once otherwise: pins of NxDI, or of Transformers alone, made pip replace the image's NxDI by another.
+    """
     wanted = {each.name: each for each in map(Requirement, EXTRAS["neuron"])}
     names = ("torch-neuronx", "neuronx-distributed-inference", "transformers")
     for name, version in zip(names, NEURON_IMAGES[sdk], strict=True):

@@ -40,7 +40,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the fields of vLLM's API for one of our modes; what vLLM refuses beside drafts goes by `vllm_xargs`."""
+    """Return the fields of vLLM's API for one of our modes; `vllm_xargs` has those that vLLM refuses beside drafts."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:
@@ -135,7 +135,7 @@ class Site:
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]
 
     async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
-        """Return the answers to requests of all kinds, four at a time; disturb them after the first one."""
+        """Return the answers to requests of all kinds, four at a time; call `disturb` after the first one."""
         wanted_ = {mode: body_of(mode) for mode in MODES}
         wanted_ |= {name: {"temperature": 0.8, "seed": 7, **fields} for name, fields in OWN_FIELDS.items()}
         room, got = asyncio.Semaphore(4), {}
@@ -166,7 +166,7 @@ class Site:
         return [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
 
     async def until_helped(self, right: Mapping[str, list[Any]]) -> None:
-        """Ask until draft tokens are accepted; no answer may change."""
+        """Repeat requests until draft tokens are accepted; no answer may change."""
         before = await self.num_accepted()
         async with asyncio.timeout(120):
             while await self.num_accepted() == before:
@@ -175,7 +175,7 @@ class Site:
 
 @asynccontextmanager
 async def sites(*all_: Site) -> AsyncGenerator[None, None]:
-    """End the processes of these sites, which are in one folder, at the end."""
+    """Write the token and auth file that these servers share; end their processes when the block ends."""
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     folder = all_[0].folder
     (folder / "token").write_text(TOKEN)

@@ -39,7 +39,10 @@ async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
 
 
 async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: TargetEngine, pair: Pair) -> None:
-    """Requests with and without it run together and share no prefix; drafts of the plain model help both."""
+    """Requests to an adapter have the tokens of a model with the adapter's weights added.
+
+    Those with and without it run together and share no prefix; drafts of the plain model help both.
+    """
     async with running(onnx_engine(pair.merged, MAX_LENGTH)) as merged:
         for mode in ("greedy", "noise", "penalties"):
             request = wanted(mode, prompt=PROMPT, max_new_tokens=28)
@@ -53,7 +56,11 @@ async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: Targ
 
 
 async def test_a_request_without_finite_logits_fails_and_the_others_go_on(vllm: Any, onnx: TargetEngine) -> None:
-    """The story: a row of NaN had no error: vLLM chose its first token greedily, and the request went on with it."""
+    """A request with logits that are not finite fails, and the others go on.
+
+    It was once otherwise: a row of NaN had no error: vLLM chose its first token greedily, and the request went on with
+    it.
+    """
     request = wanted("noise")
     tokens, _ = await completed(onnx, request)
     for mode in ("noise", "greedy"):

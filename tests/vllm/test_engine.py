@@ -85,7 +85,10 @@ async def test_tokens_that_are_looked_up_fill_passes_without_a_worker(vllm: Any,
 
 
 async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: Any, onnx: TargetEngine) -> None:
-    """Four requests of 100 tokens need more blocks than there are: vLLM takes some out, and computes them again."""
+    """Requests that vLLM takes out for lack of memory, and computes again, have the same tokens.
+
+    Four requests of 100 tokens need more blocks than there are.
+    """
     requests = [wanted(mode, prompt=PROMPT[number:], max_new_tokens=70) for number, mode in enumerate([*MODES][1:5])]
     tokens = [(await completed(onnx, request))[0] for request in requests]
     before = counted("vllm:num_preemptions")
@@ -96,7 +99,7 @@ async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: 
 
 
 def counted(name: str) -> float:
-    """Return the sum of one of vLLM's own counters, read from our port for metrics."""
+    """Return the sum of one of vLLM's own counters, as our port for metrics shows it."""
     metrics = [metric for metric in VllmMetrics(CollectorRegistry()).collect() if metric.name == name]
     return sum(sample.value for metric in metrics for sample in metric.samples if sample.name == f"{name}_total")
 

@@ -106,7 +106,10 @@ def test_no_bytes_raise_anything_else(read: object) -> None:
 
 
 async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Path) -> None:
-    """A front may start after its core, end and start again; meanwhile the core drops draft tokens of the old front."""
+    """A core that no front has started dials again after each end of a front, and names its requests to the next one.
+
+    Meanwhile it drops the draft tokens of the old front.
+    """
     first = Mailbox("model", tmp_path)
     await first.open()
     received: list[ToCore | None] = []
@@ -128,7 +131,10 @@ async def test_a_core_of_its_own_dials_again_and_names_its_requests(tmp_path: Pa
 
 
 async def test_a_core_of_its_own_never_waits_for_its_pool(tmp_path: Path) -> None:
-    """The story: a pool that read nothing held each pass up for seconds, and then lost the link."""
+    """A core that no front has started never waits for a pool that reads nothing.
+
+    It was once otherwise: a pool that read nothing held each pass up for seconds, and then lost the link.
+    """
     pool, received = Mailbox("", tmp_path), []
     pool.receive = lambda core, frame: received.append(frame)
     await pool.open()
@@ -189,7 +195,11 @@ time.sleep(600)
 
 
 async def test_a_core_ends_with_its_front_and_so_does_its_group(mailbox: Mailbox) -> None:
-    """The story: after a front was killed, its core and coordinator ran on, and kept the memory of their devices."""
+    """A core ends with the front that started it, and so do the other processes of its group.
+
+    It was once otherwise: after a front was killed, its core and coordinator ran on, and kept the memory of their
+    devices.
+    """
     core = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OWNED, mailbox.path), stdout=asyncio.subprocess.PIPE, start_new_session=True
     )

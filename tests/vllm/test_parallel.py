@@ -18,7 +18,10 @@ pytestmark = pytest.mark.release
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--data-parallel-size"])
 async def test_two_workers_or_two_cores_have_the_tokens_of_one(pair: Pair, flag: str) -> None:
-    """Each of two cores serves a part of the requests; the mailbox sends draft tokens to their request's core."""
+    """Two workers, or two engine cores, give the tokens of one.
+
+    Each of two cores serves a part of the requests; the mailbox sends draft tokens to their request's core.
+    """
     from specdec.inference.serving.vllm_target import vllm_engine
 
     requests = [wanted(mode, prompt=PROMPT[number:]) for number, mode in enumerate([*MODES][:4])]

@@ -1,4 +1,4 @@
-"""The GPU report on the real vLLM, on a CPU: one race runs, and one has the reason why it cannot."""
+"""The GPU report over the real vLLM on a CPU: one race runs, and another shows why it cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.release]
     ],
 )
 def test_a_step_has_figures_of_both_or_the_reason(title: str, parts: Sequence[str], tmp_path: Path) -> None:
-    """The models are the bundled pair with wider heads, as without `--pair`."""
+    """A step of the report has figures of both servers, or the reason why there are none.
+
+    The models are the bundled pair with wider heads, as without `--pair`.
+    """
     args = parser().parse_args(["--streams", "1", "--tokens", "8", "--output", str(tmp_path)])
     (step,) = (step for step in steps(args) if step.title == title)
     done = step.run(tmp_path)

@@ -37,7 +37,7 @@ async def site(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncGen
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def right(site: Site) -> dict[str, list[Any]]:
-    """Return the answers of vLLM's server without a pool."""
+    """Return the answers of vLLM's own server without a pool."""
     return await site.answers()
 
 
@@ -91,7 +91,10 @@ async def test_a_pool_answers_no_client(site: Site) -> None:
 
 
 async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
-    """The worker gets no salts of requests, and proposes a token id beyond the vocabulary."""
+    """A worker that proposes a token id beyond the vocabulary is detached, and changes no answer.
+
+    It never sees the salts of requests, which keep cached prefixes apart.
+    """
     ca, token = (site.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
     async with raw_worker(f"127.0.0.1:{site.pool_port}", token, ca=ca, is_private=False) as worker:
         lying = asyncio.create_task(_lie(worker))

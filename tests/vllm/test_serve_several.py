@@ -41,7 +41,10 @@ SEEDED: list[dict[str, Any]] = [
 
 
 async def test_cores_of_two_servers_have_one_pool(pair: Pair, tmp_path: Path) -> None:
-    """One server has two data-parallel cores; `vllm bench serve` counts no failure either."""
+    """One pool helps the engine cores of two servers, and no answer changes.
+
+    One server has two data-parallel cores; `vllm bench serve` counts no failure either.
+    """
     one, other = Site(tmp_path, pair), Site(tmp_path, pair)
     async with sites(one, other):
         await asyncio.gather(one.start_vllm("--data-parallel-size", "2"), other.start_vllm())

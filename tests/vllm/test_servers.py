@@ -94,7 +94,7 @@ class Site:
 
     @asynccontextmanager
     async def explained(self) -> AsyncGenerator[None, None]:
-        """Add the state of all servers to an error of the block."""
+        """Add the state of all servers to any error that is raised in the block."""
         try:
             yield
         except SpecDecError as exc:
@@ -149,7 +149,7 @@ class Site:
         return await asyncio.create_subprocess_exec(sys.executable, str(ROOT / "main.py"), "--role", "draft", *flags)
 
     def attached(self, server: Server) -> AbstractAsyncContextManager[RawWorker]:
-        """Attach a pool worker made of the protocol's messages alone."""
+        """Attach a pool worker that the test plays itself, by messages of the protocol."""
         ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
         return raw_worker(f"127.0.0.1:{server.port}", token, ca=ca, is_private=False)
 
@@ -247,7 +247,7 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
-    """Propose for one session after the other, until the target ends the stream.
+    """Propose wrong tokens for one session after the other, until the target ends the stream.
 
     A second write could meet an ended stream, which would then have a status of the client's library.
     """
@@ -265,7 +265,10 @@ async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
 
 
 async def test_a_flood_of_draft_tokens_changes_nothing(site: Site) -> None:
-    """A worker proposes 256 wrong tokens for every request, again and again, and waits for no verdict."""
+    """A worker that floods the target with wrong draft tokens changes no answer.
+
+    It proposes 256 of them for every request, again and again, and waits for no verdict.
+    """
     server = site.servers[0]
     async with site.attached(server) as worker:
         asking = asyncio.create_task(site.asked(server))
@@ -303,7 +306,10 @@ async def test_a_lost_front_takes_core_and_workers_along_while_they_are_busy(sit
 
 
 async def test_ctrl_c_lets_requests_finish_and_leaves_nothing(site: Site) -> None:
-    """The story: Ctrl-C reached vLLM's core too, which ended before the running requests had finished."""
+    """After Ctrl-C the running requests finish, and then no process is left.
+
+    It was once otherwise: Ctrl-C reached vLLM's core too, which ended before the running requests had finished.
+    """
     server = site.servers[2]
     answers, _ = await site.asked(server, disturb=lambda: server.process.send_signal(signal.SIGINT))
     assert answers == site.answers
@@ -325,7 +331,7 @@ async def test_a_lost_worker_ends_its_server(site: Site, pair: Pair) -> None:
 
 
 async def refused(*arguments: str | Path) -> str:
-    """Start a server with wrong flags; return its only line of errors, after a check of the exit code."""
+    """Start a server with wrong flags; check its exit code, and return its only line of errors."""
     program = (sys.executable, str(ROOT / "main.py"), "--role", "target", "--engine", "vllm")
     process = await asyncio.create_subprocess_exec(*program, *map(str, arguments), stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(process.communicate(), START_S)
@@ -341,6 +347,9 @@ async def test_wrong_settings_are_refused_in_one_line(pair: Pair, tmp_path: Path
 
 @pytest.mark.release
 async def test_a_model_that_cannot_run_is_never_ready(tmp_path: Path) -> None:
-    """The story: vLLM makes no pass at its start, so the first request of a client was the first to fail."""
+    """A server of a model that vLLM cannot run never becomes ready.
+
+    It was once otherwise: vLLM makes no pass at its start, so the first request of a client was the first to fail.
+    """
     model = save_tiny_model(tmp_path / "model", "llama", seed=1)  # its heads have 8 values: none of vLLM's sizes
     assert "cannot run this model" in await refused("--model", model, "--port", "0", "--", *FLAGS)

@@ -1,4 +1,4 @@
-"""`--noise vllm` in servers: the texts of a stock vLLM server on runner V2 for the same seeds, whatever is proposed."""
+"""With `--noise vllm` servers give the texts of a stock vLLM server on runner V2 for the same seeds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WAYS: Sequence[tuple[int, dict[str, Any]]] = (
 
 
 def requests() -> list[CompletionRequest]:
-    """Return a request for each way, with a prompt of its own."""
+    """Return a request for each way of sampling, with a prompt of its own."""
     ends: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     return [
         CompletionRequest(PROMPT[number:], SamplingParams(**way), seed=seed, **ends)
@@ -102,7 +102,7 @@ async def lie(worker: RawWorker) -> None:
 
 
 async def test_the_texts_are_those_of_stock_vllm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target alone, with a draft worker that lies, and with one that is often right, draws stock vLLM's tokens."""
+    """A target gives stock vLLM's tokens alone, with a draft worker that lies, and with one that is often right."""
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
     async with stock_server(pair) as port, our_server(pair) as target:

@@ -1,4 +1,4 @@
-"""Wrong variants of our code in vLLM, each of which a check of `test_engine.py` notices; a start takes a minute."""
+"""Wrong variants of our code in vLLM are noticed, each by a check of `test_engine.py`; a start takes a minute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PENALTIES = "penalties of the output"
 
 
 class NoiseOneOff(Extension):
-    """Extension with the noise of the position before."""
+    """Wrong extension: the noise of a position is that of the position before."""
 
     def install_choice(self) -> None:
         turn_of = Choice._turn
@@ -42,7 +42,7 @@ class NoiseOneOff(Extension):
 
 
 class Believing(Extension):
-    """Extension that accepts draft tokens unverified."""
+    """Wrong extension: draft tokens are accepted without verification."""
 
     def install_choice(self) -> None:
         winners_of = Choice.winners
@@ -56,7 +56,7 @@ class Believing(Extension):
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
-    """Return a request's arguments to workers with a resumed output taken for a new one."""
+    """Return a request's arguments to workers where a resumed output counts as a new one, which is wrong."""
     ours = extra_args(request, *others)
     ours[KEY]["output_start"] = len(request.prompt_token_ids)
     return ours

@@ -62,12 +62,12 @@ class NeuronBackend(CompiledModel):
         self.prompt_chunk_tokens = shape.max_prompt  # the prompt graph reads a whole prompt in one call
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `specdec.inference.model.slots.CompiledBackend`."""
+        """Return whether a prompt should reuse what its slot holds, since that was faster than to read it all."""
         return self._times.goes_on(num_held, num_tokens)
 
     @torch.no_grad()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `specdec.inference.model.slots.Backend`; returns a numpy array."""
+        """Run one pass over spans of distinct slots; return logits as a numpy array, float32 [num_rows, vocab_size]."""
         check_spans(spans, self)
         works = [reading(span, self._held[span.slot]) for span in spans]
         for work in works:

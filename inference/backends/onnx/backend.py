@@ -58,11 +58,11 @@ class OnnxBackend:
         self._passes = [self._pass(num_places) for num_places in range(1, min(num_slots, MAX_PLACES) + 1)]
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `specdec.inference.model.slots.ForkingBackend`."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
         self._slots.fork(source_slot, destination_slot, start, end)
 
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `specdec.inference.model.slots.Backend`. A numpy array."""
+        """Run one pass over spans of distinct slots; return logits as a numpy array, float32 [num_rows, vocab_size]."""
         check_spans(spans, self)
         for span in spans:
             self._slots.note_length(span.slot, span.start + len(span.token_ids))

@@ -80,21 +80,21 @@ class TorchBackend:
 
     @property
     def max_pass_tokens(self) -> int:
-        """See `specdec.inference.model.slots.CompiledBackend`."""
+        """Return how many tokens one pass can take."""
         return self.passes.widest
 
     @property
     def prompt_chunk_tokens(self) -> int:
-        """See `specdec.inference.model.slots.CompiledBackend`."""
+        """Return how many tokens of a prompt one pass should read."""
         return self.passes.widest_part
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `specdec.inference.model.slots.CompiledBackend`: here tokens that are held are never read again."""
+        """Return True: a prompt always reuses the tokens that its slot holds."""
         return True
 
     @property
     def graphs(self) -> GraphCounts:
-        """See `specdec.inference.model.slots.GraphMaker`."""
+        """Return how many graphs there are."""
         return self.passes.graphs
 
     @torch.inference_mode()
@@ -104,14 +104,17 @@ class TorchBackend:
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Array:
-        """See `specdec.inference.model.slots.Backend`. A torch tensor on CUDA, a numpy array elsewhere."""
+        """Run one pass over spans of distinct slots; return logits, float32 [num_rows, vocab_size].
+
+        They are a torch tensor on CUDA, and a numpy array elsewhere.
+        """
         check_spans(spans, self)
         logits = self.passes.forward(spans).float()  # [num_rows, vocab_size]
         return logits.numpy() if logits.device.type == "cpu" else logits
 
     @torch.inference_mode()
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `specdec.inference.model.slots.ForkingBackend`."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
         self.passes.fork(source_slot, destination_slot, start, end)
 
 

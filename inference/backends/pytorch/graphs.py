@@ -51,7 +51,7 @@ class Captured:
         self._pool = torch.cuda.graph_pool_handle()
 
     def make(self, run: Run) -> Run:
-        """See `Maker`."""
+        """Run the pass a few times and capture it in a CUDA graph; return a function that replays the graph."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -75,7 +75,7 @@ class Compiled:
 
     Args:
         backend: a compiler as `torch.compile` takes it: its name, or a function.
-        graphs_only: see `Maker`.
+        graphs_only: whether the device runs nothing but graphs, so that copies of slots are graphs too.
 
     Raises:
         ConfigError: this torch is too old.
@@ -95,7 +95,7 @@ class Compiled:
         self._backend = lookup_backend(backend)
 
     def make(self, run: Run) -> Run:
-        """See `Maker`."""
+        """Return the pass compiled: its first run compiles it."""
         # All passes are one code object: without caches of their own the ninth would exceed the limit of recompiling.
         # Nothing that a pass reads is ever replaced, and guards of every weight would take 10 % of a small pass.
         unguarded = {"guard_filter_fn": lambda guards: [False] * len(guards)}

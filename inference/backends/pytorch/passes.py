@@ -41,7 +41,7 @@ class Passes(Protocol):
         """Return logits as `specdec.inference.model.slots.Backend.forward` does, in the model's dtype."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `specdec.inference.model.slots.ForkingBackend`."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
 
 
 class EagerPasses:
@@ -56,10 +56,10 @@ class EagerPasses:
         self.widest = cache.max_length
 
     def warm_up(self) -> None:
-        """See `Passes`; there is nothing to make."""
+        """Do nothing: these passes need no graphs."""
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """See `Passes`."""
+        """Run one pass over spans of distinct slots; return logits in the model's dtype, [num_rows, vocab_size]."""
         dtype, device = self._cache.keys[0].dtype, self._cache.keys[0].device
         token_ids = [token_id for span in spans for token_id in span.token_ids]
         positions = [position for span in spans for position in range(span.start, span.start + len(span.token_ids))]
@@ -72,5 +72,5 @@ class EagerPasses:
         return torch.empty(0, self._runner.vocab_size, dtype=dtype, device=device)
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `Passes`."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
         self._cache.fork(source_slot, destination_slot, start, end)

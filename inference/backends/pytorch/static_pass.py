@@ -95,7 +95,7 @@ class StaticPass:
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
-        """See `specdec.inference.backends.pytorch.attention.LayerAttention`."""
+        """Attend to all positions up to each token's own; shapes are those of `attention.LayerAttention`."""
         shape = self.shape
         layer: int = module.layer_idx  # type: ignore[assignment]
         keys = self._extend(self._cache.keys[layer], key)
@@ -176,12 +176,12 @@ class StaticPasses:
 
     @property
     def graphs(self) -> GraphCounts:
-        """See `Passes`."""
+        """Return how many graphs were made for passes, and how many of them after `warm_up`."""
         num_graphs = self.maker.num_graphs
         return GraphCounts(num_graphs, num_graphs - (self._num_early or num_graphs))
 
     def warm_up(self) -> None:
-        """See `Passes`; runs every shape, and logs its progress."""
+        """Make the passes of all shapes by one run of each, and log the progress; overwrites slots."""
         shapes = self.shapes.all()
         started = reported = time.monotonic()
         for num_made, shape in enumerate(shapes):
@@ -195,7 +195,7 @@ class StaticPasses:
         self._num_early = self.maker.num_graphs
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """See `Passes`; rows of a span that took several passes are joined."""
+        """Run the spans in as many passes as they need; return all logits in the order of the spans."""
         passes = list(self.shapes.passes(spans))
         if len(passes) == 1:
             return self._run(self.shapes.of(spans), spans)
@@ -208,7 +208,7 @@ class StaticPasses:
         return torch.cat([part for span in spans for part in rows[span.slot]])
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
-        """See `Passes`."""
+        """Copy keys and values of the positions start .. end-1 from one slot to another."""
         if self._copy is None:
             self.cache.fork(source_slot, destination_slot, start, end)
             return

@@ -68,7 +68,7 @@ async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
 
 
 def sampling_of(prompt: str) -> SamplingParams:
-    """Return how a prompt is continued: words alone are prose, and anything else a pattern."""
+    """Return sampling parameters for a prompt: those for prose if it has words alone, else those for patterns."""
     return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
 
 

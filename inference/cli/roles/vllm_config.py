@@ -26,7 +26,7 @@ class VllmConfigSettings:
 
     Attributes:
         gamma: most draft tokens of a request in a pass.
-        mailbox: see `PoolSettings`.
+        mailbox: folder, of this user alone, in which pool and vLLM find each other (default: /tmp/specdec-UID).
         noise: law by which seeds make noise. vllm: the text is that of stock vLLM with the seed, on its runner V2
             (docs/noise.md).
         flags: print flags for a command, not the YAML of `--config`.

@@ -54,14 +54,14 @@ class _Base(ABC):
 
     @abstractmethod
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """See `ChunkFormat`."""
+        """Return the fields beside "choices"."""
 
     @abstractmethod
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """Return one entry of a whole answer's "choices"."""
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """See `Format`."""
+        """Return the whole answer to prompts with `n` choices each."""
         entries = [self.choice(index, choice) for index, choice in enumerate(choices)]
         return {**self.head(chunk=False), "choices": entries, **figures(choices, n=n)}
 
@@ -72,18 +72,18 @@ class CompletionFormat(_Base):
     shows_prompt = True
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """See `ChunkFormat`."""
+        """Return the fields beside "choices"."""
         return self._head("cmpl", "text_completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """See `ChunkFormat`."""
+        """Return one entry of a chunk's "choices", with a part of the text."""
         offset, first = choice.num_characters, part.is_prompt
         logprobs = text_logprobs(part.logprobs, offset, begins_prompt=first) if part.logprobs else None
         choice.num_characters += sum(position.num_characters for position in part.logprobs)
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": _reason(part)}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """See `_Base`."""
+        """Return one entry of a whole answer's "choices", with its text."""
         begins = choice.has_scored_prompt
         scores = choice.logprobs
         logprobs = text_logprobs(scores, 0, begins_prompt=begins) if scores else None
@@ -105,11 +105,11 @@ class ChatFormat(_Base):
         self._readers: dict[int, MessageReader | None] = {}
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """See `ChunkFormat`."""
+        """Return the fields beside "choices"."""
         return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
-        """See `ChunkFormat`."""
+        """Return one entry of a chunk's "choices", with a part of the message."""
         role = {} if index in self._readers else {"role": "assistant"}
         fields, reason = self._read(index, part.text, part, choice)
         logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
@@ -118,7 +118,7 @@ class ChatFormat(_Base):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """See `_Base`."""
+        """Return one entry of a whole answer's "choices", with its message."""
         fields, reason = self._read(index, choice.text, choice, choice)
         calls = list(fields.pop("tool_calls", {}).values())
         message = {"role": "assistant", "content": None if calls else "", "refusal": None, **fields}

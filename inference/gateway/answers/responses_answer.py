@@ -166,7 +166,7 @@ class ResponsesFormat:
         return {**self._fields, "status": "failed", "output": self._items.items, "error": fault}
 
     def document(self, choices: Sequence[Choice], *, n: int) -> dict[str, Any]:
-        """See `Format`."""
+        """Return the whole answer as one response: a prompt has one choice here."""
         (choice,) = choices
         for part in choice.parts:
             list(self.add(part, choice))
@@ -205,7 +205,7 @@ class ResponsesStream(AnswerStream):
         self._opening = self._encoded_events([{"type": kind, "response": response} for kind in kinds])
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
-        """See `AnswerStream`."""
+        """Return the events that open the response, and the first chunk."""
         return self._opening + await super().begun(events)
 
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:

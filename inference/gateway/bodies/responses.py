@@ -75,7 +75,7 @@ class MessageItem(_Item):
     phase: str | None = Field(None, description="Accepted without effect.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """See `_Item`."""
+        """Add the message to a chat; an assistant's text joins its tool calls."""
         text = _text(self.content)
         if self.role == "assistant":
             _of_assistant(messages, "content", "tool_calls")["content"] = text
@@ -92,7 +92,7 @@ class CallItem(_Item):
     arguments: Text
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """See `_Item`."""
+        """Add the call to the assistant's message at the end of a chat; begin one if there is none."""
         call = {"id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
         _of_assistant(messages).setdefault("tool_calls", []).append(call)
 
@@ -105,7 +105,7 @@ class OutputItem(_Item):
     output: Text | ItemParts
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """See `_Item`."""
+        """Add the output of a tool to a chat, as a message of the role "tool"."""
         calls = (call for message in messages for call in message.get("tool_calls", ()))
         names = {call["id"]: call["function"]["name"] for call in calls}
         name = {"name": names[self.call_id]} if self.call_id in names else {}
@@ -121,7 +121,7 @@ class ReasoningItem(_Item):
     encrypted_content: str | None = Field(None, description="Accepted without effect: none is encrypted here.")
 
     def add_to(self, messages: list[dict[str, Any]]) -> None:
-        """See `_Item`."""
+        """Add the reasoning to the assistant's message at the end of a chat; begin one if it cannot take any."""
         text = _text(self.content or self.summary)
         _of_assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 

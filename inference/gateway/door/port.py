@@ -121,7 +121,7 @@ class HttpPort:
 
     @property
     def ports(self) -> dict[str, int]:
-        """See `Front`."""
+        """Return the port's number by its name, once it is open."""
         return {self._name.lower(): self.port}
 
     async def open(self) -> None:
@@ -148,7 +148,7 @@ class HttpPort:
         return f"{'http' if self._tls is None else 'https'}://{address(host, self.port)}"
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        """See `Front`."""
+        """Set what health checks report, `ready`: requests are accepted; `alive`: a restart would not help."""
         self._probes.is_ready, self._probes.is_alive = ready, alive
 
     async def refuse_new(self) -> None:
@@ -167,7 +167,7 @@ class SidePort(HttpPort):
     _is_open = False
 
     async def open(self) -> None:
-        """See `Front`. A port that is open stays as it is."""
+        """Listen, unless the port is open already."""
         if not self._is_open:
             self._is_open = True
             await super().open()

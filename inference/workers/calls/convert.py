@@ -147,7 +147,7 @@ def noise_to_message(noise: Noise) -> pb.Noise:
 
 
 def noise_from_message(number: pb.Noise) -> Noise:
-    """Return the law of a target's noise; ours in place of one that is not known here, as from a newer target."""
+    """Return the rule for random numbers that a message names; ours for an unknown one, as of a newer target."""
     return next((noise for noise, each in _NOISE_TO_MESSAGE.items() if each == number), Noise.SPECDEC)
 
 

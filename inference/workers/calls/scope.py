@@ -137,7 +137,7 @@ class SupervisedCompleter:
         return len(self._scopes) - self.num_running
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """See `Completer`.
+        """Yield the events of an answer, one Started first, within the limits of the caller.
 
         Raises:
             CapacityError: the caller has as many requests in flight as it may.

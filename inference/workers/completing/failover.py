@@ -77,12 +77,12 @@ class FailoverCompleter:
             return await self._at(replica).model(timeout_s=timeout_s)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """See `Codec`."""
+        """Return the token ids of a text or a conversation, as one of the servers reads it."""
         with self._fleet.lease() as replica:
             return await self._at(replica).encode(prompt, special=special)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Codec`."""
+        """Return the text of token ids, as one of the servers writes it."""
         with self._fleet.lease() as replica:
             return await self._at(replica).decode(token_ids)
 

@@ -119,11 +119,11 @@ class GenerationServicer(rpc.GenerationServiceServicer):  # type: ignore[misc]
 
     @property
     def max_request_bytes(self) -> int:
-        """See `Servicer`."""
+        """Return the length in bytes of the longest message that the service's methods accept."""
         return max_request_bytes(self.card.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """See `Servicer`."""
+        """Register with a server that has not started."""
         rpc.add_GenerationServiceServicer_to_server(self, server)
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:

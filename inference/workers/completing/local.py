@@ -78,7 +78,7 @@ class LocalCompleter:
         self.codec = self._reader.codec
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """See `Completer`."""
+        """Yield one Started, one Delta per commit, one Finished; closing the iterator cancels the request."""
         job = await self._prepared(request)
         request, wants_tokens = job.request, job.request.max_new_tokens != 0
         if not wants_tokens and request.prompt_logprobs is None:  # no pass is needed

@@ -43,7 +43,7 @@ class LocalCodec:
         self._threads = Threads("long texts", num_threads=NUM_THREADS, num_places=MAX_READING)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """See `Codec`.
+        """Return the token ids of a text or a conversation; `special` includes what the tokenizer adds to a text.
 
         Raises:
             InvalidRequestError: the prompt is too long for any context here, or the chat template refuses it.
@@ -76,7 +76,7 @@ class LocalCodec:
         return self.tokenizer.encode(prompt, special=special)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Codec`."""
+        """Return the text of token ids, with special tokens by their names."""
         if len(self.checked(token_ids)) > MAX_INLINE_IDS:
             return await self._threads.run(self._write, token_ids)
         async with self._inline:

@@ -57,7 +57,7 @@ class RemoteCompleter:
         self._num_bytes = 0
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """See `Completer`."""
+        """Yield the events of the server's answer, one Started first; closing the iterator cancels the request."""
         message, timeout_s = completion_to_message(request), self._timeout_s(request)
         call = self._stub.Generate(message, timeout=timeout_s, metadata=self._metadata)
         num_committed = 0 if request.resume is None else len(request.resume.token_ids)
@@ -110,13 +110,13 @@ class RemoteCompleter:
         return card_from_message(message)
 
     async def encode(self, prompt: str | Chat, *, special: bool = True) -> tuple[int, ...]:
-        """See `Codec`."""
+        """Return the token ids of a text or a conversation, as the server reads it."""
         message = tokenize_to_message(prompt, special=special)
         with calls_to(self._address):
             return tuple((await self._stub.Tokenize(message, timeout=self._deadline_s)).token_ids)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Codec`."""
+        """Return the text of token ids, as the server writes it."""
         message = pb.DetokenizeRequest(token_ids=token_ids)
         with calls_to(self._address):
             return str((await self._stub.Detokenize(message, timeout=self._deadline_s)).text)

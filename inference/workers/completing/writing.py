@@ -32,7 +32,10 @@ class TextCompleter:
         self._tokenizer = tokenizer
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[TextEvent, None]:
-        """See `Completer`; closing the inner answer at a stop string cancels the request."""
+        """Yield the events of the inner answer with the text that its tokens make.
+
+        A stop string ends the answer: closing the inner one cancels the request.
+        """
         if request.ids_only or request.max_new_tokens == 0:
             text = None
         else:

@@ -28,17 +28,17 @@ class DraftWork:
 
     @property
     def fault(self) -> str | None:
-        """See `Work`."""
+        """Return why no drafts are served at the moment; None if they are."""
         return self._engine.fault
 
     @property
     def hangs(self) -> bool:
-        """See `Work`."""
+        """Return whether the fault is a thread of the engine that may never end."""
         return self._engine.hangs
 
     @property
     def broken(self) -> str | None:
-        """See `Work`."""
+        """Return why no draft will ever be served again; None if the engine is not broken."""
         return self._engine.broken
 
 
@@ -61,7 +61,7 @@ class PoolWorker(DraftWork):
 
     @property
     def fault(self) -> str | None:
-        """See `Work`."""
+        """Return why no drafts are served at the moment, be it that no target uses this worker; None if they are."""
         is_attached = any(stream.is_attached for stream, _ in self._streams.values())
         return super().fault or (None if is_attached else "no target has this worker in its pool")
 

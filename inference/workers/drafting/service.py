@@ -48,7 +48,7 @@ class StreamWorker:
 
     Args:
         vocabulary: vocabulary of the target; the worker's may be padded to another size.
-        scope: see `Worker`.
+        scope: beginning of the names of all sessions that a private worker drafts for; empty: it helps all.
     """
 
     def __init__(self, attach: pb.Attach, vocabulary: Vocabulary, scope: str = "") -> None:
@@ -82,7 +82,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(commit=message))
 
     def close(self, session: VerificationSession) -> None:
-        """See `Worker`."""
+        """Ask the worker to stop drafting for this session."""
         session_id = session.request.draft_session.removeprefix(self.scope) if self.scope else session.help_id
         self._put(pb.AssistResponse(close=pb.AssistClose(session_id=session_id)))
 
@@ -164,7 +164,8 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
         pool: pool of the draft workers that attach.
         vocabulary: vocabulary of the target; draft workers draft in its ids.
         tokenizer: tokenizer of the target, for draft workers that have another one; None refuses these.
-        noise: law of the noise in all sessions.
+        noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md); draft and
+            target must have the same.
     """
 
     service_name = pb.DESCRIPTOR.services_by_name["VerificationService"].full_name
@@ -183,11 +184,11 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
 
     @property
     def max_request_bytes(self) -> int:
-        """See `Servicer`."""
+        """Return the length in bytes of the longest message that the service's methods accept."""
         return max_request_bytes(self._pool.max_length)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """See `Servicer`."""
+        """Register with a server that has not started."""
         rpc.add_VerificationServiceServicer_to_server(self, server)
 
     async def Assist(self, _: object, call: Call) -> None:

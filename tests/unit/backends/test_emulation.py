@@ -76,7 +76,10 @@ def test_a_device_is_not_emulated(tmp_path: Path) -> None:
 
 @given(base=st.floats(0, 1), session=st.floats(0, 1), token=st.floats(0, 1), sessions=st.integers(1, 64))
 def test_passes_follow_the_roofline(base: float, session: float, token: float, sessions: int) -> None:
-    """Tokens are free until computing takes as long as reading the weights; sessions never are."""
+    """An emulated pass takes as long as the slower of reading the weights and computing, plus a time per session.
+
+    Tokens are thus free until computing takes as long as reading the weights.
+    """
     time_of = PassTime(base, session, token).seconds
     ridge = int(base / token) if token > base / 1e6 else 1000
     assert time_of(sessions, sessions) >= base + sessions * session

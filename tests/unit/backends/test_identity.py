@@ -30,7 +30,11 @@ def test_other_weights_settings_or_arithmetic_are_another(models: ModelDirectori
 
 
 def test_another_context_is_another_model(models: ModelDirectories) -> None:
-    """The story: a request was resumed at a replica with a shorter --sequence_length, where its answer ended early."""
+    """A model with another --sequence_length has another id.
+
+    It was once otherwise: a request was resumed at a replica with a shorter --sequence_length, where its answer ended
+    early.
+    """
     tokenizer = Tokenizer.load(models.target)
     contexts = [TargetEngine(ScriptedDecoder(max_length=max_length)) for max_length in (100, 100, 200)]
     one, same, other = (RunningTarget(each, tokenizer).model_id(ModelConfig(models.target)) for each in contexts)
@@ -38,7 +42,10 @@ def test_another_context_is_another_model(models: ModelDirectories) -> None:
 
 
 def test_every_byte_counts_and_no_date(tmp_path: Path) -> None:
-    """The story: ids were made of samples of 4 KiB, which most edits of a layer did not touch."""
+    """A model's id depends on every byte of its weights, and on no date.
+
+    It was once otherwise: ids were made of samples of 4 KiB, which most edits of a layer did not touch.
+    """
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(1 << 20))
     before, status = model_id_of(tmp_path), file.stat()
@@ -51,7 +58,10 @@ def test_every_byte_counts_and_no_date(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hashing hundreds of gigabytes at every start would take longer than loading them; a hub's blob is never read."""
+    """A file of weights is hashed once, and one from a model hub never: its name there is the hash.
+
+    Hashing hundreds of gigabytes at every start would take longer than loading them.
+    """
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     blob = tmp_path / "blobs" / ("ab" * 32)
     blob.parent.mkdir()

@@ -76,7 +76,7 @@ def drop_a_weight(path: Path) -> None:
 
 
 def quantize(path: Path, *, method: str) -> None:
-    """Name a method of quantization, and delete the weights: the configuration alone shows the fault."""
+    """Name a method of quantization in the configuration, and delete the weights, which must not be needed."""
     edit_config(quantization_config={"quant_method": method, "bits": 4})(path)
     (path / "model.safetensors").unlink()
 
@@ -159,7 +159,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_folders_without_a_model_name_the_way_out(tmp_path: Path, name: str) -> None:
-    """The story: a GGUF file that exists was reported as "no such directory"."""
+    """The error about a path without a model says what is there, and what to give instead.
+
+    It was once otherwise: a GGUF file that exists was reported as "no such directory".
+    """
     make, way_out = FOREIGN[name]
     make(tmp_path / name)
     with pytest.raises(ConfigError, match=way_out):
@@ -192,7 +195,10 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 
 
 def test_too_long_sequences_are_refused_before_anything_is_loaded(checkpoint: Path) -> None:
-    """The default backend used to warn of the length, and then torch loaded the model to refuse it again."""
+    """A --sequence_length above the model's limit is refused before anything is loaded.
+
+    It was once otherwise: the default backend warned of it, and then torch loaded the model to refuse it again.
+    """
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="sequence_length 129 is above"):
         ModelConfig(checkpoint, backend="auto", sequence_length=129)
@@ -227,7 +233,11 @@ def test_slots_that_do_not_fit_into_memory_are_refused(max_length: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only /proc tells how much memory is in use")
 @pytest.mark.parametrize("backend_name", ["onnx", "torch"])
 def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path: Path) -> None:
-    """The story: pages of 2 MiB made the first request of each slot take all of it, and up to 18 times as long."""
+    """A short sequence takes little of its slot's memory.
+
+    It was once otherwise: pages of 2 MiB made the first request of each slot take all of it, and up to 18 times as
+    long.
+    """
     save_tiny_model(tmp_path, "llama", num_key_value_heads=4, head_dim=64, max_position_embeddings=8192)
     config = config_for(tmp_path, backend=backend_name, num_slots=8, sequence_length=8192)
     before_mib = vitals(os.getpid()).rss_mib
@@ -241,7 +251,10 @@ def test_short_sequences_take_little_of_their_slots(backend_name: str, tmp_path:
 
 
 def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
-    """Published checkpoints keep experts in MXFP4, which Transformers refuses to read without further packages."""
+    """Experts in MXFP4, as gpt-oss is published, are read and unpacked by our own code.
+
+    Transformers refuses to read them without further packages.
+    """
     paths = [save_tiny_model(tmp_path / name, "gpt_oss", intermediate_size=32) for name in ("packed", "plain")]
     stored = [load_file(path / "model.safetensors") for path in paths]
     for name in list(stored[0]):

@@ -53,7 +53,10 @@ def test_auto_is_torch_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_idle_neuron_devices_are_named(
     backend: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU."""
+    """A server that chooses the CPU beside Neuron devices logs how to use them.
+
+    It was once otherwise: without --backend neuron, an 8B model on a Trainium instance silently ran on the CPU.
+    """
     path = save_tiny_model(tmp_path, "llama")
     load_backend(config_for(path))
     assert "Neuron" not in caplog.text
@@ -75,7 +78,10 @@ def test_auto_is_torch_without_onnx_runtime(tmp_path: Path, monkeypatch: pytest.
 def test_limits_of_all_backends_are_refused_at_once(
     tmp_path: Path, fields: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: the log named torch as the way out, loaded the model again, and only then refused it."""
+    """A value above a limit that all backends have is refused at once, without a hint at another backend.
+
+    It was once otherwise: the log named torch as the way out, loaded the model again, and only then refused it.
+    """
 
     def no_memory(num_bytes: int) -> None:
         raise MemoryError(f"no {num_bytes} bytes")
@@ -96,7 +102,7 @@ def test_a_broken_model_is_named_whatever_was_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_examined_model_is_loaded_as_examined(tmp_path: Path, family: str) -> None:
-    """Examining the files gives the backend and the size of a slot that loading then has."""
+    """Examining a model's files gives the backend and the size of a slot that loading then has."""
     config = ModelConfig(save_tiny_model(tmp_path, family), backend="auto", device="cpu", sequence_length=128)
     fit, loaded = examine(config), load_backend(config)
     assert (fit.slot_bytes, fit.max_length) == (loaded.slot_bytes, loaded.max_length)

@@ -52,7 +52,10 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: the installed command called itself main.py, and lacked compare, study and diff."""
+    """A program's help has the name and the commands by which it was called.
+
+    It was once otherwise: the installed command called itself main.py, and lacked compare, study and diff.
+    """
     assert run(program, arguments, monkeypatch) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {name} ")
@@ -79,7 +82,10 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_an_unknown_flag_gets_two_lines(
     line: str, begin: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: the error stood below thirty lines of usage, without the flag that was meant."""
+    """An unknown flag gets two lines, one of which names the flag that was probably meant.
+
+    It was once otherwise: the error stood below thirty lines of usage, without the flag that was meant.
+    """
     assert run("specdec", line.split(), monkeypatch) == EXIT_USAGE
     fault, hint = capsys.readouterr().err.splitlines()
     assert fault.startswith(f"error: unrecognized arguments: {begin}")
@@ -93,7 +99,10 @@ def test_an_unknown_flag_gets_two_lines(
     ("token", "--auth-file x --name n --grant ops --speaks-for-others"),
 ])  # fmt: skip
 def test_dashes_are_underscores(role: str, arguments: str) -> None:
-    """The story: a comparison took flags with dashes, while a role refused them."""
+    """Every command takes flags with dashes in place of underscores.
+
+    It was once otherwise: a comparison took flags with dashes, while a role refused them.
+    """
     spelled = re.sub(r"(?<=\w)-", "_", arguments).replace("--no_", "--no-")
     assert settings_of(role, arguments.split()) == settings_of(role, spelled.split())
 
@@ -107,7 +116,10 @@ def test_dashes_are_underscores(role: str, arguments: str) -> None:
     ],
 )
 def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached."""
+    """A path that does not exist is named as such, since no model hub can have it.
+
+    It was once otherwise: `./nowhere/model` was taken for a hub id, and the error was that the hub cannot be reached.
+    """
     usage_error("--role", "verify_target", *flags, "--prompt", "x")
     (line,) = capsys.readouterr().err.splitlines()
     assert fault in line
@@ -116,7 +128,11 @@ def test_what_no_hub_can_have_is_named(flags: tuple[str, ...], fault: str, capsy
 def test_a_draft_without_tokenizer_is_refused_before_the_target_loads(
     tmp_path: Path,
 ) -> None:
-    """The story: a large target loaded for minutes first, and Transformers then wrote five lines about the draft."""
+    """A draft without a tokenizer is refused before the target loads.
+
+    It was once otherwise: a large target loaded for minutes first, and Transformers then wrote five lines about the
+    draft.
+    """
     for file in BUNDLED_DRAFT.iterdir():
         if not file.name.startswith("tokenizer"):
             (tmp_path / file.name).symlink_to(file)
@@ -132,7 +148,10 @@ def test_keys_of_a_file_may_have_dashes(tmp_path: Path) -> None:
 
 
 def test_several_prompts_are_all_completed() -> None:
-    """The story: of two `--prompt` flags the last was used, without a message about the first."""
+    """Every `--prompt` of a command line is completed.
+
+    It was once otherwise: of two `--prompt` flags the last was used, without a message about the first.
+    """
     settings = settings_of("draft", ["--prompt", "a", "--prompt", "b"])
     assert read_prompts(settings.prompts.prompt, settings.prompts.prompt_text) == ["a", "b"]
 
@@ -158,7 +177,10 @@ def test_a_role_is_needed(arguments: list[str], capsys: pytest.CaptureFixture[st
 def test_a_misspelt_command_names_the_one_meant(
     name: str, meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: the error listed the roles without a suggestion, and without `compare`."""
+    """A misspelt command gets an error that names the one that was probably meant.
+
+    It was once otherwise: the error listed the roles without a suggestion, and without `compare`.
+    """
     usage_error("--role", name)
     error, *listed = capsys.readouterr().err.splitlines()
     assert error == f"error: no command is called {name}" + (f" (did you mean {meant}?)" if meant else "")
@@ -230,7 +252,10 @@ CASES = [
 def test_a_bad_value_is_named_with_its_limit(
     role: str, flags: tuple[str, ...], message: str, models: ModelDirectories, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: a thin client sent some of these values to the server, or waited for ever with --batch 0."""
+    """A value out of range is refused at the start, with its limit.
+
+    It was once otherwise: a thin client sent some of these values to the server, or waited for ever with --batch 0.
+    """
     model = [] if role == "fused_client" else ["--model", str(models.target)]
     prompt = [] if role == "target" else ["--prompt", "x"]
     usage_error("--role", role, *model, *prompt, *flags)
@@ -244,7 +269,10 @@ def test_a_bad_value_is_named_with_its_limit(
 def test_no_draft_is_taken_for_another_target(
     role: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The story: the bundled draft was used silently, and the error was about vocabularies."""
+    """A target of the user's own needs a flag that names its draft: the bundled one is only for the bundled target.
+
+    It was once otherwise: the bundled draft was used silently, and the error was about vocabularies.
+    """
     usage_error("--role", role, *flags)
     report = capsys.readouterr().err
     assert all(way in report for way in ("--draft_model DIR", "--draft_model ngram", "role target")), report
@@ -285,7 +313,10 @@ def test_what_cannot_be_used_is_refused_before_a_model_loads(
 
 
 def test_a_flag_without_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The story: the warning came twice, once for each model of the pair."""
+    """A flag without effect gets one warning.
+
+    It was once otherwise: the warning came twice, once for each model of the pair.
+    """
     fused_config(settings_of("fused_target", ["--tp_degree", "3"]))
     assert [record.getMessage() for record in caplog.records if "tp_degree 3 has no effect" in record.getMessage()] == [
         "tp_degree 3 has no effect: backend auto does not shard a model"

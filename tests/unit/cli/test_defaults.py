@@ -28,7 +28,10 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_commands_of_the_textbook_are_taken() -> None:
-    """The story: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2."""
+    """The commands of the textbook are accepted as they stand there.
+
+    It was once otherwise: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2.
+    """
     args = ["--port", "50051", "--sequence_length", "128", "--batch", "2", "--profile", "--top_p", "1.0"]
     assert defaults(Path("nowhere"), *args) == RequestDefaults(top_p=1.0)
 

@@ -53,7 +53,10 @@ def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: 
 
 
 def test_the_bound_is_the_papers() -> None:
-    """A draft without cost gives the series' full sum, and one as slow as its target never pays."""
+    """The bound of the speed-up is that of the paper.
+
+    A draft without cost gives the series' full sum, and one as slow as its target never pays.
+    """
     assert bound(0.5, 0.0) == pytest.approx(2.0)
     assert bound(0.9, 1.0) == 1.0
     assert bound(0.8, 0.1) == pytest.approx(max((1 - 0.8 ** (g + 1)) / 0.2 / (1 + 0.1 * g) for g in range(65)))

@@ -26,7 +26,11 @@ sys.exit(specdec.main())
 
 @pytest.mark.parametrize("executor", ["None", "concurrent.futures.ThreadPoolExecutor(1)"])
 def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
-    """The story: a thread at a silent DNS server, or in an endless template, held a drained process for minutes."""
+    """A drained process ends, even if one of its threads does not.
+
+    It was once otherwise: a thread at a silent DNS server, or in an endless template, held a drained process for
+    minutes.
+    """
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", DONE.format(executor=executor)], cwd=ROOT, timeout=60, capture_output=True, text=True

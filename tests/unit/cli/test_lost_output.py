@@ -29,7 +29,10 @@ def written_to(stdout: int) -> tuple[int, str]:
 
 
 def test_a_reader_that_left_is_no_failure() -> None:
-    """The story: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError."""
+    """A command ends without an error if the reader of its output has left.
+
+    It was once otherwise: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
+    """
     reader, writer = os.pipe()
     os.close(reader)
     assert written_to(writer) == (1, "")

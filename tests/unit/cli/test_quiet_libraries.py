@@ -26,7 +26,10 @@ def record(level: int, message: str, *, path: str = NXDI, line: int = 1) -> logg
     ],
 )
 def test_nxdi_logs_each_warning_once(level: int, message: str, shown: list[bool]) -> None:
-    """The story: NxDI writes to the root logger, and 8 of 250 lines were the draft's own."""
+    """The log has each warning of NxDI once.
+
+    It was once otherwise: NxDI writes to the root logger, and 8 of 250 lines were the draft's own.
+    """
     quiet = QuietLibraries()
     assert [quiet.filter(record(level, message)) for _ in range(2)] == shown
 
@@ -48,13 +51,20 @@ def test_other_lines_are_logged_every_time() -> None:
     ],
 )
 def test_a_client_gone_at_the_last_write(message: str, shown: bool) -> None:
-    """The story: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's log."""
+    """A client that leaves at the last write causes no traceback in the log.
+
+    It was once otherwise: 1 in some 1,000 callers left as its status was written, which put a traceback into a target's
+    log.
+    """
     told = logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "server.pyx", 1, message, (), None)
     assert QuietLibraries().filter(told) is shown
 
 
 def test_no_text_of_a_peer_ends_a_line_of_the_log() -> None:
-    """The story: a certificate's name with a newline forged a line of the audit log."""
+    """No text of a peer can begin a new line of the log.
+
+    It was once otherwise: a certificate's name with a newline forged a line of the audit log.
+    """
     record = logging.LogRecord(
         "specdec.audit", logging.INFO, "", 0, "refused: %s", ("a\nINFO caller=root \x1b[2J",), None
     )

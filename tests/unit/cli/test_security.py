@@ -50,7 +50,11 @@ def test_a_gateways_token_speaks_for_others(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_file_that_others_may_read_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: after root had made a token, the servers' user could not read the auth file, and refused the token."""
+    """An auth file keeps its mode when a command adds a token.
+
+    It was once otherwise: after root had made a token, the servers' user could not read the auth file, and refused the
+    token.
+    """
     file = tmp_path / "auth.toml"
     token(capsys, "--auth_file", file, "--name", "alice", "--grant", "client")
     file.chmod(0o640)
@@ -97,7 +101,11 @@ def test_trial_certificates_are_made_once_and_fit_each_other(tmp_path: Path) -> 
 async def test_a_trial_server_is_trusted_at_its_interface_address(
     tmp_path: Path, family: socket.AddressFamily, host: str, far: str
 ) -> None:
-    """The story: README's commands failed with an IP address as HOST, since the certificate lacked it without DNS."""
+    """The certificate of a trial server has the addresses of the machine's interfaces.
+
+    It was once otherwise: README's commands failed with an IP address as HOST, since the certificate lacked it without
+    DNS.
+    """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((far, 9))  # chooses an interface, and sends nothing
@@ -121,7 +129,7 @@ async def test_a_trial_server_is_trusted_at_its_interface_address(
 
 
 def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After a change of the machine's address, its clients' ca.pem stays valid."""
+    """A trial certificate gets the machine's new address from the same CA, so that its clients' ca.pem stays valid."""
     folder = tmp_path / "certs"
     caplog.set_level("INFO")
     server("--host", "edge.example", "--tls_self_signed", folder)
@@ -137,7 +145,10 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An operator's own certificates stay too; the server logs the names that they lack."""
+    """Certificates stay if the key of their CA is absent, as an operator's own do.
+
+    The server logs the names that they lack.
+    """
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()
@@ -151,7 +162,10 @@ def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: py
 
 @pytest.mark.parametrize("name", ["my_host", "", "a..b", "*", "1.0.0.127.in-addr.arpa"])
 def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The story: on a machine called my_host, `--tls_self_signed` ended with a traceback."""
+    """A host name that no certificate can have is left out of the certificate.
+
+    It was once otherwise: on a machine called my_host, `--tls_self_signed` ended with a traceback.
+    """
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(socket, "getfqdn", lambda: name)
     server("--tls_self_signed", tmp_path)

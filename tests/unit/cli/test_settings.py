@@ -40,7 +40,10 @@ CHANGED = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_reads_its_defaults(role: str) -> None:
-    """The story: a role that lacked a group of flags crashed at its start."""
+    """Each role can read its settings from their defaults.
+
+    It was once otherwise: a role that lacked a group of flags crashed at its start.
+    """
     settings = settings_of(role, NEEDED.get(role, []))
     assert isinstance(settings, ROLES[role].settings)
     assert settings.observe.role == role
@@ -50,7 +53,10 @@ def test_each_role_reads_its_defaults(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("changes", [False, True])
 def test_settings_survive_a_configuration_file(role: str, changes: bool, tmp_path: Path) -> None:
-    """The story: `lookup = false` was ignored, and neuron_config was written in Python's syntax."""
+    """Settings written into a configuration file are the same when they are read back.
+
+    It was once otherwise: `lookup = false` was ignored, and neuron_config was written in Python's syntax.
+    """
     arguments = [*NEEDED.get(role, []), *(CHANGED.get(role, []) if changes else [])]
     args = (parser := parser_of(role)).parse_args(arguments)
     positional = [vars(args).pop(action.dest) for action in parser._actions if not action.option_strings]
@@ -69,7 +75,7 @@ def test_every_flag_has_a_help_and_a_section(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
-    """A misspelt name in `without` would silently remove no flag."""
+    """Each name in a role's `without` is a flag, since a misspelt one would silently remove none."""
     for each in fields(ROLES[role].settings):
         if GROUP in each.metadata:
             add_group(parser := ArgumentParser(), each.metadata[GROUP].kind)
@@ -132,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A server's flags are checked when a server starts; a file for several roles may have its host."""
+    """A host that a server would refuse is no error for prompts: a file for several roles may have it."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -152,7 +158,7 @@ def table_of(heading: str) -> dict[str, str]:
 
 
 def test_the_readme_lists_every_role() -> None:
-    """The story: the role `artifacts` was missing in README."""
+    """README lists every role. It was once otherwise: the role `artifacts` was missing in README."""
     known = {f"`{name}`": role.summary.removesuffix(".") for name, role in ROLES.items()}
     assert table_of("## Roles and flags") == known
 
@@ -181,7 +187,10 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The story: README's command of a pool worker had no token, so a target on a network refused it."""
+    """The commands of guides parse, and those that attach to a target have a token.
+
+    It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
+    """
     command, *arguments = shlex.split(line, comments=True)
     if command in ("compare", "study"):
         parser = comparison_parser() if command == "compare" else study_parser()

@@ -174,7 +174,10 @@ def test_a_secret_in_a_url_is_not_repeated() -> None:
 
 
 def test_missing_locust_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the message named a requirements file, which an installation by pip lacks."""
+    """The error about missing Locust names the command that installs it.
+
+    It was once otherwise: the message named a requirements file, which an installation by pip lacks.
+    """
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "locust" else object())
     with pytest.raises(ConfigError, match=r"pip install locust gevent$"):
         require_clients(parse_config(["--concurrency", "2", "--topologies", "target"]))
@@ -240,7 +243,10 @@ def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
 
 
 def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
-    """The story: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time."""
+    """Locust sends closed loops of texts to our own servers; other requests are sent without it.
+
+    It was once otherwise: an open loop asked for Locust, which sent requests to no endpoint with --one_at_a_time.
+    """
 
     def uses_locust(workload: WorkloadConfig, **changes: object) -> bool:
         found = config(tmp_path, workload=workload, network=NetworkConfig((0.0,)), **changes)
@@ -256,7 +262,10 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
 
 
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
-    """The story: the first contender measured ran its first wide passes during the measurement."""
+    """The warm-up of an open loop runs passes as wide as those that are measured.
+
+    It was once otherwise: the first contender measured ran its first wide passes during the measurement.
+    """
     workload = WorkloadConfig(PROMPTS, concurrencies=(1, 4), request_rates=(8.0, 2.0))
     assert workload.loads == ((1, None), (4, None), (0, 2.0), (0, 8.0))
     loads = {cell.concurrency for cell in _warm_up(config(tmp_path, workload=replace(workload, concurrencies=(1,))))}
@@ -295,7 +304,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """A run's config.toml with --config gives the run's flags, whatever they were."""
+    """The config.toml that a run writes gives the run's flags again, whatever they were."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]
@@ -369,7 +378,10 @@ def test_a_group_is_a_comparison_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_study_repeats_and_takes_a_comparisons_file(tmp_path: Path) -> None:
-    """The story: a study's defaults replaced flags of the file, and a study wrote no file that repeats it."""
+    """A study takes a comparison's file, and writes a file that repeats it.
+
+    It was once otherwise: a study's defaults replaced flags of the file, and a study wrote no file that repeats it.
+    """
     first, file = studied("--rtt-ms 80,0 --max-new-tokens 32,8 --budget 90s --price_per_hour 3,1"), tmp_path / "it.toml"
     file.write_text(first.comparison.asked)
     assert parse_study(["--config", str(file)]) == first
@@ -431,7 +443,10 @@ def test_vanilla_has_room_for_the_longest_of_several_gammas() -> None:
 
 
 def test_a_baseline_chooses_tokens_where_the_pair_does() -> None:
-    """If only one of them chose on the device, the speed-up would include that of choosing there."""
+    """The baseline chooses its tokens on the device if the pair does.
+
+    Otherwise the speed-up would include that of choosing there.
+    """
     on_device = BackendConfig("neuron", device_sampling=True)
     assert ["--device_sampling" in flags for flags in flags_of(on_device)] == [True, True, False, False]
     assert not any("--device_sampling" in flags for flags in flags_of(ON_NEURON))
@@ -461,7 +476,10 @@ UNREADABLE = [
 
 
 def test_files_have_chats_or_prompts(tmp_path: Path) -> None:
-    """The story: a file of conversations was refused for parts that are never sent, such as empty answers."""
+    """A file of conversations is accepted if the parts that are sent are valid.
+
+    It was once otherwise: a file of conversations was refused for parts that are never sent, such as empty answers.
+    """
     share, chats = tmp_path / "share.json", tmp_path / "chats.jsonl"
     turns = [("human", "one"), ("gpt", ""), ("human", "two")], [("gpt", "alone")], [("human", ""), ("gpt", "what?")]
     entries = [{"conversations": [{"from": it, "value": text} for it, text in each]} for each in turns]

@@ -115,7 +115,10 @@ def test_without_the_target_there_is_no_speedup(tmp_path: Path) -> None:
 
 
 def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
-    """The second run is slower for all servers, which cancels in pairs."""
+    """Each prompt's time is compared with the target's own in the same run.
+
+    The second run is slower for all servers, which cancels in pairs.
+    """
     found = findings(config(tmp_path, workload=WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=3)))
     ratio = found.over_target(found.services[1], "end_to_end_latency_s")
     assert ratio is not None
@@ -125,7 +128,10 @@ def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
 
 
 def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
-    """The story: the page began with "0.81 times", while a table below had "no difference"."""
+    """A speed-up that may be chance is marked as such.
+
+    It was once otherwise: the page began with "0.81 times", while a table below had "no difference".
+    """
     workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
     settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
     equal = samples(settings)
@@ -232,7 +238,10 @@ def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
 
 
 def test_time_spent_on_failures_counts_in_every_rate(alone: Sample) -> None:
-    """The story: rates left out the time of failed requests, so hung ones cost nothing."""
+    """The time of failed requests counts in every rate.
+
+    It was once otherwise: rates left out the time of failed requests, so hung ones cost nothing.
+    """
     broken = replace(alone, failures=(failed("DEADLINE_EXCEEDED", 120.0),) * 2)
     assert broken.wall_s == pytest.approx(alone.wall_s + 240.0)
     found = statistics_of(broken)
@@ -393,7 +402,10 @@ def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
 
 
 def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
-    """The story: at a load average of 24 on two cores a report had no warning, and did not name the load."""
+    """A report of a busy machine begins with a warning that has the load.
+
+    It was once otherwise: at a load average of 24 on two cores a report had no warning, and did not name the load.
+    """
     found = findings(config(tmp_path), load=BUSY)
     results, page = json_of(found), html.render(found, [])
     assert results["load"] == {"before": 24.0, "after": 23.0, "num_cores": 2, "other_cores": 1.1, "spread": 1.1}
@@ -404,7 +416,11 @@ def test_a_busy_machine_is_named_above_all_figures(tmp_path: Path) -> None:
 
 
 def test_conditions_separate_prompt_lengths_and_backends(tmp_path: Path) -> None:
-    """The story: `diff` called 1000 input tokens a slowdown of 10, and ONNX one of torch: conditions were equal."""
+    """A report has prompt lengths and backends among its conditions, which `diff` requires to be equal.
+
+    It was once otherwise: `diff` called 1000 input tokens a slowdown of 10, and ONNX one of torch: conditions were
+    equal.
+    """
     prompts = ("x" * 40, Conversation(("y" * 4, "z"), "s"))
     settings = config(tmp_path, workload=WorkloadConfig((PromptSet("k", prompts),), num_runs=1))
     found = dict(conditions(settings))
@@ -432,7 +448,10 @@ def test_csv_and_json_agree(sweep: Path) -> None:
 def test_without_matplotlib_there_are_figures_but_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: a sweep of hours, in a Neuron environment without matplotlib, lost everything at its end."""
+    """A machine without matplotlib writes the figures, without a page.
+
+    It was once otherwise: a sweep of hours, in a Neuron environment without matplotlib, lost everything at its end.
+    """
     for name in ("specdec.comparison.report.plots", "specdec.comparison.report.html"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -461,7 +480,10 @@ def test_a_full_disk_loses_nothing(
     name: str,
     refuge: bool,
 ) -> None:
-    """The story: a full disk ended a comparison without its figures; without any directory they are printed."""
+    """Figures that cannot be written to a full disk go to another directory; without any they are printed.
+
+    It was once otherwise: a full disk ended a comparison without its figures.
+    """
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("elsewhere" if refuge else "missing")))
     topologies = Topology.TARGET, Topology.FUSED
@@ -501,7 +523,7 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
 
 @pytest.mark.parametrize(("place", "message"), [("gone.md#a", "cannot be read"), ("page.md#b", "has the parts a,")])
 def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str) -> None:
-    """Otherwise a comparison of minutes would end without its page."""
+    """A page that gets the results is checked before the comparison, which takes minutes."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text("<!-- bench: a -->\n<!-- /bench -->\n")
     assert page_part("page.md#a") == (Path("page.md"), "a")
@@ -580,7 +602,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """Each picture has the conditions too."""
+    """The page states the conditions and the verdict; each picture has the conditions too."""
     text = (sweep / "report.html").read_text()
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
         assert words in text
@@ -597,7 +619,11 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """The story: a report on endpoints had a bound, negative round trips, and topologies that were not started."""
+    """A report on endpoints has only figures that can be measured there.
+
+    It was once otherwise: a report on endpoints had a bound, negative round trips, and topologies that were not
+    started.
+    """
     both = tuple(Endpoint(name, "grpc://127.0.0.1:1") for name in "ab")
     measured = findings(config(tmp_path, topologies=(), endpoints=both, network=NEAR))
     figure = tokens_over_rtt(measured)
@@ -623,7 +649,11 @@ def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
 
 
 def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
-    """The story: the upper end of the shared y axis was fixed after the first panel: faster lines left the picture."""
+    """The shared y axis of a picture holds the lines of all panels.
+
+    It was once otherwise: the upper end of the shared y axis was fixed after the first panel: faster lines left the
+    picture.
+    """
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
     measured = [
         sample
@@ -639,7 +669,10 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_every_draft_has_a_line(tmp_path: Path) -> None:
-    """The story: there were six colours, and a seventh draft was silently left out."""
+    """Every draft has a line in the picture.
+
+    It was once otherwise: there were six colours, and a seventh draft was silently left out.
+    """
     drafts = tuple(str(model_directory(tmp_path, f"draft{number}")) for number in range(7))
     fields = {"topologies": (Topology.TARGET, Topology.FUSED), "network": NEAR, "workload": WorkloadConfig(ONE_KIND)}
     figure = speedup_over_gamma(findings(config(tmp_path, draft_models=drafts, gammas=(1, 3), **fields)))
@@ -661,7 +694,10 @@ def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) ->
 def test_pictures_and_files_name_emulation_and_conditions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendConfig
 ) -> None:
-    """No picture, table or row may pass for this machine's figures; each may be shown without its page."""
+    """Pictures, tables and rows name emulation and conditions, since each may be shown without its page.
+
+    None may pass for figures of this machine.
+    """
     saved: list[Figure] = []
     save = Figure.savefig
 
@@ -684,14 +720,21 @@ def test_pictures_and_files_name_emulation_and_conditions(
 
 
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:
-    """The story: tokens per second of --concurrency 4 had an axis with "one client"."""
+    """The axis of a rate names the number of clients.
+
+    It was once otherwise: tokens per second of --concurrency 4 had an axis with "one client".
+    """
     measured = findings(config(tmp_path, workload=WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(4,))))
     assert latency_shares(measured).axes[0].get_title() == "4 in flight, round trip 0 ms"
     assert tokens_over_rtt(measured).axes[0].get_ylabel() == "tokens per second, 4 in flight"
 
 
 def test_itl_of_pictures_and_tables_agree(tmp_path: Path) -> None:
-    """The story: the picture had gaps between messages as ITL, which with speculation are several times as long."""
+    """Pictures and tables have the same inter-token latency.
+
+    It was once otherwise: the picture had gaps between messages as ITL, which with speculation are several times as
+    long.
+    """
     measured = findings(config(tmp_path))
     [axes] = [each for each in latency_shares(measured).axes if each.get_xlabel().startswith("ITL")]
     drawn = [float(np.max(np.asarray(line.get_xdata(), dtype=float))) for line in axes.lines]

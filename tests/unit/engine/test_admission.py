@@ -129,7 +129,11 @@ def test_a_full_queue_makes_no_room_by_an_answer_that_has_begun() -> None:
 
 
 def test_accounts_that_left_the_queue_are_forgotten() -> None:
-    """The story: an account stayed for ever if its last request was cancelled in the queue, or pushed out of it."""
+    """An account without requests in the queue is forgotten.
+
+    It was once otherwise: an account stayed for ever if its last request was cancelled in the queue, or pushed out of
+    it.
+    """
     desk = Desk(num_slots=1, max_waiting=2)
     desk.ask("a0")
     assert desk.running() == ["a0"]

@@ -39,7 +39,10 @@ def waits(choice: Batching, *sessions: TargetSession) -> bool:
 
 @pytest.mark.parametrize(("num_left", "expected"), [(1, False), (2, True)])
 def test_no_wait_for_tokens_that_find_no_room(num_left: int, expected: bool) -> None:
-    """The story: before the last token of an answer, the target waited for draft tokens that it could not use."""
+    """The target does not wait for draft tokens that have no room before the end of the answer.
+
+    It was once otherwise: before the last token of an answer, the target waited for draft tokens that it could not use.
+    """
     assert waits(batching(), helped(num_left)) == expected
 
 

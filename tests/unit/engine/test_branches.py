@@ -183,7 +183,10 @@ def test_an_accepted_branch_becomes_the_chain() -> None:
 
 
 def test_a_deep_branch_is_sent_in_portions() -> None:
-    """A branch that is drafted for a round trip and sent as a whole arrives after the rejection that needs it."""
+    """A deep branch is sent in portions while it grows.
+
+    Sent as a whole after a round trip, it would arrive after the rejection that needs it.
+    """
     session = branching_session(1)
     session.pacing = Pacing(window=4, chunk=2, branching=Branching(count=1, depth=6))
     drafted(session, 10)
@@ -196,7 +199,10 @@ def test_a_deep_branch_is_sent_in_portions() -> None:
 
 
 def test_a_branch_that_arrives_too_late_is_not_begun() -> None:
-    """The story: at a round trip of 40 passes, 20 % of all messages were branches that arrived too late."""
+    """A draft begins no branch that would arrive too late.
+
+    It was once otherwise: at a round trip of 40 passes, 20 % of all messages were branches that arrived too late.
+    """
     session = branching_session(1)
     session.pacing = Pacing(window=8, num_ahead=6, branching=Branching(count=1, depth=2))
     for token_id in range(10, 14):

@@ -61,7 +61,7 @@ async def test_a_round_goes_on_after_a_commit(engine: DraftEngine, committed: li
 async def test_a_running_step_counts_if_its_chain_lives(
     engine: DraftEngine, proposer: ScriptedProposer, committed: list[int], lengths: list[int]
 ) -> None:
-    """A commit may drop the chain that a running step extends; the step's token then joins no other chain."""
+    """The token of a running step counts only if a commit does not drop the chain that it extends."""
     session = engine.open([1, 2, 3], GREEDY)
     await engine.propose(session, 2)
     proposer.gate.close()
@@ -74,7 +74,10 @@ async def test_a_running_step_counts_if_its_chain_lives(
 
 
 async def test_ends_where_the_drafts_context_is_full(engine: DraftEngine) -> None:
-    """A chain of 40 tokens can be extended once and a longer one not at all; the target then continues alone."""
+    """Drafting ends where the draft's context is full; the target then continues alone.
+
+    A chain of 40 tokens can be extended once and a longer one not at all.
+    """
     session = engine.open(list(range(39)), GREEDY)
     assert list(await engine.propose(session, 8)) == tokens_at(39, 2)
     session.commit([*tokens_at(39, 2), 5])

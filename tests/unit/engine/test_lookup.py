@@ -209,7 +209,7 @@ async def test_lookups_earn_a_silent_worker_no_trust() -> None:
 
 
 async def test_a_long_prompt_is_taken_in_part_by_part() -> None:
-    """Answers repeat words of their prompt, so the index must have prompts that are read in parts."""
+    """The index for lookups takes prompts that are read in parts, since answers repeat words of their prompt."""
     truth = tokens(await plainly(PLAIN))
     prompt = (*PLAIN.prompt_token_ids, *truth[:40])
     request = GenerationRequest(prompt, max_new_tokens=20)

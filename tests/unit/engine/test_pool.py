@@ -95,7 +95,10 @@ class FullWorker(SilentWorker):
 
 @pytest.mark.parametrize("kind", [SilentWorker, FullWorker])
 async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool: DraftPool) -> None:
-    """The story: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session."""
+    """A worker that claims many slots does not get more sessions than it helps.
+
+    It was once otherwise: a worker that claimed 4096 slots and proposed nothing, or had no room, kept every session.
+    """
     silent, good = kind("silent", 4096, pool), GoodWorker("good", 8, pool)
     pool.attach(silent)
     pool.attach(good)
@@ -112,7 +115,11 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
 
 
 async def test_a_worker_without_hits_loses_its_sessions(pool: DraftPool) -> None:
-    """The story: a worker with nonsense, attached first, got and kept each session, beside an idle good worker."""
+    """A worker with tokens that are never accepted loses its sessions to an idle better one.
+
+    It was once otherwise: a worker with nonsense, attached first, got and kept each session, beside an idle good
+    worker.
+    """
     junk, good = JunkWorker("junk", 4096, pool), GoodWorker("good", 4, pool)
     pool.attach(junk)
     pool.attach(good)
@@ -168,7 +175,11 @@ async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) 
 
 
 async def test_messages_of_an_earlier_help_are_too_late(pool: DraftPool) -> None:
-    """The story: a session that came back had its old name, so branches from before counted among the new ones."""
+    """Messages for a session from before it left and came back have no effect.
+
+    It was once otherwise: a session that came back had its old name, so branches from before counted among the new
+    ones.
+    """
     worker = SilentWorker("worker", 2, pool)
     pool.attach(worker)
     asked = [pool.generate(GenerationRequest(tuple(range(length)), max_new_tokens=NUM_TOKENS)) for length in (3, 4)]
@@ -312,7 +323,10 @@ class CrowdedEngine(TargetEngine):
 
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
 async def test_a_crowded_target_chooses_rounds(asked: Schedule | None) -> None:
-    """Where the request leaves it open, and for a worker whose drafts were good; a request that runs ahead does so."""
+    """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request leaves it open.
+
+    A request that asks to run ahead does so.
+    """
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
         good = GoodWorker("good", 8, pool)
@@ -340,7 +354,10 @@ async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", [SilentWorker, PrivateWorker])
 async def test_rounds_end_with_a_silent_worker(kind: type[SilentWorker]) -> None:
-    """The request decodes alone. The story: the pool ended it with an error."""
+    """If a worker falls silent, the request decodes without drafts.
+
+    It was once otherwise: the pool ended it with an error.
+    """
     async with running(TargetEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine, idle_timeout_s=0.05)
         silent = kind("silent", 8, pool)

@@ -60,7 +60,10 @@ async def test_a_growing_chain_goes_out_in_chunks() -> None:
 
 
 async def test_a_doubtful_token_ends_the_first_message() -> None:
-    """Tokens after a doubtful one are worth less than the time for which the target waits for them."""
+    """A doubtful token ends the first message of a proposal.
+
+    Tokens after it are worth less than the time for which the target waits for them.
+    """
     it = session(Pacing(window=8, chunk=8, step_s=0.001, round_s=0.01))
     draft(it, SURE)
     assert not await is_time_to_send(it)

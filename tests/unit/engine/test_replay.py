@@ -53,7 +53,10 @@ async def tokens(engine: TargetEngine, length: int, sampling: SamplingParams = G
 
 
 async def test_one_poisonous_session_ends_alone() -> None:
-    """The story: a MemoryError that one wide request caused ended eight users' answers with INTERNAL."""
+    """A session that makes steps fail ends alone.
+
+    It was once otherwise: a MemoryError that one wide request caused ended eight users' answers with INTERNAL.
+    """
 
     def poison(turns: Sequence[Turn]) -> Exception | None:
         return (
@@ -90,7 +93,11 @@ class PoisonedProposer:
 
 
 async def test_a_poisonous_sequence_with_branches_ends_alone_too() -> None:
-    """The story: branches of a suspect made its step look like one of several sessions, which broke the engine."""
+    """A session with branches that makes steps fail ends alone.
+
+    It was once otherwise: branches of a suspect made its step look like one of several sessions, which broke the
+    engine.
+    """
     async with running(DraftEngine(PoisonedProposer())) as engine:
         sound, poisonous = (engine.open([first, 1], GREEDY) for first in (7, 0))
         for session in (sound, poisonous):
@@ -132,7 +139,10 @@ SHORTAGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("run_out", SHORTAGES.values(), ids=SHORTAGES)
 async def test_short_of_memory_halves_the_pass(run_out: Callable[[], object]) -> None:
-    """The story: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one."""
+    """A pass that lacks memory is replayed in halves.
+
+    It was once otherwise: ONNX Runtime and torch raise RuntimeError for it, so passes were replayed one by one.
+    """
     failures: list[int] = []
 
     def narrow(turns: Sequence[Turn]) -> Exception | None:
@@ -159,7 +169,11 @@ async def test_tokens_sampled_on_the_device_are_not_computed_again() -> None:
 
 
 async def test_steps_that_all_fail_break_the_engine() -> None:
-    """The story: a device was lost and every step failed at once, but health stayed SERVING and attracted requests."""
+    """An engine on which every step fails reports that it is broken.
+
+    It was once otherwise: a device was lost and every step failed at once, but health stayed SERVING and attracted
+    requests.
+    """
     decoder = BreakingDecoder(lambda turns: RuntimeError("the device is gone"))
     async with running(TargetEngine(decoder)) as engine:
         failures = 0
@@ -174,7 +188,10 @@ async def test_steps_that_all_fail_break_the_engine() -> None:
 
 
 async def test_an_engine_with_a_broken_loop_reports_it() -> None:
-    """The story: a missing verdict ended the loop, and every request got the error of a shutdown."""
+    """An engine with a loop that has ended by an error reports that it is broken.
+
+    It was once otherwise: a missing verdict ended the loop, and every request got the error of a shutdown.
+    """
 
     class Short(ScriptedDecoder):
         def step(self, turns: Sequence[Turn]) -> list[Verdict]:
@@ -187,7 +204,11 @@ async def test_an_engine_with_a_broken_loop_reports_it() -> None:
 
 
 async def test_an_endless_pass_delays_no_other_work() -> None:
-    """The story: a server with a hung pass reported SERVING for ever, and SIGTERM waited for it on the event loop."""
+    """A server with a pass that does not end reports it, and can be stopped.
+
+    It was once otherwise: a server with a hung pass reported SERVING for ever, and SIGTERM waited for it on the event
+    loop.
+    """
     decoder = ScriptedDecoder()
     decoder.gate.close()
     try:
@@ -225,7 +246,10 @@ class NanBackend:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_invalid_logits_are_never_a_token(temperature: float) -> None:
-    """The story: without an error, greedy decoding chose the first NaN and sampling chose token 0, for ever."""
+    """Logits that are not finite are an error, and never give a token.
+
+    It was once otherwise: without an error, greedy decoding chose the first NaN and sampling chose token 0, for ever.
+    """
     engine = TargetEngine(SlotDecoder(NanBackend()))
     engine.start()
     sampling = SamplingParams(temperature=temperature)

@@ -102,7 +102,10 @@ async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: Scr
 
 
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """A pass cannot be interrupted; its result is dropped, and the slot's next holder gets nothing of it."""
+    """A request may be cancelled in the middle of its pass, which cannot be interrupted.
+
+    The pass's result is dropped, and the slot's next holder gets nothing of it.
+    """
     decoder.gate.close()
     given_up = asyncio.create_task(finish(engine, request(20)))
     await at_gate(decoder)
@@ -145,7 +148,10 @@ async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
 async def test_failed_pass_ends_its_sessions_alone(
     engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session that waits for its draft is not in the failed pass, and continues; so does the engine."""
+    """A failed pass ends its own sessions alone; the engine goes on.
+
+    A session that waits for its draft is not in the pass, and continues.
+    """
     bystander = drafted(engine, request(1, max_new_tokens=2))
     await until_counts(engine, running=1)
     decoder.gate.fail(RuntimeError("out of luck"), times=2)  # the first failure is forgiven: the pass is made again
@@ -171,7 +177,10 @@ async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: Scrip
 
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:
-    """A session that waits for its draft for ever, and one that waits for a slot, both fail."""
+    """A stop fails the sessions that are left after its grace.
+
+    One waits for its draft for ever, and one for a slot.
+    """
     sessions = [drafted(engine, request()) for _ in range(3)]
     await until_counts(engine, running=2, waiting=1)
     await engine.stop(grace_s=0.05)
@@ -198,7 +207,10 @@ async def test_long_prompts_are_read_in_parts(
 async def test_a_cancelled_prompt_frees_its_slot_within_a_part(
     engine: TargetEngine, decoder: ScriptedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The running part ends and no further one begins; the next pass reads the request that waited for the slot."""
+    """A cancelled prompt frees its slot after the part that is being read.
+
+    The next pass reads the request that waited for the slot.
+    """
     monkeypatch.setattr("specdec.inference.engine.batching.MAX_PART_TOKENS", 5)
     decoder.gate.close()
     longs = [asyncio.create_task(finish(engine, request(50))) for _ in range(2)]
@@ -226,7 +238,10 @@ class SlowReader(ScriptedDecoder):
 
 
 async def test_prompts_give_way_to_decoding_sessions() -> None:
-    """The story: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long."""
+    """Prompts are read in parts that delay other streams little.
+
+    It was once otherwise: a prompt of 6,000 tokens, read in parts of 256, made gaps of other streams 13 times as long.
+    """
     decoder = SlowReader(num_slots=3, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         alone = await finish(engine, request(600))
@@ -254,7 +269,10 @@ class SlowDrafter(SlowReader):
 
 
 async def test_parts_of_prompts_grow_with_the_time_of_drafting() -> None:
-    """The story: drafting counted as a part's cost, so half of 64 streams waited five times as long."""
+    """The time of drafting does not make the parts of prompts shorter.
+
+    It was once otherwise: drafting counted as a part's cost, so half of 64 streams waited five times as long.
+    """
     decoder = SlowDrafter(num_slots=2, max_length=900)
     async with running(TargetEngine(decoder)) as engine:
         decoding = asyncio.create_task(finish(engine, request(3, max_new_tokens=800)))

@@ -62,7 +62,10 @@ def learn_delay(session: TargetSession, clock: Clock, delay_s: float) -> None:
 
 
 def test_late_proposals_do_not_prolong_the_wait(clock: Clock) -> None:
-    """The story: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip."""
+    """Proposals for a rejected chain do not prolong the wait for new ones.
+
+    It was once otherwise: proposals for a rejected chain counted as arrivals, and prolonged the wait by a round trip.
+    """
     session = drafted_session(clock)
     learn_delay(session, clock, 0.004)
     take_pass(session, clock, Verdict((99,), 2, 0))
@@ -91,7 +94,10 @@ async def test_a_commit_echoes_what_has_arrived_once(clock: Clock) -> None:
 
 
 def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
-    """The story: one late branch a minute counted as a proposal, and so kept a slot for ever."""
+    """Branches that lost, since other tokens were committed, do not keep a session's slot.
+
+    It was once otherwise: one late branch a minute counted as a proposal, and so kept a slot for ever.
+    """
     session = session_of(GenerationRequest((1, 2, 3)), Schedule.SYNC)
     session.enter(0)
     clock.now += 50.0
@@ -111,7 +117,11 @@ def test_branches_that_have_lost_keep_no_slot(clock: Clock) -> None:
     ],
 )
 def test_dear_sessions_narrow_a_pass(clock: Clock, sampling: SamplingParams, width: int) -> None:
-    """The story: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per token."""
+    """A pass has fewer draft tokens where sessions need much time for each.
+
+    It was once otherwise: one session with penalties, 1024 biases and 64 draft tokens tripled the others' time per
+    token.
+    """
     request = GenerationRequest((1, 2, 3), sampling, max_new_tokens=500)
     session = session_of(request, Schedule.SYNC)
     session.enter(0)

@@ -28,7 +28,11 @@ async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """The story: a caller with `in_flight = 1` had 17 grammars at work, and all of another account were refused."""
+    """Grammars of one account leave threads for those of others.
+
+    It was once otherwise: a caller with `in_flight = 1` had 17 grammars at work, and all of another account were
+    refused.
+    """
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     grammars = Grammars(GrammarCompiler(tokenizer, DEFAULT_VOCAB_SIZE))
     codec = LocalCodec(tokenizer, vocab_size=DEFAULT_VOCAB_SIZE, max_length=128)

@@ -33,7 +33,10 @@ async def finish(engine: TargetEngine, session: TargetSession) -> list[int]:
 
 
 async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: commits for such a call piled up to its last token, 300 MB with a long context."""
+    """A call that reads nothing is ended after a time.
+
+    It was once otherwise: commits for such a call piled up to its last token, 300 MB with a long context.
+    """
     monkeypatch.setattr(module, "UNREAD_BYTES_OF_CALL", 20_000)
     session = unread(engine, 900)
     await until(lambda: engine.num_running == engine.num_waiting == 0)
@@ -46,7 +49,10 @@ async def test_a_call_that_reads_nothing_is_ended(engine: TargetEngine, monkeypa
 async def test_of_many_answers_that_wait_the_longest_goes_first(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a finished call holds no slot, so a client could leave any number of answers unread."""
+    """If too many answers are unread, the longest one is dropped first.
+
+    It was once otherwise: a finished call holds no slot, so a client could leave any number of answers unread.
+    """
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     sessions = [unread(engine, num_tokens) for num_tokens in (40, 120, 60)]
     await until(lambda: engine.num_running == engine.num_waiting == 0)

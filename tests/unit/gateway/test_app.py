@@ -240,7 +240,10 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
 
 
 async def test_choices_of_one_request_do_not_fill_the_queue() -> None:
-    """The story: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429."""
+    """The choices of one request run a few at a time, so that they never fill slots and queue.
+
+    It was once otherwise: 2 prompts with n 64, within the limits, exceeded slots and queue, and got status 429.
+    """
     completer = ScriptedCompleter([["a"]], gap_s=0.005)
     asking = asyncio.create_task(post(completer, "/v1/completions", {"prompt": ["a", "b"], "n": 64}))
     most = 0
@@ -310,7 +313,7 @@ UNREACHABLE = errors.UnavailableError(
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:5: connection refused",
     address="10.0.0.7:5",
 )
-"""Error with two addresses. The story: only the first was removed from its message, and clients read the second."""
+"""Error with two addresses, which clients must not read. Once only the first was removed from its message."""
 FAILURES = {
     "too long": (errors.ContextLengthError("This model's maximum context length is 128"), 400, None, None),
     "invalid": (
@@ -350,7 +353,10 @@ async def test_a_later_failure_is_an_event_of_the_stream() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_a_deadline_is_counted_as_one(n: int) -> None:
-    """The story: an expired deadline was counted as CANCELLED, as if the client had left."""
+    """A request that is over its deadline is counted as DEADLINE_EXCEEDED.
+
+    It was once otherwise: an expired deadline was counted as CANCELLED, as if the client had left.
+    """
     completer = ScriptedCompleter(PASSES, gap_s=5.0)
     async with client_of(completer, deadline_s=0.05) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "n": n})
@@ -458,7 +464,10 @@ async def test_paths_beside_generation() -> None:
     ],
 )
 async def test_an_unknown_path_names_the_known_ones(method: str, path: str) -> None:
-    """The story: clients of other APIs, and those with a base_url without /v1, got a bare "Not Found"."""
+    """An unknown path gets an error that names the known ones.
+
+    It was once otherwise: clients of other APIs, and those with a base_url without /v1, got a bare "Not Found".
+    """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.request(method, path, json={})
         assert response.status_code == 404
@@ -491,7 +500,11 @@ async def test_a_misspelt_field_names_the_one_meant(path: str, body: dict[str, A
     "fields", [{"prediction": {"type": "content", "content": "1, 2"}}, {"keep_alive": "5m"}, {"keep_alive": -1}]
 )
 async def test_fields_that_change_no_answer_are_taken(fields: dict[str, Any]) -> None:
-    """The story: clients that always send a field such as `prediction`, or Ollama's `keep_alive`, got status 400."""
+    """Fields of other servers that would change no answer are accepted.
+
+    It was once otherwise: clients that always send a field such as `prediction`, or Ollama's `keep_alive`, got status
+    400.
+    """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         answers = [
             (await client.post("/v1/chat/completions", json={"messages": [HELLO], **each})).json()
@@ -521,7 +534,10 @@ async def test_health_is_that_of_the_next_server() -> None:
 
 
 async def test_a_refusal_leaves_the_connection_whole() -> None:
-    """The story: an exception that rejects a traceback broke the connection after the answer was sent."""
+    """A refused request leaves its connection usable.
+
+    It was once otherwise: an exception that rejects a traceback broke the connection after the answer was sent.
+    """
     transport = httpx.ASGITransport(create_app(gateway(ScriptedCompleter(PASSES))), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         assert (await client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404
@@ -603,7 +619,7 @@ async def test_half_a_surrogate_pair_is_no_text(body: str) -> None:
     ],
 )
 async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, words: str) -> None:
-    """`curl -d` without a header sends a form."""
+    """A body that is no JSON is named as such, for example the form that `curl -d` sends without a header."""
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post("/v1/completions", content=body, headers={"content-type": content_type})
     assert response.status_code == 400
@@ -611,7 +627,7 @@ async def test_a_body_that_is_no_json_is_named(content_type: str, body: str, wor
 
 
 async def test_events_are_ascii() -> None:
-    """httpx, which guidellm uses, takes U+2028 and U+0085 for ends of lines."""
+    """Events are ASCII, since httpx, which guidellm uses, takes U+2028 and U+0085 for ends of lines."""
     text = "a\u2028b\u0085c\u00e9\U0001f600"
     response = await post(ScriptedCompleter([[text]]), "/v1/completions", {"prompt": "x", "stream": True})
     assert response.content.isascii()
@@ -629,7 +645,10 @@ async def test_usage_so_far_as_guidellm_asks_for_it() -> None:
 
 
 async def test_llmperf_reads_a_stream() -> None:
-    """LLMPerf sends a path as model and an empty system message, and needs a choice and one token in each event."""
+    """LLMPerf can read our streams: each event has a choice and one token.
+
+    Its requests have a path as model, and an empty system message.
+    """
     async with client_of(ScriptedCompleter(PASSES)) as client:
         response = await client.post(
             "/v1/chat/completions", json=llmperf.body("x", 9, model="tiny"), headers=llmperf.HEADERS
@@ -638,7 +657,10 @@ async def test_llmperf_reads_a_stream() -> None:
 
 
 async def test_a_silent_stream_may_send_empty_chunks() -> None:
-    """Some proxies end silent streams. Comments would not do: LLMPerf and sglang cannot read them."""
+    """A silent stream may send empty chunks, since some proxies end silent streams.
+
+    Comments would not do: LLMPerf and sglang cannot read them.
+    """
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     answer = await post(ScriptedCompleter([["a"], ["b"]], gap_s=0.2), "/v1/chat/completions", body, sse_ping_s=0.02)
     deltas = [chunk["choices"][0] for chunk in events(answer)]
@@ -659,7 +681,10 @@ async def test_a_refusal_has_a_status_before_a_ping() -> None:
 
 
 async def test_an_answer_in_one_piece_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop."""
+    """An answer that is sent in one piece has a limit of memory.
+
+    It was once otherwise: 128 choices with 20 log-probabilities each took 3 GB and ten seconds of the event loop.
+    """
     body = {"prompt": "x", "logprobs": 4, "n": 4}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", body)).is_success
     monkeypatch.setattr(stream, "INLINE_SCORES", 10)

@@ -107,7 +107,10 @@ class TestInBrowser:
     pytestmark = in_browser
 
     async def test_tokens_per_second_counts_all_time(self, browser: Page) -> None:
-        """The story: tokens/s counted the tokens of the first message, but not the time until it."""
+        """The page counts all tokens and all of the time for tokens/s.
+
+        It was once otherwise: tokens/s counted the tokens of the first message, but not the time until it.
+        """
         async with page_of(ScriptedCompleter([["a"] * 6] * 2, gap_s=0.5), browser):
             started = time.monotonic()
             await send(browser)
@@ -119,7 +122,10 @@ class TestInBrowser:
             assert 12 / elapsed_s <= float(await text_of(browser, "speed")) <= 12 / (2 * 0.5)
 
     async def test_reasoning_is_shown_above_the_answer(self, browser: Page) -> None:
-        """The story: the page showed content alone, so a model that reasons seemed to answer nothing."""
+        """The page shows a model's reasoning above its answer.
+
+        It was once otherwise: the page showed content alone, so a model that reasons seemed to answer nothing.
+        """
         completer = ScriptedCompleter([["<think>", "It is "], ["even.", "</think>"], ["Yes", "."]])
         async with page_of(completer, browser, reasoning_parser="think"):
             await send(browser, mode="chat")
@@ -138,7 +144,10 @@ class TestInBrowser:
             assert await browser.run(f"{at('prompt')}.value") == "prompt"
 
     async def test_typed_text_does_not_look_like_a_placeholder(self, browser: Page) -> None:
-        """The story: typed text had the faint colour of labels, so 0.7 looked like an example."""
+        """Typed text on the page has another colour than placeholders.
+
+        It was once otherwise: typed text had the faint colour of labels, so 0.7 looked like an example.
+        """
         async with page_of(ScriptedCompleter([]), browser):
             typed = await browser.run(f"getComputedStyle({at('temperature')}).color")
             assert typed == await browser.run("getComputedStyle(document.body).color")
@@ -227,7 +236,7 @@ class TestInBrowser:
             assert browser.complaints == []
 
     async def test_the_policy_refuses_foreign_scripts_and_html(self, browser: Page) -> None:
-        """The content security policy protects the page even if a text became HTML."""
+        """The content security policy refuses foreign scripts, and so protects the page even if a text became HTML."""
         async with page_of(ScriptedCompleter([]), browser):
             tries = "() => { document.body.innerHTML = '<p>'; }, () => document.body.setAttribute('onclick', 'x')"
             caught = "(attempt) => { try { attempt(); return 'done' } catch (error) { return error.name } }"

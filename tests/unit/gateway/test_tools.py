@@ -205,7 +205,11 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a fault of guided_regex was reported as one of response_format, which the client had not sent."""
+    """A fault that the server behind finds is reported by the field that the client has sent.
+
+    It was once otherwise: a fault of guided_regex was reported as one of response_format, which the client had not
+    sent.
+    """
     monkeypatch.setattr(requests, "SEARCH_S", 60.0)  # a loaded machine takes more than half a second for two tools
     response = await ask(ScriptedCompleter([], error=FAULT), {**body, "stream": stream})
     error = response.json()["error"]
@@ -223,7 +227,10 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """The end of the prompt shows whether reasoning has begun, so the gateway asks the completer to echo it."""
+    """Reasoning stands apart from the answer.
+
+    The end of the prompt shows whether it has begun, so the gateway asks the completer to echo the prompt.
+    """
     card = replace(CARD, chat_template=THINKING)
     texts = ["<think>"] * (not begun) + ["\nI ", "think", "\n</think", ">\n\n", "So", "!"]
     for stream in (False, True):
@@ -242,7 +249,10 @@ QWEN3 = sorted((ROOT / "configs").glob("qwen3-*.toml"))
 @pytest.mark.parametrize("role", ["target", "fused_target"])
 @pytest.mark.parametrize("file", QWEN3, ids=lambda file: str(file.stem))
 async def test_llmperf_reads_the_thoughts_of_a_model(file: Path, role: str) -> None:
-    """The story: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended."""
+    """Servers of the tutorials send a model's thoughts as text of the answer, which LLMPerf reads.
+
+    It was once otherwise: LLMPerf does not read `reasoning_content`, so TTFT was the time until Qwen3's thoughts ended.
+    """
     http = vars(parser_of(role).parse_args(["--config", str(file)]))
     card = replace(CARD, chat_template=THINKING)
     for begun in (True, False):
@@ -261,7 +271,10 @@ async def test_a_grammar_begins_after_the_reasoning() -> None:
 
 
 async def test_a_search_for_tool_faults_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: for a fault outside the tools each schema was compiled: minutes of a thread that others need."""
+    """The search for the tool that has a fault in its schema has one time limit for all tools.
+
+    It was once otherwise: for a fault outside the tools each schema was compiled: minutes of a thread that others need.
+    """
     looked: list[Any] = []
 
     def fault_of_schema(schema: Any) -> tuple[str, str]:

@@ -18,13 +18,19 @@ async def told_of(address: str, *, timeout_s: float) -> str:
 
 
 async def test_an_unknown_host_is_an_error_at_once() -> None:
-    """The story: a misspelt host led to ten seconds of silence, and then to "no server answers"."""
+    """A host that does not exist is an error at once, which names it.
+
+    It was once otherwise: a misspelt host led to ten seconds of silence, and then to "no server answers".
+    """
     async with asyncio.timeout(60):
         assert "the host is not known" in await told_of("no-such-host.invalid:50051", timeout_s=600)
 
 
 async def test_a_port_of_http_is_an_error_at_once() -> None:
-    """The story: a client that dialled the gateway's port, or that for metrics, waited and got no error."""
+    """A port of HTTP/1 that is dialled for gRPC is an error at once.
+
+    It was once otherwise: a client that dialled the gateway's port, or that for metrics, waited and got no error.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(64)

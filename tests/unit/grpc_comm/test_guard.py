@@ -79,7 +79,7 @@ async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(("name", "words"), [("Assist", "UNIMPLEMENTED"), ("Verify", "draft_session")])
 async def test_methods_that_are_not_there(name: str, words: str) -> None:
-    """A method of an earlier version is refused with the name of what replaces it."""
+    """A method that an earlier version had is refused with the name of its replacement."""
     async with serving() as (server, _), open_channel(f"127.0.0.1:{server.port}") as channel:
         call: Any = channel.stream_stream(f"/specdec.v1.VerificationService/{name}")(timeout=60)
         with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
@@ -118,7 +118,11 @@ async def failed(call: Any) -> None:
 
 
 async def test_failed_calls_leave_no_frames_for_the_collector() -> None:
-    """The story: refused messages left reference cycles; freeing 84,000 at a time stopped all requests for 170 ms."""
+    """Failed calls leave no reference cycles for the garbage collector.
+
+    It was once otherwise: refused messages left reference cycles; freeing 84,000 at a time stopped all requests for 170
+    ms.
+    """
     async with serving() as (_, stub):
         gc.collect()
         gc.disable()

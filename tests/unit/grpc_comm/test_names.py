@@ -41,7 +41,10 @@ async def test_a_list_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [[], ["# none"], ["a"], ["a:b"], ["a:0"], ["a:65536"], ["dns:///a:1"], [":1"]])
 async def test_an_invalid_list_is_an_error_at_first(tmp_path: Path, lines: Sequence[str]) -> None:
-    """Later an empty file counts as being written, and the client keeps its servers."""
+    """An invalid list of servers is an error at the start.
+
+    Later an empty file counts as being written, and the client keeps its servers.
+    """
     path = tmp_path / "targets"
     put(path, "a:1")
     async with aclosing(addresses_of([f"file://{path}"])) as found:
@@ -79,7 +82,10 @@ def test_a_file_list_names_servers() -> None:
 
 
 def test_a_token_needs_encryption_or_an_insecure_flag(tmp_path: Path) -> None:
-    """The hosts that a list will have are unknown when flags are read."""
+    """A token needs encryption or a flag that allows plain text, even for a list of servers.
+
+    The hosts that the list will have are unknown when flags are read.
+    """
     security = DialSecurity(token_file=tmp_path / "token")
     with pytest.raises(ConfigError, match="would go to file:///etc/targets in plain text"):
         ConnectionConfig("file:///etc/targets", 1, security=security)

@@ -16,7 +16,10 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 
 
 async def test_a_stream_over_a_link_that_fell_silent_ends() -> None:
-    """The story: gRPC's second timeout for pings, a minute, kept a dead session's slot. Promised are 15 s, here 1.5."""
+    """A stream over a link that fell silent ends within 15 s; here the limit is 1.5 s.
+
+    It was once otherwise: gRPC's second timeout for pings, a minute, kept a dead session's slot.
+    """
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def serve(request: object, context: object) -> None:
@@ -64,7 +67,7 @@ async def naming_peers(**instead: int) -> AsyncGenerator[str, None]:
 
 
 async def test_an_old_connection_takes_no_new_stream() -> None:
-    """A balancer of connections gives a new server no requests as long as old connections last."""
+    """An old connection takes no new stream, so that balancers of connections reach new servers."""
     async with naming_peers(grpc__max_connection_age_ms=300) as address, grpc.aio.insecure_channel(address) as channel:
         name: Any = channel.unary_stream("/test.Peers/Name")
         running = name(b"", timeout=60)
@@ -90,7 +93,10 @@ async def test_connections_have_a_number() -> None:
 
 
 async def test_a_dial_into_a_black_hole_ends_soon() -> None:
-    """The story: dials took gRPC's own 20 s after the link was back; the promise is 3 s, here 0.3 s."""
+    """A client connects within 3 s after its link is back; here the limit is 0.3 s.
+
+    It was once otherwise: dials took gRPC's own 20 s.
+    """
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

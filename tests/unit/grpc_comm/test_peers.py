@@ -90,7 +90,10 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_refuses_what_it_does_not_even_parse(
     method: str, message: bytes, words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: malformed messages were UNKNOWN or INTERNAL with a traceback each: 3.9 MB of log for 20,000."""
+    """A malformed message is refused as an invalid argument, with no traceback in the log.
+
+    It was once otherwise: malformed messages were UNKNOWN or INTERNAL with a traceback each: 3.9 MB of log for 20,000.
+    """
     async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         path = f"/{servicer.service_name}/{method}"
         if method == "Generate":
@@ -106,7 +109,11 @@ async def test_refuses_what_it_does_not_even_parse(
 
 @pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", REFLECTION])
 async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log each."""
+    """Health and reflection refuse a malformed message in the same way.
+
+    It was once otherwise: malformed messages to health and reflection got UNKNOWN, and 2 kB of traceback in the log
+    each.
+    """
     async with serving() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for message in (b"\xff\xff\xff", b"\x0a\x80\x80\x40" + b"x" * (1 << 20)):
             call: Any = channel.stream_stream(f"/{method}", **RAW)(timeout=60)
@@ -117,7 +124,11 @@ async def test_health_and_reflection_refuse_it_likewise(method: str, caplog: pyt
 
 
 async def test_a_bomb_is_refused_before_it_goes_off() -> None:
-    """The story: a packet of 10 KB, 5 million empty messages when unzipped, froze a target for 50 s and took 5 GB."""
+    """A compressed message that unpacks to a huge one is refused before it is parsed.
+
+    It was once otherwise: a packet of 10 KB, 5 million empty messages when unzipped, froze a target for 50 s and took 5
+    GB.
+    """
     bomb = b"\x4a\x00" * (512 * 1024)  # 1 MiB of empty submessages; far more is refused by gRPC itself
     async with serving() as (servicer, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         path = f"/{servicer.service_name}/Generate"
@@ -128,7 +139,10 @@ async def test_a_bomb_is_refused_before_it_goes_off() -> None:
 
 
 async def test_a_peer_that_reads_nothing_is_dropped() -> None:
-    """The story: a stream that was not read kept its slot as long as the peer answered pings."""
+    """A stream that the peer does not read is ended.
+
+    It was once otherwise: a stream that was not read kept its slot as long as the peer answered pings.
+    """
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -148,7 +162,10 @@ async def test_a_peer_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_an_answer_that_is_not_read_is_dropped() -> None:
-    """The story: an unread answer stayed in memory as long as its client answered pings: 256 of 4 MB each."""
+    """An answer that the client does not read is dropped after a time.
+
+    It was once otherwise: an unread answer stayed in memory as long as its client answered pings: 256 of 4 MB each.
+    """
     async with (
         serving() as (servicer, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=DEAF) as deaf,
@@ -164,7 +181,11 @@ async def test_an_answer_that_is_not_read_is_dropped() -> None:
 
 
 async def test_a_silent_health_watcher_delays_no_other() -> None:
-    """The story: one watcher that did not read made SIGTERM wait for ever, since grpcio writes to it under a lock."""
+    """A health watcher that does not read delays neither others nor the end of the server.
+
+    It was once otherwise: one watcher that did not read made SIGTERM wait for ever, since grpcio writes to it under a
+    lock.
+    """
     async with serving() as (_, server):
         address = f"127.0.0.1:{server.port}"
         async with grpc.aio.insecure_channel(address, options=DEAF) as deaf, open_channel(address) as good:

@@ -45,7 +45,11 @@ async def dial(address: str, tls: ClientTls | None) -> bool:
 
 
 async def test_a_server_is_what_its_certificate_names(trust: Pki, tmp_path: Path) -> None:
-    """The story: the error was "IP address mismatch", without the certificate's names and the flag to accept one."""
+    """The error about a wrong certificate has the certificate's names, and the flag to accept one of them.
+
+    It was once otherwise: the error was "IP address mismatch", without the certificate's names and the flag to accept
+    one.
+    """
     tls = ServerTls(*trust.pair("server", "127.0.0.1", "draft.example", "::1"))
     async with serving(tls.grpc_credentials()) as address:
         assert await dial(address, trust.client())
@@ -71,7 +75,10 @@ async def test_an_expired_certificate_is_named_on_both_sides(trust: Pki) -> None
 
 
 async def test_client_certificates_where_they_are_wanted(trust: Pki, tmp_path: Path) -> None:
-    """In TLS 1.3 a client notices that it is refused only after the handshake, by a lost connection."""
+    """A port that wants client certificates refuses a client without one.
+
+    In TLS 1.3 the client notices this only after the handshake, by a lost connection.
+    """
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         assert await dial(address, trust.client("spiffe://here/draft"))
@@ -121,7 +128,10 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """A bad file is an error at start; later it is logged once and shown in metrics, and the next good one is used."""
+    """A certificate file that becomes bad leaves the one before in use; it is logged once and shown in metrics.
+
+    A bad file is an error at start. The next good one is used.
+    """
     cert, key = trust.pair("server", "127.0.0.1", "first.example")
     tls = ServerTls(cert, key)
     assert 29 < tls.days_left < 30
@@ -141,7 +151,10 @@ async def test_a_broken_pair_leaves_the_one_before(
 
 
 async def test_a_client_takes_a_new_certificate_without_a_restart(trust: Pki) -> None:
-    """A channel cannot change its certificate, so a new one replaces it; running calls end on the old one."""
+    """A client takes a new certificate without a restart.
+
+    A channel cannot change its certificate, so a new one replaces it; running calls end on the old one.
+    """
     tls = ServerTls(*trust.pair("server"), trust.ca)
     async with serving(tls.grpc_credentials(client_certificates=True)) as address:
         ours = trust.client("spiffe://here/one")
@@ -169,7 +182,10 @@ def test_old_versions_of_tls_are_refused(trust: Pki) -> None:
 
 
 def test_names_of_a_certificate_keep_their_types() -> None:
-    """The story: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host."""
+    """A name of a certificate counts only as a name of its type.
+
+    It was once otherwise: grpcio's names have no types and end at a zero byte: a mail address was admitted as a host.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)
     names = [

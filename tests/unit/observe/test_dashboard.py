@@ -14,7 +14,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def test_a_relayed_request_is_counted_once() -> None:
-    """Sums are over the processes of one role, which can be chosen."""
+    """A request that passes several processes is counted once, since sums are over the processes of one role."""
     role, instance = VARIABLES["role"], VARIABLES["instance"]
     assert not role["multi"]
     assert not role["includeAll"]
@@ -32,7 +32,10 @@ def test_every_variable_reads_a_series_that_every_process_has() -> None:
 
 
 def test_two_services_stand_side_by_side() -> None:
-    """Not every Prometheus adds the label for a variant, so "All" must match series without it."""
+    """Two services can be shown side by side.
+
+    Not every Prometheus adds the label for a variant, so "All" must match series without it.
+    """
     for name in ("variant", "topology"):
         assert VARIABLES[name]["allValue"] == ".*"
         assert all(f'{name}=~"${name}"' in each for each in EXPRESSIONS)

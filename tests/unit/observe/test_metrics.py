@@ -154,7 +154,7 @@ def test_a_draft_workers_session_counts_at_the_target() -> None:
 
 
 def test_positions_are_bounded() -> None:
-    """A peer that reports more than MAX_GAMMA accepted tokens adds no label."""
+    """A peer that reports more than MAX_GAMMA accepted tokens adds no time series."""
     metrics = Metrics("tiny")
     record = metrics.request()
     record.take(Commit(0, (7,) * 300, 300, 300))
@@ -174,7 +174,10 @@ def test_draft_tokens_are_counted_by_who_proposed_them() -> None:
 
 
 async def test_requests_count_for_the_account_that_sent_them() -> None:
-    """Refused requests count too: an account that floods a full queue has hardly any tokens."""
+    """Requests count for the account that sent them, also refused ones.
+
+    An account that floods a full queue has hardly any tokens.
+    """
     metrics = Metrics("tiny")
     full = Completer(CapacityError("full", retry_after_s=1.0))
     with request_context(Caller("gateway", speaks_for_others=True, user="alice"), "1"):
@@ -189,7 +192,7 @@ async def test_requests_count_for_the_account_that_sent_them() -> None:
 
 
 def test_accounts_are_bounded() -> None:
-    """A gateway may name any number of users, and each would be a time series."""
+    """Only some accounts have time series of their own, since a gateway may name any number of users."""
     metrics = Metrics("tiny")
     for number in range(2 * MAX_ACCOUNTS):
         metrics.count_account(f"user-{number}", "OK", 7)

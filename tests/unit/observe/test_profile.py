@@ -66,7 +66,7 @@ def test_acceptance_by_position_counts_each_place_of_a_proposal() -> None:
 
 
 def test_total_speed_is_over_wall_time() -> None:
-    """Two requests at once gave 16 tokens in one second, although the sum of their times is two."""
+    """The total speed is over wall time: two requests at once gave 16 tokens in one second, not in two."""
     both = [request(started=0.0, gaps=[0.5, 0.5]) for _ in range(2)]
     row = figures(both)
     assert row["tokens_per_s"] == pytest.approx(16.0)
@@ -97,7 +97,10 @@ def test_a_profile_without_requests_can_be_written(tmp_path: Path) -> None:
 
 
 def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
-    """The story: of several clients with --profile in one folder, only the last one's figures remained."""
+    """Profiles of runs that end in the same second have files of their own.
+
+    It was once otherwise: of several clients with --profile in one folder, only the last one's figures remained.
+    """
     profiles = [Profile("draft") for _ in range(3)]
     for profile in profiles:
         profile._started = 1_700_000_000.0
@@ -107,7 +110,11 @@ def test_runs_that_end_in_the_same_second_keep_apart(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    """The story: a full disk led to exit code 1, "No space left on device" without a name, and a part of the JSON."""
+    """A full disk is an error that names the file, and leaves no part of it.
+
+    It was once otherwise: a full disk led to exit code 1, "No space left on device" without a name, and a part of the
+    JSON.
+    """
     profile = Profile("draft")
     profile.add("one", request(started=0.0, gaps=[0.1]))
     written: dict[str, Callable[[], object]] = {
@@ -126,7 +133,10 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_long_lived_server_keeps_bounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a server kept 100,000 requests of 200 kB each in memory."""
+    """A server keeps the figures of a bounded number of requests.
+
+    It was once otherwise: a server kept 100,000 requests of 200 kB each in memory.
+    """
     monkeypatch.setattr(profile_module, "MAX_MESSAGES", 5)
     profile = Profile("target")
     for _ in range(10):

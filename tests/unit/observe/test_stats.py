@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clock")
 def test_times() -> None:
-    """A request is sent at 0 and gets messages of 3, 1 and 2 tokens at 1, 2 and 3 s."""
+    """Times to tokens come from the times of messages: here of 3, 1 and 2 tokens, at 1, 2 and 3 s."""
     stats = RequestStats(started=0.0)
     for num_tokens in (3, 1, 2):
         stats.take(Commit(0, (7,) * num_tokens, counts=Counts(bytes_up=10, bytes_down=5)))
@@ -36,7 +36,7 @@ def test_times() -> None:
 
 
 def test_acceptance() -> None:
-    """Passes without draft tokens count as tokens, not as proposals."""
+    """Acceptance counts only passes with draft tokens; others add tokens, and no proposal."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
     stats.take(Commit(0, (7,) * 1, 2, 0))
@@ -61,7 +61,10 @@ def test_one_token_has_no_time_per_further_one() -> None:
 
 
 def test_an_impossible_count_makes_no_long_list() -> None:
-    """The story: a hostile server's Delta with num_draft_tokens of four billion took 34 GB at the client."""
+    """A count that no pass can have takes no memory at the client.
+
+    It was once otherwise: a hostile server's Delta with num_draft_tokens of four billion took 34 GB at the client.
+    """
     stats = RequestStats()
     stats.take(Commit(0, (1,), num_draft_tokens=2**32 - 1, num_accepted_tokens=2**32 - 1))
     assert len(stats.passes_by_draft_tokens) == MAX_PASS_TOKENS + 1

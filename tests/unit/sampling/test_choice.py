@@ -135,7 +135,10 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """Python's integers reveal errors of signed arithmetic, of the shift's mask, and of the logarithm's series."""
+    """The noise agrees with one in Python's integers.
+
+    These reveal errors of signed arithmetic, of the shift's mask, and of the logarithm's series.
+    """
     seeds, positions, token_ids = (list(column) for column in zip(*triples, strict=True))
     expected = [
         gumbel_of_hash(mix(mix(mix(seed + GOLDEN) + (t + 1) * GOLDEN) + (v + 1) * GOLDEN)) for seed, t, v in triples
@@ -145,7 +148,10 @@ def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int
 
 @pytest.mark.parametrize("token_hash", [0, 1 << 12, 1 << 63, (1 << 63) - 1, MASK - (1 << 12), MASK])
 def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
-    """A uniform number that rounds to 0 or 1 would, very rarely, make a token impossible or certain."""
+    """Noise is finite and right at extreme hashes.
+
+    A uniform number that rounds to 0 or 1 would, very rarely, make a token impossible or certain.
+    """
     key = np.array([signed(unmix(token_hash) - GOLDEN)])
     value = float(gumbel_noise(key, np.array([0]))[0])
     assert value == pytest.approx(gumbel_of_hash(token_hash), rel=1e-9)
@@ -185,7 +191,10 @@ def test_numpy_and_torch_noise_is_equal() -> None:
 def test_numpy_and_torch_choose_the_same_tokens(
     logits_seed: int, vocab_size: int, rows: list[tuple[SamplingParams, int]]
 ) -> None:
-    """Draft and target may use different libraries; a disagreement would silently lower the acceptance."""
+    """Numpy and torch choose the same tokens.
+
+    Draft and target may use different libraries; a disagreement would silently lower the acceptance.
+    """
     sampling, positions = [params for params, _ in rows], [position for _, position in rows]
     logits = random_logits(logits_seed, len(rows), vocab_size)
     assert choose_tokens(logits, sampling, positions) == choose_tokens(torch.from_numpy(logits), sampling, positions)
@@ -264,7 +273,10 @@ def chi_squared_p_value(cells: npt.NDArray[np.int64], num_cells: int) -> float:
 
 @pytest.mark.parametrize("first_seed", [0, 2**63 - CUBE_SIDE // 2, MAX_SEED - CUBE_SIDE + 1])
 def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> None:
-    """Clients use seeds 0, 1, 2, ...; diagonals are tested since a key of a sum of inputs repeats along them."""
+    """Noise is uniform, and independent of that of neighbouring seeds, positions and tokens.
+
+    Clients use seeds 0, 1, 2, ...; diagonals are tested since a key of a sum of inputs repeats along them.
+    """
     cube = uniform_cube(first_seed)
     p_values = [chi_squared_p_value((cube.ravel() * 64).astype(np.int64), 64)]
     bins = (cube * NUM_BINS).astype(np.int64)
@@ -279,7 +291,10 @@ def test_noise_is_uniform_and_independent_of_its_neighbours(first_seed: int) -> 
 
 @pytest.mark.parametrize("first_seed", [0, 7, 2**63 - CUBE_SIDE // 2])
 def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
-    """Equal values among 64,000 of 2^52 possible ones would mean that the streams of seeds 7 and 8 overlap."""
+    """No stream of noise is a shifted copy of another.
+
+    Equal values among 64,000 of 2^52 possible ones would mean that the streams of seeds 7 and 8 overlap.
+    """
     cube = uniform_cube(first_seed)
     assert len(np.unique(np.round(cube, 13))) == cube.size
 
@@ -358,7 +373,10 @@ any_logits = st.one_of(
 @settings(relaxed, max_examples=50)
 @given(st.lists(st.tuples(any_logits, legal_params, any_position, any_before), min_size=2, max_size=5))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) -> None:
-    """The story: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows."""
+    """The token of a row does not depend on other rows.
+
+    It was once otherwise: a repetition_penalty below 1e-307 made scores NaN, and a token depended on other rows.
+    """
     logits, *columns = (list(column) for column in zip(*rows, strict=True))
     chosen = []
     for array in (np.stack(logits), torch.from_numpy(np.stack(logits))):
@@ -378,7 +396,10 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[tuple[Any, ...]]) ->
 def test_a_rows_scores_do_not_depend_on_its_neighbours(
     logits_seed: int, vocab_size: int, sampling: list[SamplingParams]
 ) -> None:
-    """Scores reveal more than tokens: also a truncation of another row that rarely changes the choice."""
+    """A row's scores do not depend on other rows.
+
+    They reveal more than tokens: also a truncation of another row that rarely changes the choice.
+    """
     logits = random_logits(logits_seed, len(sampling), vocab_size)
     together = process_logits(logits, sampling)
     for i, params in enumerate(sampling):
@@ -417,7 +438,10 @@ def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingPara
 @relaxed
 @given(st.integers(0, 2**32), st.integers(2, 200), any_seed, any_position)
 def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: int, position: int) -> None:
-    """Noise spans 40.4. The story: 5e-324 made all positive logits infinite, and the first was chosen."""
+    """The smallest temperatures choose the most likely token: random numbers span 40.4 and cannot change the choice.
+
+    It was once otherwise: 5e-324 made all positive logits infinite, and the first was chosen.
+    """
     logits = random_logits(logits_seed, 1, vocab_size)
     second, best = np.sort(logits[0].astype(np.float64))[-2:]
     assume(second < best)

@@ -142,7 +142,10 @@ def goes_on_after_a_mismatch(chosen: Sequence[int], proposal: Sequence[int]) -> 
     ],
 )
 def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
-    """A near draft hides some faults in the distribution; the comparison with the target's tokens finds them."""
+    """Each wrong variant of verification is noticed.
+
+    A near draft hides some faults in the distribution; the comparison with the target's tokens finds them.
+    """
     target = choices("target", ASKED)
     generated = law.speculate(target, choices("far", ASKED), gamma=gamma, verify=wrong)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
@@ -161,7 +164,10 @@ def test_wrong_verification_fails(wrong: law.Verify, gamma: int) -> None:
     ],
 )
 def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
-    """With such noise each token has the right distribution, but pairs over positions and seeds do not."""
+    """Noise with a wrong key is noticed.
+
+    Each token has the right distribution then, but pairs over positions and seeds do not.
+    """
     generated = law.speculate(target_choices(noise_key=noise_key), choices("near", ASKED), gamma=gamma, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 
@@ -179,7 +185,7 @@ def test_wrongly_keyed_noise_fails(noise_key: law.NoiseKey, gamma: int) -> None:
     ids=label,
 )
 def test_verification_with_other_parameters_than_asked_fails(used: SamplingParams) -> None:
-    """The draft samples with the request's parameters, and the target verifies with others."""
+    """A target that verifies with other parameters than the request's is noticed."""
     generated = law.speculate(choices("target", used), choices("near", ASKED), gamma=3, verify=verify)
     assert law.law_p_value(generated.outputs, TARGET, ASKED) < ALPHA_WRONG
 

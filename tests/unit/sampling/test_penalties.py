@@ -139,7 +139,10 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
     st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3), st.integers(1, 60))),
 )
 def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
-    """The story: tokens were marked as counted before they were, so after an error they never were."""
+    """Counts of tokens that grow with the output equal a count of the whole output, also after an error.
+
+    It was once otherwise: tokens were marked as counted before they were, so after an error they never were.
+    """
     tally, output_start = Tally(len(log)), len(log)
     for committed, drafts, number in steps:
         log += committed

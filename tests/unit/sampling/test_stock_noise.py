@@ -54,7 +54,10 @@ def test_the_documented_vectors_hold() -> None:
 
 
 def test_it_is_gumbels_of_the_hash() -> None:
-    """Python's integers and the C library's logarithm give equal noise up to a float32's rounding."""
+    """Stock vLLM's noise is Gumbel numbers made of a hash.
+
+    Python's integers and the C library's logarithm give equal ones up to a float32's rounding.
+    """
     rng = np.random.default_rng(3)
     for _ in range(300):
         seed, position, token_id = int(rng.integers(0, MAX_SEED, dtype=np.uint64)), *map(int, rng.integers(1, 2**31, 2))
@@ -71,7 +74,10 @@ def test_numpy_and_torch_agree_to_the_bit() -> None:
 
 @pytest.mark.parametrize("choose", [choose_tokens, lambda *row: [best[0][0] for best in rank_tokens(*row, count=2)]])
 def test_rows_of_both_laws_share_a_batch(choose: Callable[..., list[int]]) -> None:
-    """A draft worker may help targets with either noise: each row is chosen as if it were alone."""
+    """Rows with either rule for random numbers share a batch: each is chosen as if it were alone.
+
+    A draft worker may help targets of both kinds.
+    """
     ours = [SamplingParams(0.8, seed=9), SamplingParams(0.8, top_k=20, seed=9), SamplingParams()]
     logits, sampling, at = random_logits(4, 6, 300), [*STEPS, *ours], [5, 6, 7, 8, 9, 10]
     alone = [choose_tokens(logits[i : i + 1], [p], [t])[0] for i, (p, t) in enumerate(zip(sampling, at, strict=True))]

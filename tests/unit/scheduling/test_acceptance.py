@@ -12,7 +12,10 @@ from specdec.inference.scheduling.acceptance import Acceptance, Confidence
 
 @pytest.mark.parametrize("truth", [0.1, 0.5, 0.9])
 def test_acceptance_follows_the_truth(truth: float) -> None:
-    """Tokens after the first rejection were not tested; counting them would bias the rate downwards."""
+    """The estimate of acceptance follows the true probability.
+
+    Tokens after the first rejection do not count, since they were not tested and would lower the estimate.
+    """
     rng = random.Random(1)
     acceptance = Acceptance()
     for _ in range(400):

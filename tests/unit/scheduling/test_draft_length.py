@@ -44,12 +44,18 @@ def length_of_chain(length: DraftLength, slot: int, token: DraftToken, num_sessi
 
 
 def test_drafts_are_short_while_the_times_are_unknown() -> None:
-    """The story: two wrong drafts of 16 tokens took 10 % of the time of a short answer."""
+    """Drafts are short until the times of passes are known.
+
+    It was once otherwise: two wrong drafts of 16 tokens took 10 % of the time of a short answer.
+    """
     assert length_of_chain(DraftLength(), 0, UNSURE) == length_of_chain(DraftLength(), 0, SURE) == FIRST_LENGTH
 
 
 def test_a_chain_goes_on_across_a_step_that_pays() -> None:
-    """Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing."""
+    """A chain goes on past a token that costs much if the tokens after it pay for that.
+
+    Kernels run 6 rows at a time, so a seventh token costs six rows' time, and the next five cost nothing.
+    """
     length = learned()
     for _ in range(60):
         for width in range(12):
@@ -65,7 +71,7 @@ def test_sure_drafts_go_on_and_unsure_ones_end() -> None:
 
 
 def test_a_session_whose_draft_is_always_wrong_drafts_nothing() -> None:
-    """Drafts that gain nothing then cost nothing."""
+    """A session drafts nothing if its draft is always wrong, so that speculation costs it nothing."""
     length = learned()
     assert is_enough(length, 1, [])
     length.begin(1)
@@ -78,7 +84,7 @@ def test_a_draft_as_slow_as_its_target_drafts_nothing() -> None:
 
 @pytest.mark.parametrize("step_s", [0.1e-3, 0.3e-3, 1e-3])
 def test_the_length_is_the_best_one(step_s: float) -> None:
-    """For equal acceptance at every token, no other length gives more tokens per second than the rule's."""
+    """The rule's length gives the most tokens per second of all lengths, for equal acceptance at every token."""
     length = learned(step_s=step_s)
     token = DraftToken(5, 6, margin=1.2)
     for _ in range(500):
@@ -104,7 +110,10 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """The story: each chain was judged as if all drafted as much, so the only sure one of 16 ended early."""
+    """A chain that will probably be accepted grows on after all others have ended.
+
+    It was once otherwise: each chain was judged as if all drafted as much, so the only sure one of 16 ended early.
+    """
     length, token = learned(num_sessions=16), DraftToken(5, 6, margin=1.2)
     for _ in range(2):
         length.record_step(1, STEP_S / 8)
@@ -115,7 +124,10 @@ def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
 
 
 def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
-    """The story: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last."""
+    """Several sessions together measure a pass with few draft tokens before they draft many.
+
+    It was once otherwise: 16 sessions drafted 4, 6 and then 8 tokens each, and measured the cost of fewer tokens last.
+    """
     length, sure = DraftLength(), [(slot, list[DraftToken]()) for slot in range(16)]
     for width in (16 * FIRST_LENGTH, 16 * FIRST_LENGTH):
         assert length.worth(sure, [], 16) == [True] * 16
@@ -128,7 +140,10 @@ def test_several_sessions_have_a_short_pass_before_long_drafts() -> None:
 
 
 def test_crowded_passes_take_fewer_draft_tokens() -> None:
-    """In a pass over 16 sessions a draft token gains one session a token and delays 16, so it must be more certain."""
+    """A pass over many sessions takes fewer draft tokens of each.
+
+    With 16 sessions a draft token gains one of them a token and delays all, so it must be more certain.
+    """
     alone, crowded = learned(), learned(num_sessions=16)
     unsure = DraftToken(5, 6, margin=0.8)
     assert length_of_chain(crowded, 0, unsure, 16) < length_of_chain(alone, 0, unsure)
@@ -172,7 +187,10 @@ class WrongLookup:
 
 
 def test_lookups_that_fail_do_not_widen_passes() -> None:
-    """The story: one step of a lookup fills the draft, so four streams verified 32 tokens in vain."""
+    """Looked-up tokens that are often rejected do not make passes longer.
+
+    It was once otherwise: one step of a lookup fills the draft, so four streams verified 32 tokens in vain.
+    """
     length = KnownTimes()
     for width in range(33):
         for _ in range(2):

@@ -42,7 +42,10 @@ def test_far_and_slow_targets_want_more_tokens() -> None:
 
 
 def test_window_lasts_for_a_far_and_fast_target() -> None:
-    """The story: at 50 ms and passes of 7 ms a window of 64 tokens was sent before a commit came back."""
+    """A far and fast target gets draft tokens all through a round trip.
+
+    It was once otherwise: at 50 ms and passes of 7 ms a window of 64 tokens was sent before a commit came back.
+    """
     pass_s, rtt_s, gamma = 0.0075, 0.05, 8
     pacing = choose_pacing(gamma, 0, Measured(0.0006, pass_s, rtt_s))
     assert pacing.window > (rtt_s + pass_s) / pass_s * (gamma + 1)
@@ -64,7 +67,10 @@ def test_a_message_must_save_more_than_it_costs() -> None:
 
 
 def test_tokens_that_come_too_late_save_nothing() -> None:
-    """Three passes end before a message arrives, so only its tokens after theirs count."""
+    """Draft tokens that come too late save no time.
+
+    Three passes end before a message arrives here, so only its tokens after theirs count.
+    """
     pacing = choose_pacing(4, 0, Measured(0.001, 0.010, 0.035))
     assert expected_gain([0.9, 0.8, 0.7], 0, pacing) == 0.0
     assert expected_gain([0.9, 0.8, 0.7, 0.6, 0.5], 0, pacing) == 0.6 + 0.5

@@ -82,7 +82,7 @@ def test_a_slower_machine_is_noticed_at_once() -> None:
 
 
 def test_a_slow_width_is_tried_again() -> None:
-    """One slow pass would otherwise rule a width out for ever, since an unused width is not measured."""
+    """A width that was slow once is tried again, since a width that is not used is not measured."""
     costs = table([(0, 0.01), (8, 0.5)])
     assert choose_widths([8], [0.8], costs.seconds) != [8]
     for _ in range(MAX_AGE):
@@ -91,7 +91,10 @@ def test_a_slow_width_is_tried_again() -> None:
 
 
 def test_a_single_slow_pass_is_forgotten_sooner() -> None:
-    """The story: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts."""
+    """A single slow pass has an effect on the length of drafts for a short time alone.
+
+    It was once otherwise: one delayed pass over 5 draft tokens kept a server at 4 for 300 passes of right drafts.
+    """
     few, many = table([(4, 0.01), (5, 0.05)]), table([(4, 0.01), *[(5, 0.05)] * NUM_RECENT])
     for _ in range(MAX_AGE // NUM_RECENT):
         few.record(4, 0.01)
@@ -101,7 +104,7 @@ def test_a_single_slow_pass_is_forgotten_sooner() -> None:
 
 
 def test_the_first_pass_over_each_number_is_ignored() -> None:
-    """A backend allocates memory in the first pass of each width, which would make the width look too slow."""
+    """The first pass of each width is not measured, since a backend allocates memory in it."""
     times = PassTimes()
     assert not times.of(1).is_known
     times.record(1, 0, 0.01)
@@ -114,7 +117,10 @@ def test_the_first_pass_over_each_number_is_ignored() -> None:
 
 
 def test_crowd_costs_do_not_count_for_one_session() -> None:
-    """The story: passes of eight sessions made drafts look dear, and the next session alone had none verified."""
+    """Times of passes over several sessions do not count for a session that is alone.
+
+    It was once otherwise: passes of eight sessions made drafts look dear, and the next session alone had none verified.
+    """
     times = PassTimes()
     times.record(8, 32, 0.6)  # the first over eight: the backend prepares
     for width in (0, 16, 32) * 20:

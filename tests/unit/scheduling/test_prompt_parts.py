@@ -39,7 +39,7 @@ def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: fl
 
 
 def test_costs_follow_the_latest_parts() -> None:
-    """Tokens cost more at later positions, so the parts of a long prompt become shorter."""
+    """Costs are those of the latest parts: the parts of a long prompt become shorter, since later tokens cost more."""
     known = PromptParts(2.0)
     rooms = []
     for token_s in (1e-4, 1e-3):

@@ -47,7 +47,11 @@ def test_none_that_is_not_ready_while_another_is() -> None:
 
 
 def test_a_returning_server_starts_without_a_pause() -> None:
-    """The story: a server that was killed under three streams came back at once, and got no request for a minute."""
+    """A server that comes back gets requests at once.
+
+    It was once otherwise: a server that was killed under three streams came back at once, and got no request for a
+    minute.
+    """
     found = replicas("a:1", "b:1")
     for _ in range(MAX_FAILURES):
         found.ended("a:1", 0.0, failed=True)
@@ -59,7 +63,10 @@ def test_a_returning_server_starts_without_a_pause() -> None:
 
 
 def test_a_link_that_breaks_every_second_is_ejected() -> None:
-    """The story: a new connection cleared the failures: a server that answered none got every second request."""
+    """A server with a link that breaks again and again gets no requests for a time.
+
+    It was once otherwise: a new connection cleared the failures: a server that answered none got every second request.
+    """
     found, chosen = replicas("a:1", "b:1"), Counter[str]()
     for second in range(120):
         found.set_ready("b:1", ready=True)
@@ -106,7 +113,7 @@ def test_a_pause_is_bounded_and_forgotten() -> None:
 
 
 def test_a_crowd_that_fails_at_once_is_one_ejection() -> None:
-    """A kill ends all requests of a replica at once; its pause must not be that of thirty failures."""
+    """Requests that fail together, as when a replica is killed, count as one failure for the length of its pause."""
     found = replicas(*ADDRESSES)
     for _ in range(30):
         found.ended("a:1", 5.0, failed=True)
@@ -166,7 +173,7 @@ def test_a_prefix_never_unbalances_the_loads(prefixes: list[str]) -> None:
 
 
 def test_when_its_replica_goes_a_prefix_moves_alone() -> None:
-    """Conversations at other replicas stay where their prefixes are."""
+    """Only the conversations of a replica that goes move; others stay where their prefixes are."""
     prefixes = [f"chat {number}" for number in range(60)]
     before = {prefix: replicas(*ADDRESSES).choose(0.0, prefix=prefix) for prefix in prefixes}
     after = {prefix: replicas("a:1", "b:1").choose(0.0, prefix=prefix) for prefix in prefixes}

@@ -104,7 +104,11 @@ async def refusals(port: int, security: DialSecurity) -> dict[str, str]:
 
 
 async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
-    """The story: the server used the last of two tokens, and a proxy in front of it may have checked the first."""
+    """A call with two tokens is refused.
+
+    It was once otherwise: the server used the last of two tokens, and a proxy in front of it may have checked the
+    first.
+    """
     metadata = [("authorization", f"Bearer {token_of(role)}") for role in ("client", "ops")]
     async with open_channel(f"127.0.0.1:{at.grpc}", credentials_of(dialling(trust))) as channel:
         stub = rpc.GenerationServiceStub(channel)
@@ -140,7 +144,10 @@ ALLOWED = {
 
 
 def test_an_unlisted_method_needs_the_right_of_operation() -> None:
-    """The story: a method that a later version added would have been open to all clients."""
+    """A method that no rule names needs the right of operation.
+
+    It was once otherwise: a method that a later version added would have been open to all clients.
+    """
     services = pb.DESCRIPTOR.services_by_name.values()
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     assert paths == {path for path in access._METHODS if path.startswith("/specdec.")}
@@ -255,7 +262,11 @@ async def test_a_revoked_pool_worker_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The story: rights were checked as calls began, so a revoked worker read all prompts while its call lasted."""
+    """A pool worker is detached when its right is taken back.
+
+    It was once otherwise: rights were checked as calls began, so a revoked worker read all prompts while its call
+    lasted.
+    """
 
     async def attached(_: object, message: object, call: Call) -> None:
         await call.write(pb.AssistResponse())
@@ -310,7 +321,10 @@ def verification() -> VerificationServicer:
 
 @pytest.mark.parametrize("insecure", [True, False])
 async def test_a_pool_worker_needs_a_role_off_loopback(insecure: bool, trust: Pki) -> None:
-    """The story: any peer that attached got the prompts of all clients. A private worker gets its own only."""
+    """Other machines need a role to attach a pool worker; a private worker gets only its own client's prompts.
+
+    It was once otherwise: any peer that attached got the prompts of all clients.
+    """
     security = PortSecurity(insecure=True) if insecure else PortSecurity(*trust.pair("server"))
     async with served(security, verification=verification(), host="0.0.0.0") as at:
         dial = DialSecurity() if insecure else dialling(trust)
@@ -397,7 +411,10 @@ def test_an_invalid_file_names_its_fault(tmp_path: Path, text: str, words: str) 
 
 
 async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -> None:
-    """The story: long names of users were cut, so two names with the same beginning were one account."""
+    """A user's name that is too long is refused.
+
+    It was once otherwise: long names of users were cut, so two names with the same beginning were one account.
+    """
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
     async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
         link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("gateway")))
@@ -442,7 +459,11 @@ async def test_a_gateway_names_the_account_of_each_request(
 
 
 async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's id."""
+    """A refusal leaves a line in the audit log, and its error has the request's id.
+
+    It was once otherwise: the audit log lacked refused callers and attached workers; gRPC errors lacked the request's
+    id.
+    """
     caplog.set_level(logging.INFO)
     asked, body = (("x-request-id", "mine"),), {"prompt": "x", "max_tokens": "many"}
     for name, path in (("nobody", "model"), ("client", "drain"), ("client", "client"), ("worker", "worker")):
@@ -472,7 +493,10 @@ async def test_refusals_leave_a_line_and_their_id(at: Served, trust: Pki, caplog
 
 
 async def test_a_key_has_limits_of_its_own(trust: Pki, auth_file: Path) -> None:
-    """The story: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused."""
+    """A caller's limits are its own: a higher value is refused, and a value that is not given stays within them.
+
+    It was once otherwise: a completion without a length asks for 16 tokens, so a caller with a limit of 8 was refused.
+    """
     write(auth_file, entry("client", "client", "limits = { max_tokens = 8, n = 2, in_flight = 4 }"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     scripted = ScriptedCompleter([["a"]])

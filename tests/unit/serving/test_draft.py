@@ -130,7 +130,10 @@ async def generated(channel: grpc.aio.Channel) -> list[int]:
 
 
 async def test_clients_learn_of_another_model_at_the_target(directory: Path, card: ModelCard) -> None:
-    """The story: the worker read name and template once, and served another model's text under the old name."""
+    """A draft worker tells its clients of another model at its target.
+
+    It was once otherwise: the worker read name and template once, and served another model's text under the old name.
+    """
     port = free_port()
     async with target(directory, card, port):
         serves = serving(directory, port)
@@ -157,7 +160,11 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
-    """The story: a draft worker asked a replaced target once; if it was busy, the old name and template stayed."""
+    """A draft worker asks a target that did not describe its model again.
+
+    It was once otherwise: a draft worker asked a replaced target once; if it was busy, the old name and template
+    stayed.
+    """
     monkeypatch.setattr(fleet, "LOOK_AGAIN_S", 0.05)
     port = free_port()
     async with target(directory, card, port):
@@ -176,7 +183,10 @@ async def test_a_target_without_model_card_is_asked_again(
 async def test_a_target_of_another_vocabulary_ends_service(
     directory: Path, card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The story: the draft reported SERVING, every request got internal_error, and the log had nothing."""
+    """A draft worker does not serve for a target with another vocabulary, and logs why.
+
+    It was once otherwise: the draft reported SERVING, every request got internal_error, and the log had nothing.
+    """
     port = free_port()
     async with target(directory, card, port):
         serves = serving(directory, port)

@@ -38,7 +38,11 @@ BUSY = replace(CARD, name="busy")
 
 
 async def test_a_deadline_is_one_on_both_sides() -> None:
-    """The story: gateway and server counted a request over its deadline as CANCELLED, as if the client had left."""
+    """Gateway and server both count a request over its deadline as DEADLINE_EXCEEDED.
+
+    It was once otherwise: gateway and server counted a request over its deadline as CANCELLED, as if the client had
+    left.
+    """
     metrics = Metrics("tiny")
     hanging = SupervisedCompleter(ScriptedCompleter([["a"]], gap_s=30.0), Observer(metrics))
     async with (
@@ -75,7 +79,10 @@ async def started(card: ModelCard, port: int = 0) -> Server:
 
 @pytest.mark.parametrize("next_one", [OTHER, BUSY])
 async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_one: ModelCard) -> None:
-    """The story: a gateway asked for the model's name once, and refused the new name after a change."""
+    """A gateway lists the model that its server has now.
+
+    It was once otherwise: a gateway asked for the model's name once, and refused the new name after a change.
+    """
     monkeypatch.setattr(fleet_module, "LOOK_AGAIN_S", 0.05)
     server = await started(CARD)
     front = gateway(ScriptedCompleter([]))
@@ -99,7 +106,10 @@ async def test_a_replaced_model_is_listed(monkeypatch: pytest.MonkeyPatch, next_
 
 
 async def test_a_gateway_is_as_ready_as_its_servers() -> None:
-    """The story: a gateway without a server answered 503 at its HTTP port, but 200 at its port for probes."""
+    """A gateway without a server is not ready, at any of its ports.
+
+    It was once otherwise: a gateway without a server answered 503 at its HTTP port, but 200 at its port for probes.
+    """
     server, port = await started(CARD), free_port()
     config = ServerConfig(probe_port=free_port(), grace_s=0.0)
     connection, web, observe = (
@@ -125,7 +135,10 @@ async def test_a_gateway_is_as_ready_as_its_servers() -> None:
 
 
 async def test_a_gateway_without_servers_is_alive() -> None:
-    """The story: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded."""
+    """A gateway without a server is alive, and waits for one.
+
+    It was once otherwise: a gateway ended after --connect_timeout_s, and was restarted for as long as a target loaded.
+    """
     port, probe_port = free_port(), free_port()
     config, connection = ServerConfig(probe_port=probe_port), ConnectionConfig("127.0.0.1", free_port(), 600.0)
     serving = asyncio.create_task(serve_gateway(connection, HttpConfig(port), config, ObserveConfig("gateway")))
@@ -143,7 +156,7 @@ async def test_a_gateway_without_servers_is_alive() -> None:
 
 
 async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's name cannot be resolved before the pod has an address."""
+    """A gateway tries a name that cannot be resolved again, since a pod's name needs the pod's address."""
     monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None
@@ -160,7 +173,10 @@ async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.Mon
 
 
 async def test_a_gateway_that_waits_ends_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process of a container ignores signals without a handler, and would be killed only after 90 s."""
+    """A gateway that waits for its first server ends at a signal.
+
+    The first process of a container ignores signals without a handler, and would be killed only after 90 s.
+    """
     asked = asyncio.Event()
     monkeypatch.setattr(gateway_module, "stop_signal", asked.wait)
     connection = ConnectionConfig("127.0.0.1", free_port(), 600.0)

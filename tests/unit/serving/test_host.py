@@ -26,7 +26,10 @@ from tests.support import scripted
 
 
 def test_a_taken_port_is_named_whichever_it_is() -> None:
-    """The story: a server loaded its model for minutes before it found a port taken."""
+    """A port that is taken is an error before the model loads.
+
+    It was once otherwise: a server loaded its model for minutes before it found a port taken.
+    """
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -97,7 +100,10 @@ async def test_one_order_of_draining() -> None:
 
 
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: a normal start of `--attach` logged two warnings, not ready and ready again."""
+    """The first wait for a target logs no warning.
+
+    It was once otherwise: a normal start of `--attach` logged two warnings, not ready and ready again.
+    """
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)
     recorder = Recorder()
     recorder.fault = "no target yet"  # type: ignore[assignment]
@@ -119,7 +125,11 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 async def test_loaded_objects_are_not_searched_for_garbage() -> None:
-    """The story: each full garbage collection searched all objects ever loaded, and stopped the loop for 40 ms."""
+    """The garbage collector does not search objects that were loaded at the start.
+
+    It was once otherwise: each full garbage collection searched all objects ever loaded, and stopped the loop for 40
+    ms.
+    """
     num_frozen = []
 
     async def until() -> None:
@@ -142,7 +152,10 @@ async def test_failed_work_ends_the_host() -> None:
 
 
 async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: after an error in the watch of its work, a server ended with exit code 0."""
+    """A server ends with an error if the watch of its work ends.
+
+    It was once otherwise: after an error in the watch of its work, a server ended with exit code 0.
+    """
 
     async def fail(self: Host) -> None:
         raise RuntimeError("no such figure")
@@ -202,7 +215,7 @@ async def stuck(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
-    """A second signal ends the grace period, as the log announces."""
+    """A second signal ends a drain at once, with one line in the log."""
     async with stuck(tmp_path) as (process, (_, output, errors)):
         assert await output.readline() == b"serving\n"
         process.send_signal(number)
@@ -224,7 +237,7 @@ def test_addresses_that_other_machines_cannot_dial(host: str, ours: bool) -> Non
 
 
 async def test_the_end_of_stdin_is_no_signal(tmp_path: Path) -> None:
-    """A drain that begins with the end of stdin must survive a SIGTERM, as a pod gets it at its deletion."""
+    """A drain that begins with the end of stdin goes on after a SIGTERM, as a pod gets it at its deletion."""
     source = STUCK.replace("grace_s=600)", 'grace_s=600, lifeline="stdin", ready_json=True)')
     async with stuck(tmp_path, source) as (process, (lifeline, output, errors)):
         ready = json.loads(await output.readline())

@@ -214,7 +214,10 @@ async def test_a_worker_of_the_pool_helps_an_engine_with_its_own_thread() -> Non
 
 
 def test_the_port_for_metrics_needs_no_fastapi() -> None:
-    """The story: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed."""
+    """The port for metrics works without FastAPI.
+
+    It was once otherwise: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed.
+    """
     code = (
         "import sys; sys.modules['fastapi'] = None; from specdec.inference.gateway.door.middleware import HttpGate; "
         "from specdec.inference.gateway.door.port import Probes, SidePort; import specdec.inference.serving.target"

@@ -188,7 +188,10 @@ async def check_separate(ask: Ask) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["target", "fused"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door: str, fused: bool) -> None:
-    """The story: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests."""
+    """An account learns nothing of the prompts of another account.
+
+    It was once otherwise: by `cached_tokens` Bob found six secret digits of Alice's prompt with 60 requests.
+    """
     at = await scene.target(CLIENTS + SHOP, fused=fused)
     async with over_http(at) if door == "http" else over_grpc(scene, at) as ask:
         await check_separate(ask)
@@ -232,7 +235,10 @@ async def test_draft_workers_of_two_accounts_are_separate(scene: Scene) -> None:
 
 
 async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None:
-    """Workers report no cached tokens, but the time of their first proposal would reveal a shared prefix."""
+    """Workers of the pool keep the prefixes of accounts apart too.
+
+    They report no cached tokens, but the time of their first proposal would reveal a shared prefix.
+    """
     helper = Helper()
     target = await scene.target(CLIENTS + SHOP, helper=helper)
     async with over_http(target) as ask:

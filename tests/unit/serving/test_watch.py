@@ -60,7 +60,10 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_draining_is_reported_before_requests_are_refused(forced: list[float]) -> None:
-    """The story: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests."""
+    """A server that drains reports it for a time before it refuses requests.
+
+    It was once otherwise: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests.
+    """
     engine, diary = TargetEngine(ScriptedDecoder()), Diary()
     engine.start()
     running = asyncio.create_task(Host(engine, [diary], config=replace(QUICK, drain_delay_s=0.5)).run())
@@ -76,7 +79,10 @@ async def test_draining_is_reported_before_requests_are_refused(forced: list[flo
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
-    """The story: a server with a broken engine reported SERVING for ever, and was not restarted."""
+    """A server with a broken engine ends with an error.
+
+    It was once otherwise: a server with a broken engine reported SERVING for ever, and was not restarted.
+    """
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()
@@ -113,7 +119,10 @@ async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.Monke
 
 
 async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
-    """The story: a drain moved all requests while their last pass ran, and the process ended with code 1."""
+    """A drained server lets its last pass end, and exits with code 0.
+
+    It was once otherwise: a drain moved all requests while their last pass ran, and the process ended with code 1.
+    """
     decoder, diary = ScriptedDecoder(), Diary()
     engine = TargetEngine(decoder)
     engine.start()

@@ -73,7 +73,10 @@ def generate(decoder: Any, sampling: SamplingParams, *, gamma: int, grammar: Gra
 
 
 def test_a_step_that_fails_anywhere_costs_no_token() -> None:
-    """The story: an error between a matcher's move and the note of its place made later masks wrong."""
+    """A step with a grammar that fails at any point changes no token of later steps.
+
+    It was once otherwise: an error between a matcher's move and the note of its place made later masks wrong.
+    """
 
     def begun() -> list[Turn]:
         grammar, sampling = COMPILER.compile(GRAMMAR), SamplingParams(temperature=1.5, seed=3)
@@ -103,7 +106,10 @@ def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) ->
 
 
 def test_forced_tokens_cost_no_pass() -> None:
-    """In `{"name":"..."`, the model chooses three times: the name, its end, and once in the rest."""
+    """Tokens that a grammar forces need no pass of their own.
+
+    In `{"name":"..."`, the model chooses three times: the name, its end, and once in the rest.
+    """
     plain, forced = Counting(backend()), Counting(backend())
     output = generate(plain, SAMPLINGS[1], gamma=0)
     assert generate(forced, SAMPLINGS[1], gamma=32) == output
@@ -112,7 +118,10 @@ def test_forced_tokens_cost_no_pass() -> None:
 
 
 def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
-    """Draft tokens after the first that the grammar refuses get no row of logits."""
+    """A proposal that does not know the grammar is cut at its first refused token.
+
+    Draft tokens after that get no row of logits.
+    """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense and more')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)
@@ -122,7 +131,10 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """The story: the grammar refused proposals in their middle, and what it forced there was not proposed."""
+    """Tokens that a grammar forces are proposed in place of those that it refuses.
+
+    It was once otherwise: the grammar refused proposals in their middle, and what it forced there was not proposed.
+    """
     decoder, matcher = SlotDecoder(backend()), COMPILER.compile(GRAMMAR)
     proposal = TOKENIZER.encode('{"nonsense')
     turn = Turn(0, 0, PROMPT, SamplingParams(), proposal, gamma=20, output_start=len(PROMPT), grammar=matcher)

@@ -69,7 +69,10 @@ def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
 
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
 def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> None:
-    """Biases name ids that one model lacks; sequences of two targets share a pass of one draft."""
+    """A draft proposes only ids that its target has too.
+
+    Biases name ids that one model lacks; sequences of two targets share a pass of one draft.
+    """
     backend = TorchBackend(tiny_model("llama", vocab_size=draft_size, seed=1), num_slots=2, max_length=LENGTH)
     edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
     for sampling, ranked in itertools.product(PARAMETERS.values(), [False, True]):

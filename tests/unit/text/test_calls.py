@@ -53,7 +53,7 @@ PARTS = st.sampled_from(
     st.booleans(),
 )
 def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], name: str, begun: bool) -> None:
-    """Streamed and whole answers agree, for any text and any tokens."""
+    """Calls are the same wherever a stream cuts the text, so streamed and whole answers agree."""
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     pieces = [text[start:end] for start, end in itertools.pairwise(cuts)] or [""]
     whole = read(FORMATS[name], [text], begun=begun)
@@ -68,7 +68,7 @@ def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], 
     )
 )
 def test_written_calls_are_read(arguments: dict[str, object]) -> None:
-    """Braces, quotes and markers within strings end nothing."""
+    """A call that is written down is read back; braces, quotes and markers within strings end nothing."""
     for form in FORMATS.values():
         text = form.written({"function": {"name": "f", "arguments": arguments}})
         ((name, said),) = read(form, list(text))[2]

@@ -100,7 +100,10 @@ def calls_of(form: CallFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("many", [False, True])
 def test_allowed_calls_are_read_as_valid(form: CallFormat, many: bool) -> None:
-    """Random walks through the masks stand for a model that never learned tools."""
+    """Every call that the grammar allows is read as a valid one.
+
+    Random walks through the masks stand for a model that never learned tools.
+    """
     rng, named = random.Random(2), set()
     matcher = COMPILER.compile(only_calls(form, SCHEMAS, many=many, output=None))
     for _ in range(10):
@@ -124,7 +127,10 @@ ANSWERS = {
 @pytest.mark.parametrize(("answer", "schema"), ANSWERS.items())
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_a_call_or_an_answer(form: CallFormat, answer: str, schema: dict[str, Any]) -> None:
-    """The story: after the first brace, which a Llama call has too, the grammar allowed no other JSON."""
+    """A grammar for tools allows a call of one, or the JSON that the request asks for.
+
+    It was once otherwise: after the first brace, which a Llama call has too, the grammar allowed no other JSON.
+    """
     output = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
     grammar = only_calls(form, SCHEMAS, many=True, output=output)
     call = form.written({"function": {"name": "nothing", "arguments": {}}})
@@ -149,7 +155,11 @@ def test_schema_faults_are_found_without_a_tokenizer() -> None:
 
 
 def test_compiled_grammars_are_sent_on_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for 0.7 s."""
+    """A grammar that was compiled here is sent on in its final syntax, without converting it again.
+
+    It was once otherwise: drafts and targets made Lark of GBNF again on their event loops: 37 kB stopped them for
+    0.7 s.
+    """
     grammar = Grammar(GrammarKind.GRAMMAR, 'root ::= "the" [0-9]', Preamble.REASONING)
     COMPILER.compile(grammar)
     monkeypatch.setattr(grammar_source, "_plain_source", None)

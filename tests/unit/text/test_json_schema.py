@@ -144,7 +144,10 @@ def test_nonsense_stays_nonsense(schema: Any) -> None:
 
 
 def test_a_strict_schema_leaves_no_object_open() -> None:
-    """The story: in an open object the same key could come twice, which strict parsers refuse."""
+    """A strict schema allows no keys but those that it names.
+
+    It was once otherwise: in an open object the same key could come twice, which strict parsers refuse.
+    """
     schema = {**an_object(a={"anyOf": [an_object(x=TEXT), {"type": "null"}]}), "$defs": {"b": an_object()}}
     kept = closed(schema)
     parts = (kept, kept["properties"]["a"]["anyOf"][0], kept["$defs"]["b"])

@@ -50,14 +50,20 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int] | tuple[int, ...]) -> tu
 @relaxed
 @given(st.lists(st.integers(0, NUM_TOKENIZER_IDS - 1), max_size=25))
 def test_deltas_of_any_bytes_add_up_to_the_whole(token_ids: list[int]) -> None:
-    """A random model's bytes are no UTF-8; special tokens have no text."""
+    """The parts of a stream add up to the whole text, whatever the tokens' bytes are.
+
+    A random model's bytes are no UTF-8; special tokens have no text.
+    """
     pieces, rest = streamed(BYTE_LEVEL, token_ids)
     assert "".join(pieces) + rest == BYTE_LEVEL.decode(token_ids)
 
 
 @pytest.mark.parametrize("token_ids", [[1], ["\x80"], ["\xf0", "\x9f"], ["\xe2", "\x82", "\xf0"]], ids=str)
 def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
-    """The story: the library decodes them all again: 10 ms of the event loop a token after 40,000 lone bytes."""
+    """Long runs of tokens without text take no more time than others.
+
+    It was once otherwise: the library decodes them all again: 10 ms of the event loop a token after 40,000 lone bytes.
+    """
     vocabulary = BYTE_LEVEL._tokenizer.get_vocab()
     bytes_of = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in sorted(vocabulary.values(), reverse=True)}
     run = [each if isinstance(each, int) else bytes_of[each.encode("latin-1")] for each in token_ids]
@@ -88,7 +94,7 @@ def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
 @relaxed
 @given(st.lists(st.integers(0, 262), max_size=20))
 def test_broken_bytes_never_fail_a_stream(token_ids: list[int]) -> None:
-    """`tokenizers` raises if later bytes change the text of earlier ones; a request must survive it."""
+    """Broken bytes never fail a request, though `tokenizers` raises if later bytes change the text of earlier ones."""
     streamed(SENTENCEPIECE, token_ids)
 
 
@@ -119,7 +125,10 @@ def test_a_model_without_a_template_gets_the_plain_one() -> None:
 @pytest.mark.parametrize("own", [None, "[{{ messages[0]['content'] }}]"])
 @pytest.mark.parametrize("targets", [None, CHAT_TEMPLATE])
 def test_a_draft_writes_conversations_as_its_target_does(tmp_path: Path, own: str | None, targets: str | None) -> None:
-    """The story: a draft worker applied its own model's chat template, so one chat had two prompts."""
+    """A draft worker uses its target's chat template.
+
+    It was once otherwise: a draft worker applied its own model's chat template, so one chat had two prompts.
+    """
     save_tiny_model(tmp_path, "llama", chat_template=own)
     expected = Tokenizer(tiny_tokenizer(chat_template=targets), frozenset())
     tokenizer = Tokenizer.load(tmp_path).with_template(targets, tmp_path)
@@ -143,7 +152,10 @@ ASKED = (
 
 
 def test_tools_calls_and_variables_reach_the_template() -> None:
-    """Arguments arrive as text, while templates write objects."""
+    """Tools, calls and variables reach the chat template.
+
+    A call's arguments arrive as text, and are given to it as objects.
+    """
     tokenizer = Tokenizer(tiny_tokenizer(chat_template=TOOL_TEMPLATE), frozenset())
     chat = Chat(ASKED, TOOLS, '{"enable_thinking": false}')
     expected = TOOLS[1:-1] + '|user on|assistant f({"a": [1]}) |tool 3|<think></think>'
@@ -157,7 +169,10 @@ def test_tools_calls_and_variables_reach_the_template() -> None:
 
 
 def test_arguments_that_were_cut_stay_what_they_are() -> None:
-    """The story: an agent sent back a tool call that the model had not finished, and got status 400."""
+    """Arguments of a tool call that were cut off are accepted, and stay as they are.
+
+    It was once otherwise: an agent sent back a tool call that the model had not finished, and got status 400.
+    """
     cut = ChatMessage("assistant", tool_calls_json=CALLS.replace("[1]}", "[1"))
     (message,) = Chat((cut,)).conversation()
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": [1'

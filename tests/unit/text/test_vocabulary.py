@@ -106,7 +106,7 @@ def test_too_small_a_share_is_refused_with_the_way_out() -> None:
 
 
 def test_rows_that_a_model_lacks_are_not_proposed() -> None:
-    """A model's output layer may have fewer rows than its tokenizer has ids."""
+    """Ids that a model's output layer lacks are not proposed, though its tokenizer has them."""
     whole = token_map(TOKENIZERS["other ids"], 2048, BUNDLED, min_share=0.0)
     cut = token_map(TOKENIZERS["other ids"], 2000, BUNDLED, min_share=0.0)
     assert cut.columns.max() == 2000
@@ -115,7 +115,10 @@ def test_rows_that_a_model_lacks_are_not_proposed() -> None:
 
 
 def test_a_peers_tokenizer_cannot_fill_the_memory() -> None:
-    """An id of 10^9 would take 8 GB of columns, and a few kilobytes may unpack to any length."""
+    """A peer's tokenizer is refused if it would fill the memory.
+
+    An id of 10^9 would take 8 GB of columns, and a few kilobytes may unpack to any length.
+    """
     far = Backend(WordLevel({"a": 10**9}, unk_token="a"))
     target = Tokenizer(PlainTokenizer(far, None), frozenset())
     with pytest.raises(IncompatibleDraftError, match="exceeds the limit"):

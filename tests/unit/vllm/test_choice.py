@@ -10,7 +10,10 @@ from specdec.inference.vllm.choice import names_not_finite
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
 def test_requests_without_finite_logits_are_named(fault: float) -> None:
-    """A row is at fault if its largest logit is not finite; other logits may be minus infinity, as by a bias."""
+    """Requests with logits that are not finite are named.
+
+    A row is at fault if its largest logit is not finite; other logits may be minus infinity, as by a bias.
+    """
     logits = np.random.default_rng(1).normal(size=(6, 9))  # rows of requests a, b, c: 1, 3, 2
     logits[:, 4] = -np.inf
     assert names_not_finite(logits, "abc", [1, 3, 2]) == []

@@ -52,7 +52,7 @@ class DeviceDecoder(GraphDecoder):
         self._has_cut_top_k = False
 
     def check(self, request: GenerationRequest) -> None:
-        """See `specdec.inference.model.decoder.CompiledDecoder`."""
+        """Raise InvalidRequestError for a request that the graphs, or the choice on the device, cannot serve."""
         super().check(request)
         for field, fault in self._faults(request):
             cannot = f"this server's {self._method} chooses tokens on the device, which cannot do that"

@@ -36,7 +36,7 @@ class GraphDecoder(CompiledModel, ABC):
         self.prompt_chunk_tokens = shape.length  # a prompt is read in one call
 
     def check(self, request: GenerationRequest) -> None:
-        """See `specdec.inference.model.decoder.CompiledDecoder`."""
+        """Raise InvalidRequestError for a request that the compiled prompt graph cannot read or score."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens > self._shape.max_prompt:
             limit = self._shape.max_prompt

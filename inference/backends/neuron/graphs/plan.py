@@ -71,7 +71,10 @@ class ReadingTimes:
             self._passes.append(seconds)
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """See `specdec.inference.model.slots.CompiledBackend`; a prompt takes no less time than a shorter one did."""
+        """Return whether passes over a prompt's rest take less time than to read the whole prompt.
+
+        A prompt counts as the longest measured one that is no longer than it: no prompt is faster than a shorter one.
+        """
         longest = max((length for length in list(self._prompts) if length <= num_tokens), default=None)
         num_passes = -(-(num_tokens - num_held) // self._width)
         if longest is None or not self._passes or num_passes > REREAD_PASSES:
@@ -92,11 +95,11 @@ def reading(span: Span, held: Sequence[int]) -> Reading:
 
 
 def prompt_row(work: Reading, *, width: int, max_prompt: int) -> Row | None:
-    """Return the tokens that the prompt graph reads; None if the graphs for passes read the whole span.
+    """Return the token ids that the prompt graph reads; None if the graphs for passes read the whole span.
 
     Args:
-        width: tokens of the widest graph for passes.
-        max_prompt: tokens that the prompt graph takes.
+        width: number of tokens of the widest graph for passes.
+        max_prompt: most tokens that the prompt graph reads.
     """
     end = min(work.first_wanted + 1, work.end)
     num_passes = -(-(end - work.position) // width)

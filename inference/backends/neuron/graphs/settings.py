@@ -170,7 +170,10 @@ def _contradictions(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) 
 
 
 def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a fault for each setting that needs fixed batches; here each call names its slots and positions."""
+    """Yield a fault for each setting that works with fixed batches alone.
+
+    They cannot be used, since this server fills each pass itself and names the slots and positions of its tokens.
+    """
     for name in ("async_mode", "is_prefix_caching", "is_block_kv_layout", "chunked_prefill_config"):
         if overrides.get(name):
             yield f"{name} does not go with this server, which schedules slots by itself"

@@ -53,7 +53,11 @@ def test_one_model_alone_prints_its_own_tokens(
 
 @pytest.mark.parametrize("flags", [(), ("--attach", "localhost:1"), ("--schedule", "sync")])
 def test_a_draft_without_fork_takes_no_branch_slots(models: ModelDirectories, flags: tuple[str, ...]) -> None:
-    """The story: with `--batch 2` a draft took four times the memory, and did not match its model compiled ahead."""
+    """A draft on a backend that cannot copy slots gets no slots for branches.
+
+    It was once otherwise: with `--batch 2` a draft took four times the memory, and did not match its model compiled
+    ahead.
+    """
     drafts = ("--model", str(models.related), *flags)
     assert proposer_config(settings_of("draft", [*drafts, *COMMON])).branches == 0
     on_torch: DraftSettings = settings_of("draft", [*drafts, "--backend", "torch"])
@@ -82,7 +86,11 @@ def test_neuron_config_must_be_an_object(models: ModelDirectories, capsys: pytes
 
 
 def test_names_of_neuron_config_may_have_dashes(tmp_path: Path) -> None:
-    """The story: AWS's JSON for the 405B model has dashes, and was refused with the name in underscores as a hint."""
+    """Names in --neuron_config may have dashes in place of underscores.
+
+    It was once otherwise: AWS's JSON for the 405B model has dashes, and was refused with the name in underscores as a
+    hint.
+    """
     file = tmp_path / "config.toml"
     file.write_text("[neuron_config]\nfused-qkv = true\n")
     args = parsed("target", "--config", file, "--neuron_config", '{"quantized-mlp-kernel-enabled": true}')

@@ -1,4 +1,4 @@
-"""Models compiled ahead are those that each role loads; models of other programs; the care of a store."""
+"""`--compile` makes the models that each role loads; models of other programs, and the order of a store."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_other_backends_compile_nothing(models: ModelDirectories, capsys: pytest
 
 
 def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
-    """Make a compiled model as vLLM leaves it: the files of NxDI without our manifest."""
+    """Make a compiled model as vLLM leaves it: the files of NxDI, without the manifest that we add."""
     load_neuron_backend(neuron_config(checkpoint("llama"), gamma=0, **options))
     (made,) = artifacts.glob("*/*")
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("specdec.json", "started.json"))
@@ -104,7 +104,11 @@ def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
 def test_a_foreign_compiled_model_is_loaded_if_it_fits(
     artifacts: Path, tmp_path: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a compiled model in place of a store of models counted as an empty store, and was compiled again."""
+    """A model that another program compiled is loaded if it has the shapes that are asked for.
+
+    It was once otherwise: a compiled model in place of a store of models counted as an empty store, and was compiled
+    again.
+    """
     folder = compiled_elsewhere(tmp_path / "vllm", artifacts)
     settings = json.loads((folder / "neuron_config.json").read_text())
     added = {"_name_or_path": "elsewhere", "transformers_version": "4.40", "of_a_later_version": 1}
@@ -164,7 +168,11 @@ def test_artifacts_are_listed_verified_and_cleaned(
 def test_a_store_is_ready_for_the_versions_that_compiled_it(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a pod's init container took any specdec.json, so after an upgrade the server crashed in a loop."""
+    """A store counts as ready only for the versions, ours and the SDK's, that compiled its models.
+
+    It was once otherwise: a pod's init container took any specdec.json, so after an upgrade the server crashed in a
+    loop.
+    """
     ready = ("artifacts", "ready", "--compiled_model_path", artifacts)
     artifacts.mkdir(exist_ok=True)
     assert run(*ready) == 1

@@ -69,7 +69,10 @@ async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, co
 
 
 def test_all_tokens_are_as_many_as_the_device_sees(models: ModelDirectories, caplog: pytest.LogCaptureFixture) -> None:
-    """The story: a request without top_k has 0, all tokens, and was refused."""
+    """A request without top_k is served with as many tokens as the device looks at.
+
+    It was once otherwise: a request without top_k has 0, all tokens, and was refused.
+    """
     decoder = load(models.target)
     decoder.check(GenerationRequest((5, 6, 7), SamplingParams(temperature=1.0)))
     for _ in range(3):

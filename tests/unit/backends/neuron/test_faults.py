@@ -1,6 +1,6 @@
-"""A step of NxDI's own graphs that fails anywhere leaves no note that is not true: the next steps give the same tokens.
+"""A step of NxDI's own graphs may fail at any point: the steps after it give the same tokens as without the failure.
 
-The slot backend is held to it by `BackendContract`.
+`BackendContract` has the same test of the slot backend.
 """
 
 from __future__ import annotations

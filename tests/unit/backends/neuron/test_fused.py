@@ -1,4 +1,7 @@
-"""NxDI's fused graph under the engine: greedy exact, everything it cannot do refused by name, every rule needed."""
+"""NxDI's fused graph under the engine gives exact greedy tokens, and refuses by name what it cannot do.
+
+Each rule that our code keeps is needed: without it a test fails.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 
 
 def pair(target: Path, draft: Path, *, method: str = "fused", **options: Any) -> tuple[ModelConfig, ModelConfig]:
-    """Return a configuration in float32, with three slots and K tokens a step; the options change it."""
+    """Return the settings of a pair in float32, with three slots and K tokens a step, then changed by `options`."""
     num_slots, width = options.pop("num_slots", 3), options.pop("width", K)
     neuron = NeuronOptions(gamma=width, method=method, **options)
     config = ModelConfig(
@@ -69,7 +72,7 @@ def load(target: Path, draft: Path, **options: Any) -> GraphDecoder:
 
 
 def load_greedy(target: Path, draft: Path, **options: Any) -> FusedDecoder:
-    """Load a pair of which the graph accepts draft tokens by itself."""
+    """Load a pair with a graph that accepts draft tokens itself, on the device."""
     decoder = load(target, draft, device_sampling=True, **options)
     assert isinstance(decoder, FusedDecoder)
     return decoder
@@ -197,7 +200,7 @@ NUM_ROUNDS = 100  # of three sequences
 
 
 def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
-    """Return the probability of every output of NUM_LAW_TOKENS tokens."""
+    """Return the probability that the target gives to every output of NUM_LAW_TOKENS tokens."""
     model = AutoModelForCausalLM.from_pretrained(models.target)
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(NUM_LAW_TOKENS):
@@ -249,7 +252,10 @@ def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
 def test_eagle_that_samples_has_the_target_s_law(
     models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
 ) -> None:
-    """Parameters of requests reach the device: without temperature or top_k, tokens have another distribution."""
+    """Outputs that EAGLE samples have the probabilities that the target gives them.
+
+    This shows that temperature and top_k reach the device: without them the probabilities would differ.
+    """
     torch.manual_seed(1)
     device = DeviceDecoder._device_sampling
     lost = {
@@ -297,7 +303,10 @@ def test_settings_beyond_a_method_are_refused_at_start(
 
 
 def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
-    """The story: --device cuda beside --backend neuron was refused for one model, and ignored for a pair."""
+    """A pair on backend neuron refuses --device, as one model does.
+
+    It was once otherwise: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
+    """
     target, draft = pair(models.target, models.related)
     with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):
         load_fused_decoder(replace(target, device="cuda"), draft, decide)

@@ -1,4 +1,4 @@
-"""The fused graph with tokens that the host chooses: every request is served, and answered as by the target alone."""
+"""The fused graph with tokens that the host chooses serves every request, and answers as the target alone does."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ async def test_logprobs_and_bias_are_the_target_s(models: ModelDirectories) -> N
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 async def test_grammars_are_kept(models: ModelDirectories, temperature: float) -> None:
-    """The graph's draft does not know the grammar: a token that the grammar refuses is a rejected draft token."""
+    """Answers keep to their grammar, though the graph's draft does not know it.
+
+    A draft token that the grammar refuses counts as rejected.
+    """
     tokenizer = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
     kinds = {GrammarKind.REGEX: "(the|a)+[0-9]{2,4}(in|ing)*", GrammarKind.CHOICE: '["the end", "the ending", "other"]'}
     asked = [
@@ -125,14 +128,18 @@ def acceptance(decoder: GraphDecoder, *, num_slots: int, sampling: SamplingParam
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 6])
 def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, num_slots: int, on_device: bool) -> None:
-    """The story: each sequence's mask had the others' draft tokens; only the count of accepted tokens shows it."""
+    """A draft with the target's own weights has all of its tokens accepted, also in a pass of several sequences.
+
+    It was once otherwise: each sequence's mask had the others' draft tokens; only the count of accepted tokens shows
+    it.
+    """
     decoder = load(models.target, models.target, num_slots=num_slots, device_sampling=on_device)
     assert acceptance(decoder, num_slots=num_slots, sampling=SamplingParams()) == 1.0
 
 
 @pytest.mark.usefixtures("artifacts")
 def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, monkeypatch: Patch) -> None:
-    """The test above proves something only because drafts fail without the mask."""
+    """Drafts without their own sequence's mask are often rejected, so the test above does show that masks are right."""
     monkeypatch.setattr(fused_graph, "_with_own_mask", lambda draft, args: args)
     decoder = load(models.target, models.target, num_slots=3)
     assert acceptance(decoder, num_slots=3, sampling=SamplingParams()) < 0.9
@@ -140,7 +147,7 @@ def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, m
 
 @pytest.mark.parametrize(("gamma", "num_drafted"), [(0, 0), (1, 1), (2, 2), (K, K - 1), (9, K - 1)])
 def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories, gamma: int, num_drafted: int) -> None:
-    """A graph without draft tokens commits the target's own token, one per step: the yardstick of speculation."""
+    """A request may want fewer draft tokens, or none, as a baseline for speculation does: one token per step then."""
     decoder = load(models.target, models.target)
     tokens = [5, 6, 7]
     for _ in range(3):
@@ -158,7 +165,10 @@ async def test_an_end_is_held_back_as_on_torch(models: ModelDirectories) -> None
 
 
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
-    """The prompt graph reads prompts up to a length, and gives the logits of their last token alone."""
+    """Only prompts that are too long and scores of prompt tokens are refused.
+
+    The prompt graph reads prompts up to a length, and gives the logits of their last token alone.
+    """
     decoder = load(models.target, models.related, overrides={"max_context_length": 32})
     with pytest.raises(InvalidRequestError, match="prompt_logprobs 0: this server's compiled prompt graph"):
         decoder.check(GenerationRequest((3,) * 3, prompt_logprobs=0))
@@ -171,7 +181,7 @@ decided = HostFusedDecoder._decided
 
 
 def greedily(self: HostFusedDecoder, turns: Sequence[Turn], logits: torch.Tensor) -> list[Verdict]:
-    """Choose as the device would."""
+    """Choose the most likely token of each row, as the device would."""
     return decided(self, [replace(turn, sampling=SamplingParams()) for turn in turns], logits)
 
 

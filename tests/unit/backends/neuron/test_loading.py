@@ -97,7 +97,11 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
 
 
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
-    """The story: NxDI took a draft's layers for quantized, and raised KeyError after it had written the target."""
+    """A quantized pair must name the draft's layers in full precision; without the list it is refused at once.
+
+    It was once otherwise: NxDI took a draft's layers for quantized, and raised KeyError after it had written the
+    target.
+    """
     options = quantized(quantized_checkpoints_path=str(tmp_path / "int8.pt"), quantization_type="per_channel_symmetric")
     with pytest.raises(ConfigError, match="a quantized pair needs draft_model_modules_to_not_convert"):
         load_decoder(*pair(models.target, models.related, **options), decide)
@@ -166,7 +170,11 @@ def test_an_eagle_target_needs_layers_and_family(models: ModelDirectories, tmp_p
     ],
 )
 def test_an_eagle3_draft_is_checked_before_hours_of_compiling(tmp_path: Path, lost: str, message: str) -> None:
-    """The story: a plain layer after an fc passed for an EAGLE3 draft, and NxDI refused it when it sharded weights."""
+    """A draft that is no EAGLE3 draft is refused before anything is compiled.
+
+    It was once otherwise: a plain layer after an fc passed for an EAGLE3 draft, and NxDI refused it when it sharded
+    weights.
+    """
     draft = save_eagle_draft(tmp_path / "draft", "eagle3")
     tensors = load_file(draft / "model.safetensors")
     tensor = tensors.pop(lost)
@@ -307,7 +315,11 @@ def test_an_artifact_names_its_origin(artifacts: Path) -> None:
 def test_an_artifact_of_another_format_is_not_taken(
     artifacts: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: after a change of our graphs, which no setting records, a new version loaded models of the old one."""
+    """A compiled model is not taken if a version with other graphs made it.
+
+    It was once otherwise: after a change of our graphs, which no setting records, a new version loaded models of the
+    old one.
+    """
     load_and_run(checkpoint("llama"))
     monkeypatch.setattr(environment, "FORMAT", environment.FORMAT + 1)
     load_and_run(checkpoint("llama"))
@@ -315,7 +327,10 @@ def test_an_artifact_of_another_format_is_not_taken(
 
 
 def test_an_artifact_stands_alone(tmp_path: Path, artifacts: Path) -> None:
-    """It holds weights and configuration; without the checkpoint only its key cannot be computed."""
+    """A compiled model loads without the checkpoint, since it holds weights and configuration.
+
+    Only its key, by which a store finds it, cannot be computed then.
+    """
     path = save_tiny_model(tmp_path / "model", "llama")
     compilation, _ = prepare_slots(neuron_config(path))
     folder = compilation.compiled()

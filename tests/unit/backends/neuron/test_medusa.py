@@ -1,4 +1,7 @@
-"""Medusa under the engine: greedy exact, whichever paths are accepted, and every rule needed."""
+"""Medusa under the engine gives exact greedy tokens, whichever paths of its tree are accepted.
+
+Each rule that our code keeps is needed: without it a test fails.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,10 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 
 @pytest.mark.parametrize("spare", [0, 4])
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
-    """Graphs with just enough room for the tree, and ones that can read misplaced tokens beside it, are exact."""
+    """Answers are exact over graphs with just enough room for the tree, and over ones that have room beside it.
+
+    The latter can read tokens of the last tree that lie beside their positions.
+    """
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))
     answers = await generate_all(running, wanted)
@@ -78,7 +84,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: 
 
 
 async def test_paths_of_every_kind_are_accepted(checkpoint: Path, monkeypatch: Patch) -> None:
-    """The test above proves something: it accepts longer paths, none, and some that lie beside their positions."""
+    """The requests of the test above accept no draft tokens, several, and some that lie beside their positions."""
     paths: list[tuple[int, int]] = []
     in_place = TreePass.num_in_place
 
@@ -187,7 +193,7 @@ def misplaced_tokens_count_as_placed(patch: Patch) -> None:
 
 
 def accepted_lines_are_moved_as_nxdi_does(patch: Patch) -> None:
-    """Move accepted lines as NxDI does: right for one pass, and lost after it."""
+    """Move the cached lines of accepted tokens as NxDI does: they are right for one pass, and lost after it."""
     misplaced_tokens_count_as_placed(patch)
     accepted: list[list[int]] = [[]]
     places = TreePass.accepted

@@ -1,6 +1,6 @@
-"""Every rule of NxDI that the slot backend keeps is there for a reason: a backend that breaks one fails on the double.
+"""Every rule of NxDI that the slot backend keeps is needed: a backend that breaks one fails on NxDI's double.
 
-A mutant breaks exactly one rule. Whether it raises or gives wrong logits is NxDI's choice; both fail here.
+A mutant breaks exactly one rule. It may raise an error or give wrong logits; both count as noticed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def configured(**changes: Any) -> Mutant:
 
 
 def mask_before(column: Callable[[torch.Tensor], torch.Tensor]) -> Mutant:
-    """Show each row of a pass what lies before a column, which `column` chooses from the row's positions."""
+    """Let each row of a pass attend to all that lies before a column, which `column` chooses from its positions."""
 
     def change(call: Call) -> Call:
         ends = column(call["position_ids"])
@@ -88,7 +88,7 @@ def rows_in_the_order_of_spans(works: Sequence[Reading], *, width: int) -> tuple
 
 
 def prompts_read_to_their_end(work: Reading, *, width: int, max_prompt: int) -> Row | None:
-    """Let the prompt graph give the logits of every token."""
+    """Let the prompt graph give the logits of every token of a prompt."""
     return plan.prompt_row(replace(work, first_wanted=work.end), width=width, max_prompt=max_prompt)
 
 
@@ -116,7 +116,7 @@ def prompts_longer_than_the_prompt_graph(patch: Patch) -> None:
 
 
 def moved_back(span: Span, held: Any) -> Reading:
-    """Break rollback: take more of the slot for written than was kept."""
+    """Break rollback: treat more of the slot as written than was kept."""
     return plan.reading(replace(span, start=span.start + (span.start > 0)), held)
 
 
@@ -173,7 +173,7 @@ def test_a_broken_rule_is_noticed(nxdi: Nxdi, mutant: str, monkeypatch: Patch) -
 
 
 def test_one_token_passes_never_use_the_wide_graph() -> None:
-    """The rule that costs time, not tokens: where every slot has one token left, the graph of one token runs."""
+    """Where every slot has one token left to read, the graph of one token runs: the wide one would take longer."""
     backend: NeuronBackend = load_neuron_backend(neuron_config(checkpoint("llama")))
     rows, width = plan.next_rows([Reading(0, (1, 2, 3), 2, 2), Reading(1, (1, 2), 1, 1)], width=GAMMA + 1)
     assert width == 1

@@ -143,7 +143,10 @@ LONG = tuple(20 + position * 7 % 260 for position in range(300))
     ids=["NxDI's own", "named"],
 )
 def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, overrides: dict[str, Any]) -> None:
-    """Lengths lie on both sides of each bucket's end, up to the last position; some prompts have one or two tokens."""
+    """Each bucket, a length that graphs are compiled for, gives the logits of a forward without a cache.
+
+    Lengths lie on both sides of each bucket's end, up to the last position; some prompts have one or two tokens.
+    """
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, length=296, overrides=overrides))
     model = AutoModelForCausalLM.from_pretrained(path).eval()
@@ -158,7 +161,10 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
 
 
 def test_cpu_mode_at_more_than_one_bucket() -> None:
-    """The story: CPU mode has one mask for all buckets, and failed for slots above 128 positions."""
+    """NxDI's CPU mode works with several buckets, the lengths that graphs are compiled for.
+
+    It was once otherwise: CPU mode has one mask for all buckets, and failed for slots above 128 positions.
+    """
     path = checkpoint("llama", max_position_embeddings=512)
     backend = load_neuron_backend(neuron_config(path, length=300, gamma=0, overrides={"on_cpu": True}))
     model = AutoModelForCausalLM.from_pretrained(path).eval()

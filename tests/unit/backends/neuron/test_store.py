@@ -71,7 +71,11 @@ def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
 
 
 def test_on_mountpoint_nothing_was_ever_found_again(mounted: Mountpoint) -> None:
-    """The story: Mountpoint cannot rename folders, so a finished one was never found, and each start compiled again."""
+    """A model compiled into a folder of S3 Mountpoint is found at the next start.
+
+    It was once otherwise: Mountpoint cannot rename folders, so a finished one was never found, and each start compiled
+    again.
+    """
     find_or_compile(mounted.root, WANTED, compile_into)
     assert [entry.name for entry in mounted.root.iterdir()] == [WANTED.key]
 
@@ -231,7 +235,10 @@ def copied(source: Path, folder: Path, change: Callable[[bytes], bytes] = bytes)
 
 
 def test_a_key_depends_on_content_alone(tmp_path: Path) -> None:
-    """The story: keys contained the times of weight files, so each pod that downloaded them compiled again."""
+    """The key of a compiled model depends on the content of the weights, not on their dates.
+
+    It was once otherwise: keys contained the times of weight files, so each pod that downloaded them compiled again.
+    """
     source = checkpoint("llama")
     copy = copied(source, tmp_path / "copy")
     os.utime(copy / "model.safetensors", (1, 1))
@@ -256,7 +263,7 @@ def test_files_of_the_hub_are_not_hashed_again(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_double_keeps_mountpoints_rules(mounted: Mountpoint) -> None:
-    """The store obeys all rules, so no other test would notice one that the double does not enforce."""
+    """The double of S3 Mountpoint refuses what Mountpoint refuses: no other test would notice if it did not."""
     place, other = mounted.root / "file", mounted.root / "other"
     with place.open("xb", buffering=0) as file:
         file.write(b"one")

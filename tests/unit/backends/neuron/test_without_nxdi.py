@@ -71,7 +71,10 @@ def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("backend", ["neuron", "transformers-neuronx"])
 def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str) -> None:
-    """The story: SDK 2.33's torch-neuronx, which has no XLA, was called a placeholder from PyPI."""
+    """A torch-neuronx without XLA, as SDK 2.33 has it, is not called a placeholder.
+
+    It was once otherwise: SDK 2.33's torch-neuronx, which has no XLA, was called a placeholder from PyPI.
+    """
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").touch()
     write_information(tmp_path, "torch_neuronx", "2.14.3.0")

@@ -131,7 +131,10 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no transparent huge pages"
 )
 def test_only_slots_that_are_half_full_get_huge_pages(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
-    """Short sequences would take a whole slot in huge pages; passes over long ones take 12 % longer without them."""
+    """A slot gets huge pages of memory once it is half full.
+
+    Earlier, short sequences would take the memory of a whole slot; without any, passes over long ones take 12 % longer.
+    """
     backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096)
     backend.forward([Span(slot, 0, range(100), 1) for slot in range(NUM_SLOTS)])
     assert huge_page_bytes(mappings[-1]) == 0
@@ -163,7 +166,10 @@ def test_more_spans_than_places_run_in_groups(backend: OnnxBackend, monkeypatch:
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("slots", [(0, 1, 2, 3, 4, 5, 6, 7), (7, 2, 0, 1, 5, 3), (6, 4, 5, 0)], ids=str)
 def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: str, tmp_path: Path) -> None:
-    """Sequences of different lengths run in any order, beside a span, and go on alike; so do those of other slots."""
+    """A run, spans of one token in neighbouring slots, gives the logits of a pass for each.
+
+    Sequences of different lengths are in any order, beside a longer span; all can be continued.
+    """
     path = save_tiny_model(tmp_path, family)
     alone, together = (load(path, num_slots=9) for _ in range(2))
     for backend in (alone, together):
@@ -179,7 +185,7 @@ def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: s
 
 
 def test_a_run_takes_memory_of_its_own_slots_only(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
-    """Slots take memory when they are first used; a run must not touch others."""
+    """A run takes memory for its own slots alone, since a slot takes it when it is first used."""
     backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096, num_slots=8)
     backend.forward([Span(slot, 0, TOKENS[:1], 1) for slot in (0, 3, 4, 6, 7)])  # loading tests with slot 0
     touched = np.frombuffer(mappings[-1], np.float32).reshape(2 * 2, 8, -1).any(axis=(0, 2))  # layers' keys and values
@@ -208,7 +214,11 @@ def test_other_weights_are_packed_again(tmp_path: Path) -> None:
 
 
 def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: graphs were left to the passes that needed them, 0.15 s each: 0.56 of the speed at 16 streams."""
+    """All graphs are built when the model is loaded.
+
+    It was once otherwise: graphs were left to the passes that needed them, 0.15 s each: 0.56 of the speed at 16
+    streams.
+    """
     backend = load(checkpoint)
     monkeypatch.setattr(DecoderGraph, "build", None)
     for num_spans in range(1, backend.num_slots + 1):
@@ -237,7 +247,7 @@ def test_a_damaged_packed_form_is_made_again(tmp_path: Path, name: str, damage: 
 
 
 def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other process is faster: its folder is there when ours is to be put in place."""
+    """Two processes may pack the same weights: if the other one is first, ours uses its folder."""
     path = save_tiny_model(tmp_path, "llama")
     write = onnx_make._write
 
@@ -258,7 +268,10 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later version of Transformers with another arithmetic for a family could cause this."""
+    """A graph with other logits than the model's is refused at loading.
+
+    A later version of Transformers with another arithmetic for a family could cause this.
+    """
     path = save_tiny_model(tmp_path, "llama")
 
     def wrong(model: Any) -> DecoderShape:
@@ -273,7 +286,10 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 8 tokens of the test never leave a window of 512: a runtime that counted otherwise would pass it."""
+    """A runtime that counts the positions of a sliding window otherwise is refused at loading.
+
+    The usual test of 8 tokens would pass it, since they never leave a window of 512.
+    """
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH - 1)
     load(path)
     add = DecoderGraph._add
@@ -289,7 +305,7 @@ def test_windows_are_tested_at_loading(off: int, tmp_path: Path, monkeypatch: py
 
 
 def test_windows_that_never_apply_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator is slower with a window that holds all positions than without one."""
+    """A window as long as the slots is left out, since the operator is slower with one."""
     path = save_tiny_model(tmp_path, "mistral", sliding_window=MAX_LENGTH + 1)
     monkeypatch.setattr(PackedDecoder, "narrowed", None)
     load(path)
@@ -333,7 +349,10 @@ def test_settings_that_cannot_be_used_are_named(checkpoint: Path, fields: dict[s
 def test_passes_that_are_filled_up_give_what_was_asked(
     backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """A pass may end at the last position, after which no room is left to fill."""
+    """A pass that is filled up with unused tokens gives the logits that were asked for.
+
+    It may end at the last position, after which no room is left to fill.
+    """
     monkeypatch.setattr(backend, "_fills_up", True)
     for start in (0, 3, MAX_LENGTH - width):
         backend.forward([Span(0, 0, TOKENS[:start], 0)] if start else [Span(1, 0, TOKENS[:1], 0)])

@@ -43,7 +43,11 @@ def age(folder: Path) -> None:
 
 
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a second start deleted the first server's packed weights, and its next wide pass ended 16 sessions."""
+    """Packed weights that a server uses are not deleted when another one starts.
+
+    It was once otherwise: a second start deleted the first server's packed weights, and its next wide pass ended 16
+    sessions.
+    """
     decoder = packed.packed_decoder(model, "float32", None)
     first, folder = OnnxBackend(decoder, num_slots=8, max_length=16, num_threads=1), decoder.folder
     expected = logits(first, 1)
@@ -59,7 +63,10 @@ def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.
 
 
 def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirectories) -> None:
-    """The story: the cache went by size and date, so the old model answered under the new one's model_id."""
+    """Weights with other content are packed again, even if size and date are the same.
+
+    It was once otherwise: the cache went by size and date, so the old model answered under the new one's model_id.
+    """
     before = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)
     file, status = model / "model.safetensors", (model / "model.safetensors").stat()
     shutil.copyfile(models.related / "model.safetensors", file)
@@ -72,7 +79,10 @@ def test_other_weights_of_equal_date_are_noticed(model: Path, models: ModelDirec
 def test_weights_replaced_while_packing_are_not_used(
     model: Path, models: ModelDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: weights that changed between hash and packing lay in the cache under the old hash."""
+    """Weights that are replaced while they are packed are refused.
+
+    It was once otherwise: weights that changed between hash and packing lay in the cache under the old hash.
+    """
     before = packed.folder_of(model, "float32")
 
     def replaced(path: Path, *about: Any, **more: Any) -> Any:
@@ -93,7 +103,11 @@ def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
 
 
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
-    """The story: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder locked."""
+    """What a killed process has packed is deleted at the next start.
+
+    It was once otherwise: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder
+    locked.
+    """
     parent = packed.folder_of(model, "float32").parent
     parent.mkdir(parents=True)
     killed, running = parent / f"{MAKING}killed", parent / f"{MAKING}running"
@@ -107,7 +121,10 @@ def test_killed_builds_are_cleaned_up(model: Path) -> None:
 
 
 def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the lock's file was deleted first, so a server that started then read a folder that vanished."""
+    """A folder of packed weights that is being deleted is not read.
+
+    It was once otherwise: the lock's file was deleted first, so a server that started then read a folder that vanished.
+    """
     first = packed.packed_decoder(model, "float32", None)
     folder = first.folder
     first.lock.close()
@@ -129,7 +146,11 @@ def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: pytest.Mo
 
 
 def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a cache that root made for an image could not be locked, so every start packed again, in vain."""
+    """A cache that this user cannot write is read all the same.
+
+    It was once otherwise: a cache that root made for an image could not be locked, so every start packed again, in
+    vain.
+    """
     first = packed.packed_decoder(model, "float32", None)
     first.lock.close()
     opened = os.open
@@ -147,7 +168,10 @@ def test_a_read_only_cache_is_read(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_empty_graph_is_made_again(model: Path) -> None:
-    """The story: with a damaged file each start fell back to another backend, under the same model_id."""
+    """A damaged graph in the cache is made again.
+
+    It was once otherwise: with a damaged file each start fell back to another backend, under the same model_id.
+    """
     expected = logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1)  # the backend is gone, and its lock
     (packed.folder_of(model, "float32") / GRAPH_FILE).write_bytes(b"")
     assert np.array_equal(logits(load_onnx_backend(ModelConfig(model, num_threads=1)), 1), expected)

@@ -59,7 +59,7 @@ def test_it_is_near_float32(family: str, tmp_path: Path) -> None:
 
 
 def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
-    """With one scale for a pass, a large activation of another token would change this token's logits."""
+    """A token's logits do not depend on other tokens of the pass, since each token has a scale of its own."""
     expected = one_by_one(target, 0, TOKENS)
     wide = target.forward([Span(1, 0, TOKENS, len(TOKENS))])
     np.testing.assert_array_equal(wide, expected)

@@ -41,6 +41,6 @@ def test_neighbours_with_single_tokens_share() -> None:
 
 
 def test_places_that_hardly_save_are_single() -> None:
-    """Binding a place to other slots takes longer than the operator that it saves."""
+    """Spans share a place only if that saves more time than binding the place to other slots takes."""
     mixed = spans((0, 1), (1, 1), (2, 3), (3, 3))
     assert shared_places(mixed) == single_places(mixed)

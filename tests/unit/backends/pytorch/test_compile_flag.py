@@ -63,7 +63,10 @@ def test_every_policy_gives_the_same_logits(tmp_path: Path, uncompiled: list[str
 def test_auto_falls_back_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Capturing fails if a layer needs a result from the device in the middle of a pass."""
+    """`--compile auto` runs passes uncompiled, with a line in the log, where a CUDA graph cannot be captured.
+
+    Capturing fails if a layer needs a result from the device in the middle of a pass.
+    """
     monkeypatch.setattr(torch_backend, "_fixed_shapes", lambda *_: FixedShapes(Failing(), CAPTURED))
     backend = load_torch_backend(config(tmp_path, "auto"))
     assert backend.forward([SPAN]).shape == (1, backend.vocab_size)
@@ -94,7 +97,7 @@ def test_backends_without_a_compiler_refuse_the_flag(tmp_path: Path, capsys: pyt
 
 
 def test_compiled_models_have_no_spare_slots(tmp_path: Path) -> None:
-    """The shapes that `--compile only` stores depend on the number of slots."""
+    """`--compile` gives a model exactly the slots of --batch, since its stored shapes depend on their number."""
     fixed = [policy for policy in COMPILE_POLICIES if has_fixed_slots(config(tmp_path, policy))]
     assert fixed == ["always", "only"]
 
@@ -124,7 +127,10 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
 
 
 def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The story: `torch.compile` of torch 2.9 lacks the argument, so loading raised TypeError."""
+    """`--compile` with a torch that is too old is refused, with the version that it needs.
+
+    It was once otherwise: `torch.compile` of torch 2.9 lacks an argument of ours, so loading raised TypeError.
+    """
     monkeypatch.setattr(graphs, "_compile", lambda run, *, backend, fullgraph, dynamic: run)
     with pytest.raises(ConfigError, match=r"torch 2\.13 or later.*--compile never"):
         load_torch_backend(ModelConfig(save_tiny_model(tmp_path, "llama"), compile_policy="always"))

@@ -16,7 +16,7 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def _whole_graphs() -> Iterator[None]:
-    """Let Dynamo hand over what it would refuse by itself, so that the compiler under test must."""
+    """Let Dynamo pass on graphs that it would refuse itself, so that the compiler under test must refuse them."""
     torch.compiler.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
         yield

@@ -83,7 +83,10 @@ class TestOtherFamilies(OverTheStandIn):
 
 @pytest.mark.long
 def test_another_models_threads_compile_nothing_again() -> None:
-    """The story: a draft loaded later set another number of threads, and torch compiled the target's passes again."""
+    """Another number of threads of torch does not make it compile passes again.
+
+    It was once otherwise: a draft loaded later set another number, and torch compiled the target's passes again.
+    """
     backend, num_threads = backend_of("llama"), torch.get_num_threads()
     torch.set_num_threads(num_threads + 1)
     try:
@@ -96,7 +99,7 @@ def test_another_models_threads_compile_nothing_again() -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> NeuronCompiler:
-    """Install a TorchNeuron that loading takes for a real one; its device is the CPU."""
+    """Install a package that loading takes for TorchNeuron; its device is the CPU."""
     compiler = NeuronCompiler()
     monkeypatch.setitem(compilers._BACKENDS, devices.DEVICE, None)
     monkeypatch.setitem(compilers._COMPILER_FNS, devices.DEVICE, compiler)
@@ -213,7 +216,10 @@ raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def test_cores_are_taken_before_torch_is_imported(models: ModelDirectories, tmp_path: Path) -> None:
-    """PyTorch loads TorchNeuron while it is imported, and the runtime then takes the cores that it finds."""
+    """The variable that names this process's cores is set before torch is imported.
+
+    PyTorch loads TorchNeuron while it is imported, and the runtime then takes the cores that it finds.
+    """
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(TORCH)
     flags = ["--role", "verify_target", "--device", "neuron", "--neuron_cores", "4-5", "--prompt", "x"]

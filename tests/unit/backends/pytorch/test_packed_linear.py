@@ -1,4 +1,4 @@
-"""Linear layers over oneDNN's layout compute the same, and are taken back where they would not."""
+"""Linear layers with weights in oneDNN's layout compute the same; where they would not, plain ones return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pack_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def linears(model: torch.nn.Module) -> tuple[int, int]:
-    """Return the numbers of plain and of packed linear layers."""
+    """Return how many linear layers of a model are plain, and how many are packed."""
     modules = list(model.modules())
     return sum(type(m) in (torch.nn.Linear, Conv1D) for m in modules), sum(type(m) is PackedLinear for m in modules)
 
@@ -57,7 +57,7 @@ def test_a_float32_cpu_model_is_packed() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_packed(family: str) -> None:
-    """The contract of test_backend.py has the logits of every family on this very backend."""
+    """Every family of models gets packed layers; test_backend.py compares the logits of this very backend."""
     model = tiny_model(family)
     TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
     num_plain, num_packed = linears(model)

@@ -117,7 +117,10 @@ def test_inductors_passes_are_as_many_as_shapes(family: str) -> None:
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_inductors_passes_copy_no_rooms_and_multiply_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: products ran over plain weights and each `scatter_` copied all slots: 2 to 4 times the time."""
+    """Passes compiled by Inductor copy no slots, and multiply packed weights.
+
+    It was once otherwise: products ran over plain weights and each `scatter_` copied all slots: 2 to 4 times the time.
+    """
     monkeypatch.setattr(packed_linear, "MIN_WEIGHTS", 0)
     fixed = FixedShapes(Compiled("inductor"), Buckets(widths=(1,), prompts=(), batches=(1,), shortest=LONG))
     backend = TorchBackend(tiny_model("gpt2"), num_slots=NUM_SLOTS, max_length=LONG, fixed=fixed)

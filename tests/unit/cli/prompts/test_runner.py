@@ -43,7 +43,11 @@ class ListSink:
 
 @pytest.mark.parametrize(("temperature", "source"), [(0.0, "lookup"), (1.0, "draft")])
 def test_the_line_of_figures_is_explained(temperature: float, source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The story: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens up."""
+    """The line of figures after an answer has only figures that apply.
+
+    It was once otherwise: the line had a seed at temperature 0, and a draft's acceptance where the target looked tokens
+    up.
+    """
     result = Result("x")
     own = OwnDrafts(2, 1) if source == "lookup" else OwnDrafts()
     result.record(Started(1, 9898))
@@ -130,7 +134,11 @@ async def test_a_full_server_is_asked_again() -> None:
 
 
 async def test_a_full_server_is_not_asked_for_ever() -> None:
-    """The story: the deadline was that of one attempt, so at a server that stayed full the command never ended."""
+    """The deadline of a prompt covers all attempts at a full server.
+
+    It was once otherwise: the deadline was that of one attempt, so at a server that stayed full the command never
+    ended.
+    """
     patient = replace(job(["patient"], concurrency=1), deadline_s=0.001)
     (result,) = await run_prompts(ScriptedCompleter(), patient, ListSink())
     assert isinstance(result.error, CapacityError)

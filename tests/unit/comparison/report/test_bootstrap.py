@@ -26,7 +26,10 @@ def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
 
 
 def test_uninterleaved_runs_are_compared_by_prompt() -> None:
-    """Prompts differ by far more than the ratio sought; three runs of each suffice all the same."""
+    """Runs one after the other are compared prompt by prompt, so that three of each find a small ratio.
+
+    Prompts differ by far more than the ratio that is sought.
+    """
     rng = np.random.default_rng(4)
     found = []
     for _ in range(NUM_TRIALS):
@@ -48,7 +51,7 @@ def test_only_a_real_slowdown_is_a_difference() -> None:
 
 
 def test_certain_and_undecided_ratios() -> None:
-    """Values without noise have an interval of one point; too few pairs have no verdict."""
+    """Values without scatter have an interval of one point; too few pairs have no verdict."""
     ratio = paired_ratio([1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
     assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     few = paired_ratio([1.0] * (MIN_PAIRS - 1), [9.0] * (MIN_PAIRS - 1))

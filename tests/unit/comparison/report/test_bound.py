@@ -62,7 +62,10 @@ def test_run_ahead_without_surprise_is_the_first_way(contender: Contender) -> No
 
 @pytest.mark.parametrize("contender", RUN_AHEAD)
 def test_surprises_cost_run_ahead_a_round_trip(contender: Contender) -> None:
-    """The story: the bound did not depend on the round trip, as if the draft learned of a rejection at once."""
+    """In the bound for drafting ahead, each rejection costs a round trip.
+
+    It was once otherwise: the bound did not depend on the round trip, as if the draft learned of a rejection at once.
+    """
     theory = Theory(contender, COSTS, 0.8, num_tokens=200, concurrency=1)
     rates = [theory.tokens_per_s(rtt_s, client_is_far=False) for rtt_s in (0.0, 0.03, 0.1, 0.5)]
     assert rates == sorted(rates, reverse=True)
@@ -118,7 +121,7 @@ class Simulation:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_run_ahead_is_never_simulated_above_its_bound(seed: int) -> None:
-    """The bound is not far above the simulation either, or it could judge no server."""
+    """A simulated draft that runs ahead is never faster than the bound, and not far below it."""
     rng = random.Random(seed)
     costs = Costs(0.02, 0.02 + rng.random() * 0.01, rng.choice([0.0, 0.001, 0.004]), foreseen=rng.choice([0.0, 0.5]))
     alpha, gamma = rng.uniform(0.2, 0.97), rng.randint(1, 12)
@@ -144,7 +147,10 @@ def test_network_costs_targets_the_first_token_alone() -> None:
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0])
 def test_acceptance_probability_is_found_again(alpha: float) -> None:
-    """The probability is not the acceptance rate: draft tokens after a rejection were never decided on."""
+    """The probability of acceptance is found again from the counts of a simulation.
+
+    It is not the rate of accepted tokens, since tokens after a rejection were never decided on.
+    """
     rounds, _ = _simulate(alpha, 5, 1.0)
     assert bound.acceptance_probability(rounds) == pytest.approx(alpha, abs=0.015)
 

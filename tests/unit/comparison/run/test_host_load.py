@@ -35,7 +35,10 @@ def test_foreign_load_or_spread_means_busy(load: HostLoad, spread: float, *, is_
 
 
 def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores' times are made up; the child is real, and its work must not count as that of other processes."""
+    """The load of other processes leaves out that of our own, children included.
+
+    The cores' times are made up; the child is real.
+    """
     stat, busy_s = tmp_path / "stat", 0.0
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
 
@@ -66,7 +69,10 @@ def test_foreign_load_excludes_our_processes(tmp_path: Path, monkeypatch: pytest
 async def test_a_busy_host_is_known_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_s: float
 ) -> None:
-    """The story: a study ran for its three minutes, and only then reported that the machine had been busy."""
+    """A busy machine is reported before a run.
+
+    It was once otherwise: a study ran for its three minutes, and only then reported that the machine had been busy.
+    """
     stat = tmp_path / "stat"
     monkeypatch.setattr(host_load, "_CPU_TIMES", stat)
     stat.write_text("cpu0 0 0 0 0 0 0 0 0 0 0\n")

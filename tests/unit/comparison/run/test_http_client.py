@@ -66,7 +66,10 @@ async def test_a_failure_is_a_record_with_a_code(prompt: str, code: str, message
 
 
 async def test_a_refused_prompt_takes_nothing_from_the_next() -> None:
-    """The story: one prompt that was too long made the client drop seed and counts for all requests after it."""
+    """A refused prompt does not change the fields of the requests after it.
+
+    It was once otherwise: one prompt that was too long made the client drop seed and counts for all requests after it.
+    """
 
     def answer(body: dict[str, Any]) -> tuple[int, str, str]:
         if body["prompt"] == "too long":
@@ -103,7 +106,10 @@ def stream_of(usage: str) -> str:
     ],
 )
 async def test_an_answer_that_is_no_stream_is_a_record_with_a_code(kind: str, text: str, code: str, words: str) -> None:
-    """The story: a count that is no number ended the comparison with a traceback. An event without data is no chunk."""
+    """An answer that is no stream of events becomes a record with an error code; an event without data is ignored.
+
+    It was once otherwise: a count that is no number ended the comparison with a traceback.
+    """
     server = ScriptedServer(lambda _: (200, kind, text))
     async with serving(server), http_client(Endpoint("b", server.url), WORKLOAD) as client:
         record = await client.complete("hello", 0, None)
@@ -162,7 +168,10 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_text_below_a_token_keeps_its_time() -> None:
-    """The story: of a total divided by characters the first message got no token, and was left out of TTFT."""
+    """The time of the first message counts for TTFT, even if its text is shorter than a token.
+
+    It was once otherwise: of a total divided by characters the first message got no token, and was left out of TTFT.
+    """
     texts = ("1", " and a long time", " after", ".")
     chunks = [_Chunk(float(i), text, None) for i, text in enumerate(texts)]
     chunks.append(_Chunk(9.0, "", 5))  # usage, in a message that ends the answer
@@ -192,7 +201,10 @@ data: unfinished"""
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
-    """Parts of a stream end anywhere, also within a character or between carriage return and line feed."""
+    """The events of a stream are the same wherever its parts end.
+
+    That may be within a character, or between carriage return and line feed.
+    """
     stream = STREAM.replace("\n", line_end).encode()
     for at in range(len(stream) + 1):
         events = EventReader()
@@ -201,7 +213,10 @@ def test_events_do_not_depend_on_the_parts_of_a_stream(line_end: str) -> None:
 
 
 async def test_thirty_two_streams_at_once_are_whole() -> None:
-    """The server's times are known; the client's are printed (`pytest -s`), since a busy machine changes them."""
+    """Thirty-two streams at once have the server's times; the client's own are printed (`pytest -s`).
+
+    They are not asserted, since a busy machine changes them.
+    """
     num_streams, server = 32, TimedServer(num_tokens=20)
     prompts = tuple(f"prompt {number}" for number in range(num_streams))
     workload = WorkloadConfig((PromptSet("kind", prompts),), deadline_s=60.0)
@@ -220,7 +235,10 @@ async def test_thirty_two_streams_at_once_are_whole() -> None:
 
 
 async def test_times_count_from_when_a_request_leaves() -> None:
-    """The story: the clocks of 32 streams started before their requests were sent. Here a busy loop delays one."""
+    """Times count from the moment when a request leaves, which a busy loop delays here.
+
+    It was once otherwise: the clocks of 32 streams started before their requests were sent.
+    """
     ports, ready = (free_port(), free_port()), threading.Event()
     threading.Thread(target=serve, args=(ports, 0.02, ready), daemon=True).start()
     assert ready.wait(10)

@@ -61,7 +61,10 @@ ONE_AT_A_TIME = asyncio.Lock()
 
 
 async def test_forced_tokens_do_not_wait_for_answers() -> None:
-    """A client that waits for answers sends a slow server fewer requests, and so hides its queue."""
+    """Requests of an open loop leave at their time, without waiting for answers.
+
+    A client that waits sends a slow server fewer requests, and so hides its queue.
+    """
     records = await as_they_come(_held_up, 3, [0.0] * 6)
     assert [record.prompt_index for record in records] == [0, 1, 2, 0, 1, 2]
     assert len({record.sent_s for record in records}) == 1
@@ -98,7 +101,7 @@ def test_arrivals_are_poisson_and_repeat() -> None:
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
 async def test_steady_load_never_falls(count: int, streams: int) -> None:
-    """Streams that end early send further requests; otherwise the last streams would have the server to themselves."""
+    """Streams that end early send further requests; otherwise the last ones would have the server to themselves."""
     in_flight, least, asked = 0, 99, list[int]()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
@@ -119,7 +122,7 @@ async def test_steady_load_never_falls(count: int, streams: int) -> None:
 
 
 async def test_steady_load_ends_in_time() -> None:
-    """A server that does not answer gives no record, and its requests are cancelled."""
+    """A steady load ends in time: a server that does not answer gives no record, and its requests are cancelled."""
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:
         await asyncio.sleep(3600)

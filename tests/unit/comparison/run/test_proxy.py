@@ -71,7 +71,10 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
 
 
 async def test_no_end_holds_small_writes_back() -> None:
-    """The story: a port that did not name TCP kept Nagle's algorithm on, and each link added 40 ms to TTFT."""
+    """Both ends of the proxy send small messages at once.
+
+    It was once otherwise: a port that did not name TCP kept Nagle's algorithm on, and each link added 40 ms to TTFT.
+    """
     async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]
@@ -79,7 +82,7 @@ async def test_no_end_holds_small_writes_back() -> None:
 
 
 async def test_delay_does_not_limit_throughput() -> None:
-    """Ten messages in a row arrive in a row, not a round trip apart."""
+    """A delay does not limit throughput: ten messages in a row arrive in a row, not a round trip apart."""
     async with _link(LinkConditions(rtt_s=0.4)) as proxy, _connection(proxy) as (reader, writer):
         await _warm(reader, writer)
         started = time.monotonic()

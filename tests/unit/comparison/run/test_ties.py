@@ -73,7 +73,10 @@ def answered(contender: Contender, *texts: str) -> Sample:
 
 @pytest.mark.parametrize("silent", [BASE, SD])
 async def test_either_server_is_asked_once_for_each_prompt_that_parted(silent: Contender, tmp_path: Path) -> None:
-    """The story: Job measure failed at any near-tie, since a graph that chooses on the device has no scores."""
+    """For each prompt with different answers each server is asked once for scores; one that has none is no failure.
+
+    It was once otherwise: Job measure failed at any near-tie, since a graph that chooses on the device has no scores.
+    """
     clients: Any = {BASE: Scripted(ANSWER, STEPS), SD: Scripted(ANSWER, STEPS)} | {silent: Scripted()}
     parted = [answered(SD, "The dog ran", "same"), answered(SD, "The dog ran", "same")]
     found = await with_margins(config(tmp_path), clients, [answered(BASE, ANSWER, "same"), *parted])

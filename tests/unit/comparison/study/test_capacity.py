@@ -67,7 +67,7 @@ def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, hold
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """A stream that was cut off has no record, and the others alone would look fast."""
+    """A stream that was cut off breaks the promise: it has no record, and the others alone would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds
@@ -114,7 +114,10 @@ class SlowServers:
 
 
 async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the time was over after two probes of 65 streams, and the page had "at least 0"."""
+    """A topology that was not measured, since the time was over, is left out.
+
+    It was once otherwise: the time was over after two probes of 65 streams, and the page had "at least 0".
+    """
     servers: Any = SlowServers()
     searcher = Searcher(config("--max_new_tokens", "40"), Progress(Console(quiet=True), None))
     monkeypatch.setattr(searcher, "_budget", Budget(10.0, lambda: servers.seconds))
@@ -124,7 +127,11 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 
 
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
-    """The story: if the time was over before the first probe, the picture raised ValueError, and no report came."""
+    """A study that measured no capacity has a report without those figures.
+
+    It was once otherwise: if the time was over before the first probe, the picture raised ValueError, and no report
+    came.
+    """
     settings = config()
     none = Capacity(ALONE, 50.0, 0, (), False)
     assert "| target    | up to 50       | 0 " in text_of(replace(capacities(settings), found=(none,)))

@@ -51,7 +51,10 @@ async def test_numbers_are_compared_as_json_has_them(name: str, value: object) -
 
 
 async def test_sglangs_benchmark_is_served() -> None:
-    """The story: the benchmark's warm-up has best_of 1, and was refused with 400."""
+    """The requests of SGLang's benchmark are served.
+
+    It was once otherwise: the benchmark's warm-up has best_of 1, and was refused with 400.
+    """
     body = {"model": "tiny", "prompt": "x", "temperature": 0.0, "best_of": 1, "max_tokens": 6, "stream": False}
     assert (await post(ScriptedCompleter(PASSES), "/v1/completions", {**body, "ignore_eos": True})).is_success
 
@@ -73,7 +76,7 @@ async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, A
 
 
 async def test_an_answer_goes_back_as_a_message() -> None:
-    """Clients append the answer's message, with all its empty fields, to the conversation."""
+    """The message of an answer is accepted in the next conversation, with all its empty fields."""
     answer: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
@@ -87,7 +90,10 @@ async def test_an_answer_goes_back_as_a_message() -> None:
 
 
 async def test_an_error_repeats_little_of_what_came() -> None:
-    """The story: a body with an unknown field of 7 MB was answered with 14 MB, in `message` and in `param`."""
+    """An error repeats only a little of the body that caused it.
+
+    It was once otherwise: a body with an unknown field of 7 MB was answered with 14 MB, in `message` and in `param`.
+    """
     for body in ({"x" * 9000: 1}, {"logit_bias": {"y" * 9000: 1}}):
         answer = await post(ScriptedCompleter(PASSES), "/v1/completions", {"prompt": "x", **body})
         assert answer.status_code == 400

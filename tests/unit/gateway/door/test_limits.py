@@ -62,7 +62,11 @@ async def serving(
     ids=["content", "prompt", "prompts", "fields", "biases"],
 )
 async def test_wrong_items_by_the_million_are_refused_at_once(document: dict[str, object]) -> None:
-    """The story: 1.9 MB of wrong items became a million error objects, which took 1.5 GB, and the loop for 10 s."""
+    """A body with a million wrong items is refused at once, in little memory.
+
+    It was once otherwise: 1.9 MB of wrong items became a million error objects, which took 1.5 GB, and the loop for 10
+    s.
+    """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
         began = time.monotonic()
         answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=document)
@@ -104,7 +108,10 @@ async def test_a_full_body_passes(document: dict[str, Any]) -> None:
     ids=["prompt", "tokens", "numbers", "numbers of a schema", "stop ids", "fields", "biases", "messages"],
 )
 async def test_too_many_items_are_refused_by_field_and_limit(path: str, document: object, words: list[str]) -> None:
-    """The story: a schema with a million numbers was serialized, in 0.1 s, before it was found to be too long."""
+    """A body with too many items is refused with the field and the limit, before it is serialized.
+
+    It was once otherwise: a schema with a million numbers was serialized, in 0.1 s, before it was found to be too long.
+    """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/{path}", json=document)
     assert answer.status_code == 400
@@ -122,13 +129,19 @@ async def test_too_many_items_are_refused_by_field_and_limit(path: str, document
     ids=["members", "lists", "numbers", "UTF-16, whose bytes hide quotes"],
 )
 def test_bodies_that_are_dear_to_parse_are_refused_unparsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: json.loads of 8 MB of members froze all streams and health checks of a gateway for 0.4 s."""
+    """A body that would take long to parse is refused unparsed.
+
+    It was once otherwise: json.loads of 8 MB of members froze all streams and health checks of a gateway for 0.4 s.
+    """
     monkeypatch.setattr(json, "loads", None)
     assert parse_fault(body, 1_000_000) is not None
 
 
 def test_a_string_without_an_end_is_read_once() -> None:
-    """The story: a search for the string's end from each of its two million quotes took hours."""
+    """A string without an end is read once.
+
+    It was once otherwise: a search for the string's end from each of its two million quotes took hours.
+    """
     began = time.monotonic()
     parse_fault(b'"\\' * 2_000_000, 1_000_000)
     assert time.monotonic() - began < 20
@@ -144,7 +157,11 @@ def test_a_string_without_an_end_is_read_once() -> None:
     ],
 )
 async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
-    """The story: Python parsed such a body but could not serialize it: status 500 and a traceback of 1,000 lines."""
+    """A body that is nested too deeply gets status 400.
+
+    It was once otherwise: Python parsed such a body but could not serialize it: status 500 and a traceback of 1,000
+    lines.
+    """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for depth in range(850, 1000, 10):
             nested = '{"a":' * depth + "1" + "}" * depth
@@ -153,7 +170,10 @@ async def test_deep_nesting_is_the_clients_fault(path: str, body: str) -> None:
 
 
 async def test_a_grammar_is_written_down_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked."""
+    """A grammar is serialized once for all choices of a request.
+
+    It was once otherwise: a schema was written 64 times 64 times, in 7 s, before the limit of 128 choices was checked.
+    """
     num_written, write = 0, structured.the_grammar
 
     def counted(given: Any) -> Any:
@@ -209,7 +229,10 @@ async def closed_after(port: int, first: bytes, more: bytes = b"") -> float:
 async def test_a_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, first: bytes, more: bytes
 ) -> None:
-    """The story: 1500 silent connections were held for ever, and headers without end filled the memory."""
+    """A connection without a request is closed after a time.
+
+    It was once otherwise: 1500 silent connections were held for ever, and headers without end filled the memory.
+    """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.3)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.3)
     async with serving([["a"]]) as (port, _):
@@ -225,7 +248,11 @@ async def test_names_of_this_machine_are_served(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["llm.example.org", "localhost.example.org:80", "127.0.0.1.example.org", "x" * 5000])
 async def test_another_host_gets_the_way_out(host: str) -> None:
-    """The story: a proxy's Host header was refused with the plain text "Invalid host header", and without a log."""
+    """A request with an unknown Host header gets an error that names the accepted hosts.
+
+    It was once otherwise: a proxy's Host header was refused with the plain text "Invalid host header", and without a
+    log.
+    """
     async with serving([["a"]]) as (port, _), httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host})
     error = answer.json()["error"]
@@ -236,7 +263,10 @@ async def test_another_host_gets_the_way_out(host: str) -> None:
 
 
 async def test_a_compressed_body_gets_the_way_out() -> None:
-    """The story: compressed bytes were parsed as JSON, and the error named a character of them."""
+    """A compressed body is refused as such, with what to send instead.
+
+    It was once otherwise: compressed bytes were parsed as JSON, and the error named a character of them.
+    """
     body, json_type = gzip.compress(b'{"prompt": "x"}'), {"Content-Type": "application/json"}
     async with serving([["a"]]) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1/") as client:
         headers = {**json_type, "Content-Encoding": "gzip"}
@@ -249,7 +279,10 @@ async def test_a_compressed_body_gets_the_way_out() -> None:
 
 @pytest.mark.parametrize("part", [b'{"prompt": "x"}', b'{"pro'], ids=["after the body", "within it"])
 async def test_a_half_closed_client_gets_the_way_out(part: bytes) -> None:
-    """The story: a client that closes its sending side got no answer, since that counts as leaving."""
+    """A client that closes its sending side gets an error that says so.
+
+    It was once otherwise: a client that closes its sending side got no answer, since that counts as leaving.
+    """
     head = (b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json")
     lines = (*head, b"Content-Length: 15", b"\r\n")
     front = HttpFront(gateway(completer := ScriptedCompleter([["a"]], gap_s=30.0), port=free_port()), ServerConfig())
@@ -276,7 +309,11 @@ async def test_connections_have_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
-    """The story: one read from a connection had 14,000 requests, and separating them took the event loop 0.2 s."""
+    """A connection has a limit for requests that wait on it.
+
+    It was once otherwise: one read from a connection had 14,000 requests, and separating them took the event loop 0.2
+    s.
+    """
     async with serving([["a"]]) as (port, _):
         one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert await closed_after(port, one * 5000) < 10
@@ -288,7 +325,10 @@ async def test_a_connection_has_a_limit_of_requests_that_wait() -> None:
 
 
 def test_a_limit_that_closes_ends_the_answer_silently(caplog: pytest.LogCaptureFixture) -> None:
-    """The story: the answer was still written after the close, and uvloop's RuntimeError filled 90 log lines."""
+    """An answer on a connection that a limit has closed ends without an error.
+
+    It was once otherwise: the answer was still written after the close, and uvloop's RuntimeError filled 90 log lines.
+    """
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 64}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     one = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -316,13 +356,20 @@ CHUNKED = (
 
 @pytest.mark.parametrize("beside", [b"0\r\nx: ", b"1;"], ids=["after the body", "beside a chunk"])
 async def test_fields_beside_a_body_have_header_limits(beside: bytes) -> None:
-    """The story: fields after a body had no limit, and a cost that grows with the square of their length."""
+    """Fields after a body have the limits of headers.
+
+    It was once otherwise: fields after a body had no limit, and a cost that grows with the square of their length.
+    """
     async with serving([["a"]]) as (port, _):
         assert await closed_after(port, CHUNKED + beside, b"a" * 65536) < 15  # the body's own time is 30 s
 
 
 async def test_fields_after_a_body_are_no_headers() -> None:
-    """The story: fields after a body counted as headers, so a token could change behind a proxy that had checked it."""
+    """Fields after a body do not count as headers.
+
+    It was once otherwise: fields after a body counted as headers, so a token could change behind a proxy that had
+    checked it.
+    """
     body = b'{"prompt": "x"}'
     fields = b"X-Request-Id: forged\r\nX-Deadline-S: nonsense\r\nConnection: close\r\n\r\n"
     async with serving([["a"]]) as (port, _):
@@ -336,7 +383,11 @@ async def test_fields_after_a_body_are_no_headers() -> None:
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])
 async def test_a_request_has_one_host_and_one_token(name: str) -> None:
-    """The story: the first of two Host headers was checked, the last of two tokens used; a proxy may check others."""
+    """A request with two Host headers or two tokens is refused.
+
+    It was once otherwise: the first of two Host headers was checked, the last of two tokens used; a proxy may check
+    others.
+    """
     async with serving([["a"]]) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         given = b"Host: localhost\r\nAuthorization: Bearer one\r\n"
@@ -351,7 +402,10 @@ async def test_a_request_has_one_host_and_one_token(name: str) -> None:
 async def test_bodies_that_have_not_ended_have_a_total(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_accounts: bool
 ) -> None:
-    """The story: unfinished bodies of one account took 1.2 GB. Here the limit admits two, and refuses the third."""
+    """Unfinished bodies have a limit of memory together; here it admits two, and refuses the third.
+
+    It was once otherwise: unfinished bodies of one account took 1.2 GB.
+    """
     size, auth_file = 90_000, tmp_path / "auth.toml"
     auth_file.write_text(entry("mallory", "client") + entry("alice", "client"))
     monkeypatch.setattr(middleware, "MAX_UNFINISHED_BYTES", size * 5 // (1 if has_accounts else 2))
@@ -386,7 +440,10 @@ async def test_bodies_that_have_not_ended_have_a_total(
 
 @pytest.mark.parametrize("begun", [b"GET /vers", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
 async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """The story: the time limit of a client's next request ran during the answer, and cut a stream after 10 s."""
+    """A partial request on a connection does not end the answer before it.
+
+    It was once otherwise: the time limit of a client's next request ran during the answer, and cut a stream after 10 s.
+    """
     monkeypatch.setattr(protocol, "HEADERS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(protocol, "BODY_TIMEOUT_S", 0.2)
     front = HttpFront(gateway(ScriptedCompleter([["a"]] * 10, gap_s=0.1), port=0), ServerConfig())
@@ -406,7 +463,10 @@ async def test_a_partial_request_keeps_the_answer_before(monkeypatch: pytest.Mon
 
 
 async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a connection kept the context variables of a long request, so all later ones had its trace."""
+    """Requests of one connection have context variables of their own.
+
+    It was once otherwise: a connection kept the context variables of a long request, so all later ones had its trace.
+    """
     found: list[str] = []
     answer = Probes.__call__
 
@@ -423,7 +483,10 @@ async def test_requests_of_one_connection_are_independent(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("limit", ["stall_timeout_s", "X-Deadline-S"])
 async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: the deadline was checked between events only, so a reader that stood still was never late."""
+    """A client that stops reading is dropped at its request's deadline.
+
+    It was once otherwise: the deadline was checked between events only, so a reader that stood still was never late.
+    """
     monkeypatch.setattr(stream, "LAST_WORD_S", 0.1)
     passes = [["x" * 200_000]] * 100  # 20 MB: more than what kernels keep for a connection
     stalls = limit == "stall_timeout_s"
@@ -442,7 +505,10 @@ async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: py
 
 
 async def test_probes_separate_a_restart_from_a_pause() -> None:
-    """The story: /ping, which SageMaker calls, was 200 for a server that drained or had a broken engine."""
+    """Probes tell a server that needs a restart from one that takes no requests for now.
+
+    It was once otherwise: /ping, which SageMaker calls, was 200 for a server that drained or had a broken engine.
+    """
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 
         async def probes() -> list[int]:
@@ -458,7 +524,11 @@ async def test_probes_separate_a_restart_from_a_pause() -> None:
 
 
 async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
-    """The story: clients kept pooled connections to a draining gateway, and lost what they were sending at its end."""
+    """A server that is not ready ends its connections after their answers.
+
+    It was once otherwise: clients kept pooled connections to a draining gateway, and lost what they were sending at its
+    end.
+    """
     body = {"prompt": "a"}
     async with serving([["a"]]) as (port, front), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert "connection" not in (await client.post("/v1/completions", json=body)).headers
@@ -468,7 +538,10 @@ async def test_a_server_that_is_not_ready_ends_its_connections() -> None:
 
 
 async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: 128 choices of an answer that was not read kept running, and their events took 0.8 GB."""
+    """The choices of an answer that is not read wait for their reader.
+
+    It was once otherwise: 128 choices of an answer that was not read kept running, and their events took 0.8 GB.
+    """
     monkeypatch.setattr(requests, "MAX_UNREAD", 10)
     completer = ScriptedCompleter([["x"]] * 5000)
     taken = 0
@@ -490,7 +563,11 @@ async def test_unread_choices_wait_for_their_reader(monkeypatch: pytest.MonkeyPa
 
 
 async def test_prompt_logprobs_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: serializing log-probabilities of 2000 tokens, with 20 best ones each, froze a gateway for 0.1 s."""
+    """Log-probabilities of a prompt are serialized in a thread, beside the event loop.
+
+    It was once otherwise: serializing log-probabilities of 2000 tokens, with 20 best ones each, froze a gateway for 0.1
+    s.
+    """
     threads, encode = [], stream.ChunkStream._encode
 
     def watched(self: Any, index: int, event: TextEvent) -> bytes:

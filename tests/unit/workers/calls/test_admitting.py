@@ -12,7 +12,11 @@ def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:
 
 
 def test_the_worker_of_an_edge_drafts_for_all_of_its_users() -> None:
-    """The story: an edge sent a request for alice, and the target looked for a worker of alice, not of the edge."""
+    """The target uses an edge's draft worker for requests of all of the edge's users.
+
+    It was once otherwise: an edge sent a request for alice, and the target looked for a worker of alice, not of the
+    edge.
+    """
     assert scope("edge", user="alice") == scope("edge", user="bob") == scope("edge")
 
 

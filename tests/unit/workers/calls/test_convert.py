@@ -187,7 +187,10 @@ def test_a_card_survives_the_wire() -> None:
 
 
 def test_names_of_a_card_are_short() -> None:
-    """The story: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long."""
+    """Names in the description of a model are cut to a limit of length.
+
+    It was once otherwise: a target's name of 3 MB, some 200 times in its gateway's /metrics, made that 609 MB long.
+    """
     long = "x" * 1_000_000
     card = ModelCard(long, long, 8, 9, long, model_id=long)
     back = convert.card_from_message(convert.card_to_message(card))
@@ -225,7 +228,10 @@ def test_reasons_of_a_later_version_are_not_guessed() -> None:
 
 
 def test_a_message_of_too_many_branches_is_refused() -> None:
-    """The story: a session kept the 100,000 branches of each message as long as it lived."""
+    """A message with too many branches is refused.
+
+    It was once otherwise: a session kept the 100,000 branches of each message as long as it lived.
+    """
     branch = pb.Branch(prefix_length=1, token_ids=[5])
     assert len(convert.branches_from_message(pb.Propose(branches=[branch] * convert.MAX_BRANCHES_OF_MESSAGE))) > 1
     with pytest.raises(InvalidRequestError, match=f"exceed {convert.MAX_BRANCHES_OF_MESSAGE}"):
@@ -233,7 +239,10 @@ def test_a_message_of_too_many_branches_is_refused() -> None:
 
 
 def test_too_many_stop_tokens_are_refused() -> None:
-    """The story: a session with two million stop tokens was accepted, and took 130 MB."""
+    """A request with too many stop tokens is refused.
+
+    It was once otherwise: a session with two million stop tokens was accepted, and took 130 MB.
+    """
     sampling = SamplingParams()
     GenerationRequest((1,), sampling, 4, stop_token_ids=frozenset(range(MAX_STOP_TOKEN_IDS)))
     with pytest.raises(InvalidRequestError, match=f"exceed {MAX_STOP_TOKEN_IDS}"):

@@ -113,7 +113,11 @@ async def test_joining_servers_are_used_leaving_ones_drain(
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """The story: a gateway waited for a lost server beside a healthy one, and its own probes, of a second, failed."""
+    """A server that does not answer does not delay requests to another one.
+
+    It was once otherwise: a gateway waited for a lost server beside a healthy one, and its own probes, of a second,
+    failed.
+    """
     good = Place(Counting())
     await good.server.open()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -127,7 +131,11 @@ async def test_a_silent_server_does_not_delay_another() -> None:
 
 
 async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
-    """The story: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of service."""
+    """A gateway with as many streams as it may have is ready.
+
+    It was once otherwise: a busy gateway's health check waited for a free HTTP/2 stream, and it was taken out of
+    service.
+    """
     busy = Place(Counting())
     await busy.server.open()
     async with Fleet([busy.address]) as fleet:
@@ -148,7 +156,11 @@ async def test_a_gateway_at_its_stream_limit_is_ready() -> None:
 async def test_a_replaced_certificate_costs_no_request_and_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: a replaced certificate closed the old channel with its health watch, and later drains went unseen."""
+    """After a replaced certificate no request is lost, and drains are still noticed.
+
+    It was once otherwise: a replaced certificate closed the old channel with its health watch, and later drains went
+    unseen.
+    """
     monkeypatch.setattr(secured, "RETIRE_S", 0.1)
     monkeypatch.setattr(health, "WATCH_AGAIN_S", 0.02)
     trust, completer = pki(tmp_path / "ours"), Counting()
@@ -175,7 +187,11 @@ async def test_a_replaced_certificate_costs_no_request_and_no_news(
 
 
 async def test_joining_during_a_write_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a server joined while a file was being written; the error ended the task that follows the list."""
+    """A server may join while the list of servers is being written.
+
+    It was once otherwise: a server joined while a file was being written; the error ended the task that follows the
+    list.
+    """
     monkeypatch.setattr(names, "LOOK_S", 0.02)
     token, listed = tmp_path / "token", tmp_path / "list"
     token.write_text("secret")

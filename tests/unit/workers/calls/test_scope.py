@@ -53,7 +53,11 @@ async def test_requests_are_counted_while_they_run() -> None:
 
 
 async def test_a_drain_fails_what_still_runs() -> None:
-    """The story: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a bare 500."""
+    """When a drain's grace is over, requests that still run fail with a clear error.
+
+    It was once otherwise: after a gateway's grace a stream ended in the middle of a chunk, and a whole answer was a
+    bare 500.
+    """
     inner = ScriptedCompleter([["a"], ["b"]], gap_s=60)
     completer = supervised(inner)
     running = asyncio.create_task(collected(completer))
@@ -164,7 +168,10 @@ async def test_a_value_above_the_limit_is_named(request_: CompletionRequest, wor
     ("who", "default", "expected"), [(ALICE, 20, 20), (ALICE, 70, 50), (ALICE, None, 50), (BOB, 70, 70)]
 )
 async def test_an_open_length_stays_within_the_limit(who: Caller, default: int | None, expected: int) -> None:
-    """The story: a caller's limit did not cap the default length that the operator had set for all."""
+    """A request that names no length stays within its caller's limit.
+
+    It was once otherwise: a caller's limit did not cap the default length that the operator had set for all.
+    """
     with request_context(who, "id-1"):
         resolved = CompletionRequest("x", max_new_tokens=None).resolved(RequestDefaults(max_new_tokens=default))
     assert resolved.max_new_tokens == expected

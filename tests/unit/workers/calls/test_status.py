@@ -87,12 +87,15 @@ def test_every_error_of_a_request_has_a_status() -> None:
     ],
 )
 def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    """A status from a proxy has none of our details."""
+    """A status from a proxy, which has none of our details, becomes an error of the right class."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 
 def test_a_write_to_a_broken_connection_is_lost() -> None:
-    """The story: grpcio reports INTERNAL for this, so the request failed instead of being resumed."""
+    """A write to a broken connection counts as a lost server.
+
+    It was once otherwise: grpcio reports INTERNAL for this, so the request failed instead of being resumed.
+    """
     error = from_rpc_error(failed_call(Status(grpc.StatusCode.INTERNAL, "Internal error from Core")), "host:1")
     assert type(error) is errors.UnavailableError
     assert "host:1" in str(error)
@@ -106,7 +109,10 @@ def test_foreign_errors_are_internal() -> None:
 
 @pytest.mark.parametrize("error", [errors.UnauthenticatedError, errors.ForbiddenError])
 def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDecError]) -> None:
-    """An upstream server's refusal must not make the client search its own token; the log names the upstream server."""
+    """If a server behind refuses credentials, the client is not told to check its own token.
+
+    The log names that server.
+    """
     behind = client_status(error("the token is not known here", address="target:1"))
     assert behind is not None
     assert (behind.code, "target" in behind.message) == (grpc.StatusCode.UNAVAILABLE, False)
@@ -118,7 +124,10 @@ def test_refused_credentials_are_not_the_clients_fault(error: type[errors.SpecDe
 
 
 def test_a_handshake_that_fails_at_work_is_named() -> None:
-    """The message is gRPC's own, as of 1.85."""
+    """A handshake that fails on an open channel gets an error that names the fault.
+
+    The message is gRPC's own, as of 1.85.
+    """
     words = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
         "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"

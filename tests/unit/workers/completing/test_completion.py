@@ -34,7 +34,11 @@ class RefusingGenerator:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.MonkeyPatch, is_chat: bool) -> None:
-    """The story: a prompt of 7 MB, which was then refused, stopped every stream of the server for seven seconds."""
+    """A long prompt is tokenized in a thread, beside the event loop.
+
+    It was once otherwise: a prompt of 7 MB, which was then refused, stopped every stream of the server for seven
+    seconds.
+    """
     loop_went_on = threading.Event()
     encode = Tokenizer.encode
 
@@ -80,7 +84,11 @@ E_ACUTE = Tokenizer(tiny_tokenizer(), frozenset()).encode("é")
 async def test_offsets_count_the_text_that_tokens_have(
     token_ids: tuple[int, ...], offsets: list[int], stop: tuple[str, ...]
 ) -> None:
-    """The story: offsets of the bytes of single tokens drifted: half characters and special tokens have no text."""
+    """Offsets count the characters of the text that tokens have together.
+
+    It was once otherwise: offsets of the bytes of single tokens drifted: half characters and special tokens have no
+    text.
+    """
     completer = LocalCompleter(WritingGenerator(token_ids), Tokenizer(tiny_tokenizer(), frozenset()))
     events = [event async for event in completer.complete(CompletionRequest("x", stop=stop))]
     (delta,) = [event for event in map(event_from_message, map(event_to_message, events)) if isinstance(event, Delta)]

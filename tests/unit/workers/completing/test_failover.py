@@ -161,7 +161,11 @@ async def test_a_server_dies_and_another_goes_on() -> None:
 
 
 async def test_a_lost_server_is_named_with_the_time_of_retrying(caplog: pytest.LogCaptureFixture) -> None:
-    """The story: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a minute."""
+    """A client that has lost its server logs the server's name and how long it will retry.
+
+    It was once otherwise: after a target was killed, its client wrote one line of gRPC's, and then nothing for half a
+    minute.
+    """
     caplog.set_level(logging.INFO, "specdec.inference.workers.completing.resuming")
     async with places(Counting(), patience_s=0.3) as (completer, (only,)):
         with pytest.raises(UnavailableError, match=r"; no server went on within 0\.3 s"):
@@ -184,7 +188,10 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
 
 
 async def test_a_server_of_before_is_never_resumed_at() -> None:
-    """An older server would begin the answer again, so that the client would get its first half twice, with code OK."""
+    """An answer is never resumed at a server of an older version.
+
+    It would begin the answer again, so that the client would get its first half twice, with code OK.
+    """
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
     async with places(Counting(), old, patience_s=0.1) as (completer, (first, _)):
@@ -218,7 +225,10 @@ async def test_a_full_server_passes_a_request_on() -> None:
 
 
 async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE."""
+    """A request is refused soon if all servers are full.
+
+    It was once otherwise: refused requests emptied the retry budget, and a refusal came after 30 s, as UNAVAILABLE.
+    """
     for module, name, value in (
         (retry_budget, "PER_S", 0.0),
         (resuming, "MAX_REDIAL_S", 0.01),
@@ -242,7 +252,10 @@ async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
-    """The story: a prompt that breaks targets went to each replica, for ever. An empty message is no progress."""
+    """A request that breaks servers reaches three of them at most; an empty message does not count as progress.
+
+    It was once otherwise: it went to each replica, for ever.
+    """
     poison = Counting(refusal=InternalError("the model failed"))
     poison.refuses_late = late
     async with places(poison) as (between, _), places(between) as (completer, _):
@@ -262,7 +275,10 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 async def test_a_server_that_refuses_all_is_left_out(
     fields: dict[str, Any], error: type[SpecDecError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed."""
+    """A server that refuses every request gets none for a time.
+
+    It was once otherwise: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed.
+    """
     monkeypatch.setattr("specdec.inference.scheduling.replicas.FIRST_PAUSE_S", 60.0)  # a busy machine takes a second
     async with places(Counting(**fields), Counting()) as (completer, (refusing, _)):
         assert [await answer(completer) for _ in range(5)] == [WHOLE] * 5
@@ -282,7 +298,11 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """The story: of two restarted servers one was not reconnected and one ejected, and new requests were refused."""
+    """A new request waits for a server that was there a short time ago.
+
+    It was once otherwise: of two restarted servers one was not reconnected and one ejected, and new requests were
+    refused.
+    """
     async with places(Counting()) as (completer, (only,)):
         await only.die()
         asking = asyncio.create_task(answer(completer))
@@ -293,7 +313,11 @@ async def test_a_new_request_waits_for_a_recent_server() -> None:
 
 
 async def test_each_server_has_its_own_sums() -> None:
-    """The story: a gateway's figures were sums over all replicas, so they did not show which one was slow or failed."""
+    """A gateway's figures are kept for each server.
+
+    It was once otherwise: a gateway's figures were sums over all replicas, so they did not show which one was slow or
+    failed.
+    """
     metrics = Metrics("tiny", role="gateway")
     async with places(Counting(), Counting()) as (completer, (first, second)):
         metrics.watch_upstream(lambda: completer._fleet.replicas)

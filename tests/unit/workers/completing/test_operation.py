@@ -32,7 +32,7 @@ class Load:
 
 
 class Slow:
-    """Work that never ends."""
+    """Work of a host that never ends."""
 
     fault = broken = None
     hangs = False

@@ -1,7 +1,7 @@
 """A target, at a real socket, that sends more than requested: its clients get what they requested, or an error.
 
-The story: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500 tokens for a
-request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
+It was once otherwise: nothing limited an answer by its request. A target that never ended made a draft pass on 185,500
+tokens for a request of 150, and 900,000 from one commit. Converting them stopped the draft's event loop for seconds.
 """
 
 from __future__ import annotations
@@ -266,7 +266,11 @@ async def test_an_open_length_takes_the_servers_default() -> None:
 async def test_a_text_that_no_pass_could_make_is_refused(
     num_characters: int, error: type[Exception], words: str
 ) -> None:
-    """The story: gRPC's words for both directions are alike, and a client learned that its request was too long."""
+    """A message of a server with more text than a pass can make is refused as the server's fault.
+
+    It was once otherwise: gRPC's words for both directions are alike, and a client learned that its request was too
+    long.
+    """
     async with asked_by_client(Target(honest, text="x" * num_characters)) as completer:
         with pytest.raises(error, match=words):
             await read(completer, [])
@@ -274,7 +278,11 @@ async def test_a_text_that_no_pass_could_make_is_refused(
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 async def test_counts_of_a_server_are_those_that_a_pass_can_have(asked_by: Any) -> None:
-    """The story: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway for 7 s."""
+    """A count of a server that no pass can have is refused.
+
+    It was once otherwise: a count in 30 bytes of a target became a list of 80 million numbers, and blocked a gateway
+    for 7 s.
+    """
     async with asked_by(Target(boasting)) as completer:
         deltas = [event async for event in completer.complete(REQUEST) if isinstance(event, Delta)]
         counts = [(each.num_draft_tokens, each.num_accepted_tokens, each.own) for each in deltas]

@@ -28,7 +28,11 @@ SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfo
 
 
 async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
-    """The story: a draft ran its target's chat template, of any content, on the event loop that serves all requests."""
+    """A target's chat template runs in a thread, beside the event loop.
+
+    It was once otherwise: a draft ran its target's chat template, of any content, on the event loop that serves all
+    requests.
+    """
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path).with_template(SLOW, tmp_path)
     codec = LocalCodec(tokenizer, vocab_size=1000, max_length=128)
@@ -40,7 +44,10 @@ async def test_a_servers_template_runs_beside_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["content", "tool_call_id", "name", "reasoning"])
 async def test_every_part_of_a_message_counts(tmp_path: Path, field: str) -> None:
-    """The story: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop."""
+    """Every part of a chat's message counts for the limit of length.
+
+    It was once otherwise: no limit counted the id of a call, so megabytes of it were tokenized, and on the event loop.
+    """
     save_tiny_model(tmp_path, "llama")
     codec = LocalCodec(Tokenizer.load(tmp_path), vocab_size=1000, max_length=128)
     message = ChatMessage("tool", **{field: "x" * MIN_CHARACTERS})
@@ -53,7 +60,10 @@ def codec() -> LocalCodec:
 
 
 async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
-    """The story: a long prompt with 32 choices was tokenized 32 times in a row on the event loop."""
+    """Between prompts that come together other requests have their turn on the event loop.
+
+    It was once otherwise: a long prompt with 32 choices was tokenized 32 times in a row on the event loop.
+    """
     reader, num_turns = codec(), 0
 
     async def other() -> None:
@@ -74,7 +84,11 @@ async def test_prompts_that_come_together_let_others_have_their_turn() -> None:
 
 
 async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: converting 260,000 ids, the most of a call and 1 kB of gzip, delayed all requests by 50 to 80 ms."""
+    """Many token ids become text in a thread, beside the event loop.
+
+    It was once otherwise: converting 260,000 ids, the most of a call and 1 kB of gzip, delayed all requests by 50 to 80
+    ms.
+    """
     reader, of_the_loop, decode = codec(), threading.current_thread(), Tokenizer.decode
 
     def watched(tokenizer: Tokenizer, token_ids: Sequence[int], *, special: bool = False) -> str:
@@ -89,7 +103,10 @@ async def test_many_ids_are_made_text_beside_the_loop(monkeypatch: pytest.Monkey
 
 
 async def test_more_ids_than_any_context_holds_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: 1 kB of gzip froze a server for 0.1 s: any number of ids became text, before a refusal too."""
+    """More token ids than any context holds are refused unread.
+
+    It was once otherwise: 1 kB of gzip froze a server for 0.1 s: any number of ids became text, before a refusal too.
+    """
     reader = codec()
     with pytest.raises(InvalidRequestError, match="token id 999 is outside"):
         await reader.decode([5, 999])

@@ -131,7 +131,10 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
-    """The second server has other defaults, but uses the values that the first one filled in."""
+    """An answer that is cut at any token goes on as it would have without the cut.
+
+    The second server has other defaults, but uses the values that the first one filled in.
+    """
     request = REQUESTS[name]
     async with server(model) as first, server(model, RequestDefaults(temperature=2.0, max_new_tokens=3)) as second:
         whole = await events_of(first, request)
@@ -150,7 +153,7 @@ async def test_cut_at_every_token(model: ModelConfig, name: str) -> None:
 
 
 async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
-    """The next server too holds back text that may become a stop string."""
+    """An answer that is cut within a stop string goes on right: the next server holds back such text too."""
     async with server(model) as first, server(model) as second:
         plain = CompletionRequest("the wind", HOT, seed=11, max_new_tokens=12, ignore_eos=True)
         text = "".join(each.text for each in await events_of(first, plain) if isinstance(each, Delta))
@@ -176,7 +179,10 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """The story: a target was restarted with another tokenizer, and completed the other target's text with it."""
+    """A server continues an answer only if its model and tokenizer are those that began it.
+
+    It was once otherwise: a target was restarted with another tokenizer, and completed the other target's text with it.
+    """
     async with server(model) as completer:
         asked = REQUESTS["a grammar"]
         resume = Resume((5,), replace((await begun(completer, asked)).provenance, **change))
@@ -185,7 +191,7 @@ async def test_no_server_continues_another_text(model: ModelConfig, change: dict
 
 
 async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: ModelConfig) -> None:
-    """Two servers may have different adapters under one name, with different texts."""
+    """An answer goes on only at a server with the same adapter: two may have different ones under one name."""
     asked = replace(REQUESTS["token ids"], adapter="poet")
     async with server(model, poet="1", clerk="2") as completer:
         started = await begun(completer, asked)
@@ -219,7 +225,10 @@ async def test_resumes_that_cannot_be(
 async def test_tokens_that_the_engine_refuses_are_not_made_text(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The story: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long."""
+    """Committed tokens that the engine will refuse are not turned into text first.
+
+    It was once otherwise: half a megabyte of committed tokens became text, in 2 s, before it was refused as too long.
+    """
     async with server(model) as completer:
         started = await begun(completer, REQUESTS["token ids"])
         monkeypatch.setattr(TextStream, "push", None)
@@ -231,7 +240,10 @@ async def test_tokens_that_the_engine_refuses_are_not_made_text(
 
 
 async def test_prompt_logprobs_let_others_run(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s."""
+    """Converting the scores of a prompt lets other requests run.
+
+    It was once otherwise: adding and converting the texts of 2000 scored positions froze the event loop for 0.13 s.
+    """
     monkeypatch.setattr(local, "SCORED_TOKENS", 1)
     threads: set[threading.Thread] = set()
     turns: set[int] = set()

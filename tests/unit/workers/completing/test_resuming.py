@@ -75,7 +75,10 @@ async def test_a_request_goes_on_after_a_loss(losses: list[Exception], monkeypat
 
 
 async def test_a_target_no_longer_trusted_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason."""
+    """A target that is no longer trusted is an error at once, not a lost server.
+
+    Both are UNAVAILABLE to gRPC; dialling for 30 s would only hide the reason.
+    """
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     async with listening(gate=gate) as target:
@@ -102,7 +105,10 @@ async def test_an_edge_waits_for_a_target_that_is_still_starting(monkeypatch: py
 
 
 async def test_a_spent_budget_means_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of a process share a budget of retries, so that they do not all call a failing target at once."""
+    """A request waits when the budget of retries is spent.
+
+    The requests of a process share it, so that they do not all call a failing target at once.
+    """
     turns = iter([False, False, True])
     monkeypatch.setattr(RetryBudget, "take", lambda self, now, spare: next(turns))
     assert await generated(monkeypatch, Delta(2, (7,)), LAST) == [7, 8]

@@ -11,7 +11,7 @@ from specdec.inference.workers.drafting.service import StreamWorker
 
 
 def test_a_worker_knows_the_request_that_it_helps() -> None:
-    """A session is lent when a slot becomes free, outside of its request's context."""
+    """A worker gets the id of the request that it helps, though a session is lent outside of its request's context."""
     with request_context(ANYBODY, "abc"):
         session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
     worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))

@@ -121,7 +121,10 @@ async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) -> None:
-    """The story: a target waited a minute for proposals for requests that had no slot of the draft."""
+    """Requests for which the draft has no slot decode without drafts, at once.
+
+    It was once otherwise: a target waited a minute for proposals for requests that had no slot of the draft.
+    """
     async with edge(schedule, max_waiting=0) as each:
         answers = await asyncio.gather(*(each.deltas() for _ in range(4)))
         assert sum(num_accepted(deltas) > 0 for deltas in answers) >= 2
@@ -129,7 +132,10 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
-    """The story: after a draft's model had failed, its target waited a minute for proposals in rounds."""
+    """A request decodes on without drafts after its draft's model has failed.
+
+    It was once otherwise: after a draft's model had failed, its target waited a minute for proposals in rounds.
+    """
     async with edge(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
         await each.deltas()

@@ -58,7 +58,11 @@ def commit(position: int, *token_ids: int, echo: int = 0) -> Commit:
 
 
 async def test_a_way_that_seems_long_is_tried() -> None:
-    """The story: the first round trip had the opening of a connection in it, and no message seemed to pay again."""
+    """A session sends messages ahead and measures the round trip again, even if the last one was long.
+
+    It was once otherwise: the first round trip had the opening of a connection in it, and no message seemed to pay
+    again.
+    """
     link = Link()
     link.record_round_trip(FAR_S)
     async with scene(link) as scene_:
@@ -115,7 +119,11 @@ async def test_each_round_waits_for_its_verdict() -> None:
 
 
 async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> None:
-    """The story: a pool worker's counter stayed at 0, since commits were counted before their figures were known."""
+    """Wasted draft tokens are counted with the commit that makes them useless.
+
+    It was once otherwise: a pool worker's counter stayed at 0, since commits were counted before their figures were
+    known.
+    """
     metrics = Metrics("tiny", role="draft")
     async with scene() as scene_:
         session = scene_.begin(Schedule.ASYNC, metrics=metrics)
@@ -137,7 +145,10 @@ async def test_wasted_tokens_are_counted_with_the_commit_that_wastes_them() -> N
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
-    """The story: a proxy lost a frame, and 5 of 15 answers had other tokens, with code OK."""
+    """Commits that do not follow one another are refused.
+
+    It was once otherwise: a proxy lost a frame, and 5 of 15 answers had other tokens, with code OK.
+    """
     async with scene() as scene_:
         session = scene_.begin(schedule, max_new_tokens=9)
         with pytest.raises(InvalidRequestError, match="position 4, 2 is next"):

@@ -64,7 +64,10 @@ async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a pool worker never returned to a target that had refused it once, and reported itself ready."""
+    """A pool worker dials a target that has refused it again.
+
+    It was once otherwise: a pool worker never returned to a target that had refused it once, and reported itself ready.
+    """
     monkeypatch.setattr(module, "REFUSED_S", 0.01)
     asked: list[str] = []
 
@@ -82,7 +85,10 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
-    """A failed handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost link."""
+    """A worker stops dialling a target that it does not trust.
+
+    A failed handshake is UNAVAILABLE to gRPC; the worker must distinguish it from a lost link.
+    """
     ours, theirs = pki(tmp_path / "ours"), pki(tmp_path / "theirs")
     gate = Gate(ServerTls(*theirs.pair("server")).grpc_credentials())
     async with listening(gate=gate) as target, asyncio.timeout(60):
@@ -92,7 +98,10 @@ async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> 
 
 
 async def test_a_broken_link_is_always_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story: a malformed frame counted as an internal error, and the worker left all of its targets."""
+    """A pool worker dials again after any fault of a link.
+
+    It was once otherwise: a malformed frame counted as an internal error, and the worker left all of its targets.
+    """
     num_tries = 0
 
     async def fail(self: AssistStream, stub: object) -> None:
@@ -181,7 +190,11 @@ async def attached(target: Target, port: int = 0, offer: Offer = OFFER) -> Async
 
 
 async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
-    """The story: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its stream."""
+    """Invalid values of one target end the session that they are for, and no other.
+
+    It was once otherwise: a token id of 10^6 from one target failed the draft step for all; an empty prompt ended its
+    stream.
+    """
     target = Target()
     async with attached(target) as worker:
         target.opens("foreign", 10**6)
@@ -199,7 +212,10 @@ async def test_nonsense_of_one_target_costs_that_session_alone() -> None:
 
 
 async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined() -> None:
-    """The story: a worker without room logged it, and the target believed that the session was helped."""
+    """A worker declines sessions that need another tokenizer, or for which it has no slot.
+
+    It was once otherwise: a worker without room logged it, and the target believed that the session was helped.
+    """
     target = Target()
     async with attached(target):
         target.opens("other", 1, 2, fingerprint="g")
@@ -211,7 +227,10 @@ async def test_sessions_in_another_tokenizer_and_beyond_the_slots_are_declined()
 
 
 async def test_a_tokenizer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lost link the worker attaches with the vocabulary that it has learned, and gets no tokenizer again."""
+    """A worker gets its target's tokenizer once.
+
+    After a lost link it attaches with the vocabulary that it has learned.
+    """
     tokenizer, target = Tokenizer(tiny_tokenizer(), frozenset([1])), Target()
     monkeypatch.setattr(module, "REDIAL_S", 0.001)
     target.tokenizer = tokenizer.packed() + bytes(
@@ -261,7 +280,10 @@ async def test_a_target_of_more_ids_is_helped_up_to_a_limit() -> None:
 
 
 async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
-    """The story: converting the 900,000 tokens of one commit stopped the event loop of all sessions."""
+    """A commit with too many tokens ends its session alone.
+
+    It was once otherwise: converting the 900,000 tokens of one commit stopped the event loop of all sessions.
+    """
     target = Target()
     async with attached(target) as worker:
         for name, num_tokens in (("huge", 900_000), ("long", 21)):  # of 20 that `opens` asks for
@@ -277,7 +299,10 @@ async def test_a_commit_beyond_the_limit_costs_that_session_alone() -> None:
 
 
 async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCaptureFixture) -> None:
-    """The story: of all processes that serve a request, only pool workers did not log its id."""
+    """A pool worker's log has the ids of the requests that it helps.
+
+    It was once otherwise: of all processes that serve a request, only pool workers did not log its id.
+    """
     caplog.handler.addFilter(NamesRequests())
     target = Target()
     async with attached(target):
@@ -292,7 +317,10 @@ async def test_the_log_names_the_request_that_is_attached(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("status", [404, 502])
 async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """The story: an ingress answered 404 for a second during an update, and all workers left the pool."""
+    """A pool worker dials again after a proxy answered that it has no target.
+
+    It was once otherwise: an ingress answered 404 for a second during an update, and all workers left the pool.
+    """
     monkeypatch.setattr(module, "REDIAL_S", 0.01)
     port = free_port()
     engine = DraftEngine(ScriptedProposer(), max_waiting=0)
@@ -304,7 +332,10 @@ async def test_a_proxy_without_a_target_is_dialled_again(monkeypatch: pytest.Mon
 
 
 async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets that stay keep their streams, and are sent the new number."""
+    """When targets come and go, each gets another share of the slots.
+
+    Targets that stay keep their streams, and are sent the new number.
+    """
     monkeypatch.setattr(names, "LOOK_S", 0.01)
     targets = [Target(), Target(), Target()]
     servers = [Server("127.0.0.1:0", [target], status_of=lambda _: None) for target in targets]
