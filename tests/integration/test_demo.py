@@ -71,6 +71,7 @@ def test_the_next_steps_are_commands_that_exist() -> None:
 
 def test_installation_is_not_silent() -> None:
     text = (ROOT / "Makefile").read_text()
+    (pip,) = re.findall(r"^PIP = .*$", text, re.MULTILINE)
     (command,) = re.findall(r"^INSTALL = .*?[^\\]$", text, re.MULTILINE | re.DOTALL)
-    assert "--progress-bar on" in command
+    assert "--progress-bar on" in pip and "$(PIP)" in command
     assert "--quiet" not in command
