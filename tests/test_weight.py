@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS: dict[str, int] = {
-    "benchmarks": 2120,
+    "benchmarks": 2140,
     "comparison": 4260,
     "deploy": 700,
     "examples": 160,
@@ -38,7 +38,7 @@ WEIGHTS: dict[str, int] = {
     "scripts": 720,
     "specdec": 340,
     "tests": 30520,
-    "words of pages": 62140,
+    "words of pages": 62160,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
