@@ -243,7 +243,8 @@ async def test_a_hostile_worker_is_detached_and_changes_nothing(site: Site, bran
         refusal = asyncio.create_task(_propose_until_refused(worker.call, branches))
         while not refusal.done():
             assert (await site.asked(server))[0] == site.answers
-        assert (await end_of(worker.call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        refused = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}  # the library's, of a write at the end
+        assert (await end_of(worker.call))[0] in refused
 
 
 async def _propose_until_refused(call: Any, branches: list[pb.Branch]) -> None:
