@@ -126,10 +126,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed"):
-    """Report of one pass: its time in microseconds, whether it read prompts, and a row per request.
+    """Report of an engine core on one pass.
 
     Attributes:
-        num_running: number of requests that the core has in its passes.
+        us: microseconds that the pass took.
+        reads: True if the pass read a part of a prompt.
+        num_running: number of requests that hold memory in the core; others wait for it.
+        rows: tokens and counts of each request in the pass.
     """
 
     us: Count
@@ -139,10 +142,10 @@ class Passed(msgspec.Struct, frozen=True, tag="passed"):
 
 
 class Help(msgspec.Struct, frozen=True, tag="help"):
-    """Frame of a front: draft tokens of a new worker follow, with node numbers from 0, under this number.
+    """Message to an engine core: a request has another draft worker, or none any more.
 
     Attributes:
-        help: number of the worker's help; None if the request has no draft worker any more, and decodes alone.
+        help: number of workers that the request has had, which marks their draft tokens; None if it now decodes alone.
     """
 
     name: Name

@@ -52,7 +52,11 @@ def installed() -> str:
 
 
 def read_hooks(place: Path | None = None) -> Hooks | None:
-    """Return what is known of the vLLM in a directory, or of the installed one; None if there is none."""
+    """Return the version of the vLLM in a directory, or of the installed one, and the names that it lacks.
+
+    Returns:
+        None if there is no vLLM.
+    """
     place = place or _place()
     if place is None:
         return None

@@ -131,7 +131,10 @@ def _text(content: str | list[ItemPart]) -> str:
 
 
 def _of_assistant(messages: list[dict[str, Any]], *but_with: str) -> dict[str, Any]:
-    """Return the assistant's message to which an item is added: the last one, unless it has one of these fields."""
+    """Return the assistant's message to which an item is added.
+
+    It is the last message, or a new one after it if the last is not the assistant's or has one of these fields.
+    """
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & set(but_with):
         messages.append({"role": "assistant"})
     return messages[-1]

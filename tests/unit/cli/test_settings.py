@@ -108,7 +108,7 @@ class _Room:
 
 
 def room(*arguments: str) -> tuple[Any, str]:
-    """Return the room that flags describe, and its --help."""
+    """Return the `_Room` that a command's flags set, and the command's --help."""
     parser = ArgumentParser()
     add_group(parser, _Room)
     return read(_Room, parser.parse_args(arguments)), parser.format_help()

@@ -1,4 +1,4 @@
-"""A draft worker beside its client, which the target knows by its connection; drafts change no token."""
+"""A draft worker in the process of its client, on the connection of the client's requests; drafts change no token."""
 
 from __future__ import annotations
 
