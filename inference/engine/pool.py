@@ -348,7 +348,7 @@ class DraftPool:
     def _trust(self, worker: Worker) -> None:
         """Allow a worker one more session, since one of its draft tokens was accepted."""
         record = self._workers[worker]
-        if record.trust < worker.num_slots:
+        if record.trust <= max(worker.num_slots, FIRST_SESSIONS):  # above its slots it only shows that drafts were good
             record.trust += 1
             self._lend()
 

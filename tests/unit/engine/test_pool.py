@@ -107,7 +107,7 @@ async def test_a_big_claim_does_not_win_sessions(kind: type[SilentWorker], pool:
         assert token_ids == tokens_at(length, NUM_TOKENS)
         assert percent > 25
     assert silent.most <= FIRST_SESSIONS
-    pool.decline(silent, "nobody's")
+    pool.decline(silent, "no session")
     assert silent.sessions == good.sessions == set()
     # Afterwards it is given one at a time, and only where no better one has room.
     _, percent = await drafted(pool, 3)
@@ -321,15 +321,16 @@ class CrowdedEngine(TargetEngine):
     schedule = Schedule.SYNC
 
 
+@pytest.mark.parametrize("num_slots", [2, 8])
 @pytest.mark.parametrize("asked", [None, Schedule.ASYNC])
-async def test_a_crowded_target_chooses_rounds(asked: Schedule | None) -> None:
+async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots: int) -> None:
     """A crowded target drafts in rounds with a worker whose tokens were often accepted, if a request leaves it open.
 
     A request that asks to run ahead does so.
     """
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
-        good = GoodWorker("good", 8, pool)
+        good = GoodWorker("good", num_slots, pool)
         pool.attach(good)
         seen = []
         for _ in range(2):
