@@ -103,7 +103,7 @@ class Access:
             raise UnauthenticatedError("a token came to the port of client certificates: send it to the other one")
         who = None if self._file is None else self._file.get().of_certificate(names)
         if who is None:
-            raise ForbiddenError(f"the certificate of {', '.join(names) or 'nobody'} has no role here")
+            raise ForbiddenError(f"the certificate of {', '.join(names) or 'no name'} has no role here")
         return require_any(rights, who)
 
 

@@ -379,7 +379,7 @@ def group(name: str | None, *accounts: str | int, callers: str = entry("a", "cli
 
 
 BROKEN = {
-    "": "names nobody",
+    "": "names no caller",
     "[[token]]": "name None is none of",
     '[[token]]\nname = "a"\nroles = ["client"]': "a: sha256 is missing",
     '[[token]]\nname = "a"\nroles = ["client"]\nsha256 = "12"': "a: sha256 is not 64 hexadecimal digits",

@@ -103,7 +103,7 @@ def test_a_touched_checkpoint_is_not_packed_again(model: Path) -> None:
 
 
 def test_killed_builds_are_cleaned_up(model: Path) -> None:
-    """What a killed process has packed is deleted at the next start.
+    """The next start deletes the folder of a process that was killed while it packed weights.
 
     It was once otherwise: kill -9 during packing left 44 MB for ever. A process that is still packing has its folder
     locked.
