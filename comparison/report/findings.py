@@ -233,7 +233,7 @@ def _load(config: ComparisonConfig) -> str:
     parts = [f"{text}; above 1 sent by Locust on gevent" if config.uses_locust else text]
     if workload.request_rates:
         rates = _listed(workload.request_rates)
-        parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), also while others wait")
+        parts.append(f"{workload.num_arrivals} that come at {rates} per second, at random (Poisson), however many wait")
     if workload.slo.limits:
         parts.append(f"goodput: {workload.slo}")
     return f"{'; '.join(parts)}; {workload.warm_up} of each kind before anything counts"

@@ -78,7 +78,7 @@ def _parsed(document: dict[str, Any]) -> AuthFile:
     certificates = [(_caller(entry, "san", groups), str(entry["san"])) for entry in document.get("certificate", ())]
     if not tokens and not certificates:
         raise ValueError(
-            "names no caller; at least one [[token]] or [[certificate]] is expected. A running server KEEPS ITS CALLERS: "
+            "names no caller; one [[token]] or [[certificate]] at least is needed. A running server KEEPS ITS CALLERS: "
             "to revoke all of them, leave one entry with the hash of a token that was never given out"
         )
     _refuse_twice([who.name for who, _ in (*tokens, *certificates)], "name")

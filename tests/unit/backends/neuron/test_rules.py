@@ -173,7 +173,7 @@ def test_a_broken_rule_is_noticed(nxdi: Nxdi, mutant: str, monkeypatch: Patch) -
 
 
 def test_one_token_passes_never_use_the_wide_graph() -> None:
-    """A pass in which each slot reads one token runs the graph of one token, which takes less time than the wide one."""
+    """A pass in which each slot reads one token runs the graph of one token, which is faster than the wide one."""
     backend: NeuronBackend = load_neuron_backend(neuron_config(checkpoint("llama")))
     rows, width = plan.next_rows([Reading(0, (1, 2, 3), 2, 2), Reading(1, (1, 2), 1, 1)], width=GAMMA + 1)
     assert width == 1
