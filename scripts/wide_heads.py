@@ -33,7 +33,7 @@ def widen(source: Path, destination: Path, size: int | None = None) -> None:
     wide = size or next(each for each in SIZES if each >= narrow)
     shutil.copytree(source, destination, dirs_exist_ok=True)
     # The angles of pair i are theta^(-2i/size): with this base they stay the same.
-    theta = config["rope_theta"] ** (wide / narrow)
+    theta = config.get("rope_parameters", config)["rope_theta"] ** (wide / narrow)
     rope = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     config |= {"head_dim": wide, "dtype": "float32", "torch_dtype": "float32", **rope}
     (destination / "config.json").write_text(json.dumps(config, indent=2))
