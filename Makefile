@@ -245,7 +245,7 @@ bench-peers: install
 # Our target over vLLM, and vLLM's own server with our file and a pool, against vLLM itself, over HTTP, on a CPU and in
 # vLLM's environment: docs/peers.json and its page. ARGS="--shapes serve,serve-defaults" is the second of the two.
 bench-vllm: install $(VLLM)/.installed
-	$(VLLM)/bin/python -m benchmarks.peers --shapes vllm,serve,serve-defaults --dtypes float32 $(ARGS)
+	$(VLLM)/bin/python -m benchmarks.peers --shapes vllm,vllm-110M,serve,serve-defaults --dtypes float32 $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
 # The stubs of protos/, in grpc_comm/specdec.

@@ -32,6 +32,7 @@ BUSY = 0.5
 Bench = Mapping[str, Any]
 TITLES = {
     tables.VLLM: "## vLLM",
+    tables.VLLM_110M: "## vLLM, shape 110M",
     tables.SERVE: "## Stock `vllm serve` with our file and a pool, at equal scheduling",
     tables.SERVE_DEFAULTS: "## Stock `vllm serve` with our file and a pool, at vLLM's defaults",
 }

@@ -4,7 +4,7 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-Shapes vllm, serve and serve-defaults are races of their own, `make bench-vllm`: our target over vLLM, and vLLM's own
+Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make bench-vllm`: our target over vLLM, and vLLM's own
 server with our file and a pool, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and llama.cpp
 are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what an earlier
 run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page` makes
@@ -31,7 +31,7 @@ from benchmarks.peers.child import Setup
 from benchmarks.peers.engine import BESIDE_VLLM, OURS, OVER_VLLM, PEERS, Engine, Peer
 from benchmarks.peers.environment import FOLDER, UnavailableError
 from benchmarks.peers.race import Plan, race
-from benchmarks.peers.tables import FILE, SERVE, SERVE_DEFAULTS, VLLM, goals_of, joined, rates_table
+from benchmarks.peers.tables import FILE, SERVE, SERVE_DEFAULTS, VLLM, VLLM_110M, goals_of, joined, rates_table
 from benchmarks.peers.walk import DRAFTS, walking_pair
 from benchmarks.report import machine, print_json, print_table, write
 from scripts.wide_heads import widen
@@ -45,8 +45,11 @@ PLANS = {
     "110M": Plan(num_tokens=48, num_rounds=1),
     "1B": Plan(num_tokens=16, num_rounds=1, num_streams=(1, 4)),
     VLLM: Plan(num_tokens=64, num_rounds=3),
+    VLLM_110M: Plan(num_tokens=48, num_rounds=2),
     **dict.fromkeys((SERVE, SERVE_DEFAULTS), Plan(num_tokens=64, num_rounds=3, num_streams=(1, 4, 16, 64))),
 }
+OF_VLLM = {VLLM: OVER_VLLM, VLLM_110M: OVER_VLLM, SERVE: BESIDE_VLLM, SERVE_DEFAULTS: BESIDE_VLLM}
+"""Programs of the shapes that vLLM's environment runs."""
 USUAL = {SERVE: [*WAYS][: len(WAYS) // 2], SERVE_DEFAULTS: [*WAYS][len(WAYS) // 2 :]}
 """Variants of shapes that share a list; half of the servers at a time is what a small machine has memory for."""
 DTYPES = ("float32", "int8")
@@ -115,7 +118,7 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
     """Race in one arithmetic; add its rows to the content, the versions of what ran, and what was skipped."""
     target, draft = _pair(shape, args.pair)
     prompts = encode_all(_prompts(max(args.num_prompts, *plan.num_streams)), target)
-    peers = {VLLM: OVER_VLLM, SERVE: BESIDE_VLLM, SERVE_DEFAULTS: BESIDE_VLLM}.get(shape, PEERS)
+    peers = OF_VLLM.get(shape, PEERS)
     wanted = args.variant or USUAL.get(shape, [])
     skipped: dict[str, str] = content["skipped"]
     with ExitStack() as stack:
@@ -150,13 +153,15 @@ def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
     """Return a shape's target and draft: the directories that `named` has, else its own, which are made if missing."""
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
-    if shape not in (VLLM, *USUAL):
+    if shape not in OF_VLLM:
         return BUNDLED_TARGET, BUNDLED_DRAFT
     if named:
         target, draft = (model_directory(each) if is_hub_id(each) else Path(each) for each in named.split(","))
         return target, draft
-    pair = FOLDER / "models" / VLLM / "target", FOLDER / "models" / VLLM / "draft"
-    for wide, narrow in zip(pair, (BUNDLED_TARGET, BUNDLED_DRAFT), strict=True):
+    folder = FOLDER / "models" / (VLLM_110M if shape == VLLM_110M else VLLM)
+    given = walking_pair("110M", FOLDER / "models") if shape == VLLM_110M else (BUNDLED_TARGET, BUNDLED_DRAFT)
+    pair = folder / "target", folder / "draft"
+    for wide, narrow in zip(pair, given, strict=True):
         if not wide.exists():
             widen(narrow, wide)
     return pair
