@@ -4,11 +4,11 @@ Each program runs in a process of its own, with one thread. All get the same pro
 are several streams, and decode the same number of tokens, greedily, never stopping early. Variants take turns. Figures
 are medians over prompts. A program that cannot be installed, or does not load a model, is skipped by name.
 
-Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make bench-vllm`: our target over vLLM, and vLLM's own
-server with our file and a pool, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and llama.cpp
-are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what an earlier
-run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page` makes
-docs/measurements/peers.md of it.
+Shapes vllm, vllm-110M, serve and serve-defaults are races of their own, `make bench-vllm`: our target over vLLM, and
+vLLM's own server with our file and a pool, against vLLM itself, over HTTP and in vLLM's environment. OpenVINO GenAI and
+llama.cpp are installed and built under build/peers, once (some twenty minutes). docs/peers.json gets the figures; what
+an earlier run measured with another shape, arithmetic or number of streams stays there. `python -m benchmarks.page`
+makes docs/measurements/peers.md of it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,13 @@ PLANS = {
 }
 OF_VLLM = {VLLM: OVER_VLLM, VLLM_110M: OVER_VLLM, SERVE: BESIDE_VLLM, SERVE_DEFAULTS: BESIDE_VLLM}
 """Programs of the shapes that vLLM's environment runs."""
-USUAL = {SERVE: [*WAYS][: len(WAYS) // 2], SERVE_DEFAULTS: [*WAYS][len(WAYS) // 2 :]}
-"""Variants of shapes that share a list; half of the servers at a time is what a small machine has memory for."""
+USUAL = {
+    VLLM_110M: ["plain", "draft_model 4", "draft_model 8", *(f"1 worker, {rtt_ms} ms" for rtt_ms in (0, 10, 50))],
+    SERVE: [*WAYS][: len(WAYS) // 2],
+    SERVE_DEFAULTS: [*WAYS][len(WAYS) // 2 :],
+}
+"""Variants of shapes that leave some out: a small machine has memory for half of the servers at a time, and lookup
+finds nothing in the text of random weights."""
 DTYPES = ("float32", "int8")
 LENGTH = 256
 """Positions of a prompt and its answer."""

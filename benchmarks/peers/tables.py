@@ -16,7 +16,7 @@ GOALS = {"float32": 1.2, "int8": 1.5}
 """Least ratio of our best speculative variant's tokens per second to a peer's best, for each arithmetic."""
 NUMBERS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "8 bits"}
 VLLM, VLLM_110M = "vllm", "vllm-110M"
-"""Shapes in which our target over vLLM is compared with vLLM itself; the second has a pass as long as people's models."""
+"""Shapes in which our target over vLLM is compared with vLLM itself: short passes, and passes of a usual length."""
 DEFAULTS = "defaults"
 SERVE, SERVE_DEFAULTS = "serve", f"serve-{DEFAULTS}"
 """Shapes in which vLLM's own server with our file, and a pool beside it, is compared with the same server without."""
