@@ -1,27 +1,15 @@
-"""NxDI's fused graph under the engine gives exact greedy tokens, and refuses by name what it cannot do.
-
-Each rule that our code keeps is needed: without it a test fails.
-"""
+"""NxDI's fused graph under the engine gives exact greedy tokens, and refuses by name what it cannot do."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from scipy.special import chdtrc  # type: ignore[import-untyped]
-from transformers import AutoModelForCausalLM
 
-from specdec.inference.backends.neuron.decoders import fused, graph_decoder
-from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
 from specdec.inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
 from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from specdec.inference.backends.neuron.graphs import calls as calls_module
-from specdec.inference.backends.neuron.graphs import settings
 from specdec.inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.errors import ConfigError, InvalidRequestError
@@ -36,12 +24,10 @@ from tests.support.neuron.checkpoints import save_eagle_draft
 from tests.support.neuron.engines import (
     MAX_LENGTH,
     answer_of,
-    assert_noticed,
     generate_all,
     greedy_reference,
     requests,
 )
-from tests.support.nxdi import Nxdi
 
 K = 4
 DO_SAMPLE = {"do_sample": True, "dynamic": True}
@@ -104,6 +90,7 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     assert ("fused" in {graph for graph, _ in calls}) == (method == "fused")
 
 
+@pytest.mark.usefixtures("on_real")
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 async def test_eagle_is_greedy_exact(models: ModelDirectories, tmp_path: Path, method: str) -> None:
     wanted = requests(6, seed=5, sampled=False)
@@ -173,6 +160,7 @@ def test_parameters_beyond_the_graph_are_refused_by_name(
         engine(decoder).open(GenerationRequest(**{"prompt_token_ids": (3, 4), "sampling": sampling, **fields}))
 
 
+@pytest.mark.usefixtures("on_real")
 def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path) -> None:
     draft = save_eagle_draft(tmp_path / "eagle", "eagle")
     decoder = load(models.target, draft, method="eagle")
@@ -186,87 +174,12 @@ def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path
             decoder.check(GenerationRequest((3, 4), replace(sampling, **change)))
 
 
+@pytest.mark.usefixtures("on_real")
 async def test_eagle_samples(models: ModelDirectories, tmp_path: Path) -> None:
     decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle")
     sampled = GenerationRequest((3, 4), SamplingParams(temperature=1.5, top_k=50), max_new_tokens=20)
     ((token_ids, _),) = await generate_all(engine(decoder), [sampled])
     assert 1 <= len(token_ids) <= 20
-
-
-LAW = SamplingParams(temperature=8.0, top_k=2)
-PROMPT = (5, 6, 7)
-NUM_LAW_TOKENS = 3
-NUM_ROUNDS = 100  # of three sequences
-
-
-def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
-    """Return the probability that the target gives to every output of NUM_LAW_TOKENS tokens."""
-    model = AutoModelForCausalLM.from_pretrained(models.target)
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NUM_LAW_TOKENS):
-        longer: dict[tuple[int, ...], float] = {}
-        for tokens, probability in law.items():
-            with torch.no_grad():
-                logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
-            values, ids = logits.topk(LAW.top_k)
-            shares = (values / LAW.temperature).softmax(-1)
-            longer |= {
-                (*tokens, token): probability * share
-                for token, share in zip(ids.tolist(), shares.tolist(), strict=True)
-            }
-        law = longer
-    return law
-
-
-def sampled_outputs(decoder: GraphDecoder) -> list[tuple[int, ...]]:
-    outputs = []
-    for _ in range(NUM_ROUNDS):
-        sequences = [list(PROMPT) for _ in range(decoder.num_slots)]
-        starts = [0] * decoder.num_slots
-        while any(len(tokens) < len(PROMPT) + NUM_LAW_TOKENS for tokens in sequences):
-            turns = [
-                Turn(slot, starts[slot], list(tokens), LAW, gamma=K)
-                for slot, tokens in enumerate(sequences)
-                if len(tokens) < len(PROMPT) + NUM_LAW_TOKENS
-            ]
-            for turn, verdict in zip(turns, decoder.step(turns), strict=True):
-                starts[turn.slot] = len(turn.token_ids) + len(verdict.token_ids) - 1
-                sequences[turn.slot] += verdict.token_ids
-        outputs += [tuple(tokens[len(PROMPT) :][:NUM_LAW_TOKENS]) for tokens in sequences]
-    return outputs
-
-
-def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Return the p-value of a chi-squared test; 0 if an output is impossible."""
-    if not set(outputs) <= law.keys():
-        return 0.0
-    counts = Counter(outputs)
-    expected = {output: len(outputs) * probability for output, probability in law.items()}
-    statistic = sum((counts[output] - number) ** 2 / number for output, number in expected.items())
-    return float(chdtrc(len(law) - 1, statistic))
-
-
-@pytest.mark.release  # on the double, as test_exactness.py
-@pytest.mark.long
-@pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
-def test_eagle_that_samples_has_the_target_s_law(
-    models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
-) -> None:
-    """Outputs that EAGLE samples have the probabilities that the target gives them.
-
-    This shows that temperature and top_k reach the device: without them the probabilities would differ.
-    """
-    torch.manual_seed(1)
-    device = DeviceDecoder._device_sampling
-    lost = {
-        "temperature": lambda self, sampling: (*device(self, sampling)[:2], 1.0),
-        "top_k": lambda self, sampling: (3.0, *device(self, sampling)[1:]),
-    }
-    if loses is not None:
-        monkeypatch.setattr(DeviceDecoder, "_device_sampling", lost[loses])
-    decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle")
-    value = p_value(sampled_outputs(decoder), exact_law(models))
-    assert value > 1e-3 if loses is None else value < 1e-6
 
 
 def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:
@@ -310,56 +223,6 @@ def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
     target, draft = pair(models.target, models.related)
     with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):
         load_fused_decoder(replace(target, device="cuda"), draft, decide)
-
-
-def two_tokens_a_row(call: dict[str, Any]) -> dict[str, Any]:
-    return {**call, **{name: torch.cat([call[name]] * 2, 1) for name in ("input_ids", "position_ids")}}
-
-
-fused_call, verdict_of, common = calls_module.fused_call, FusedDecoder._verdict, settings._common
-MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "padding is kept": (FusedDecoder, "_token_ids", lambda self, accepted, num_tokens: tuple(accepted.tolist())),
-    "all K tokens count as accepted": (
-        FusedDecoder,
-        "_verdict",
-        lambda self, turn, accepted, num_tokens: verdict_of(self, turn, accepted, K),
-    ),
-    "steps start one early": (
-        fused,
-        "fused_call",
-        lambda rows: fused_call([replace(row, start=row.start - 1) for row in rows]),
-    ),
-    "prompts are never read": (
-        FusedDecoder,
-        "_goes_on",
-        lambda self, turn: turn.start > 0 or len(turn.token_ids) == 1,
-    ),
-    "several tokens in a step": (fused, "fused_call", lambda rows: two_tokens_a_row(fused_call(rows))),
-    "sampling_params left out": (fused, "fused_call", lambda rows: {**fused_call(rows), "sampling_params": None}),
-    "slots in the order of turns": (graph_decoder, "sorted", lambda turns, key: list(turns)[::-1]),
-    "no mask of seq_ids": (
-        settings,
-        "_common",
-        lambda config, *, length: {**common(config, length=length), "apply_seq_ids_mask": False},
-    ),
-}
-
-
-@pytest.mark.release  # on the double, as test_exactness.py
-@pytest.mark.usefixtures("artifacts")
-@pytest.mark.parametrize("mutant", MUTANTS)
-async def test_a_broken_rule_is_noticed(
-    models: ModelDirectories,
-    nxdi: Nxdi,
-    mutant: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    if nxdi.is_real and mutant == "sampling_params left out":
-        pytest.skip("a rule of graphs that were traced for a batch")
-    monkeypatch.setattr(*MUTANTS[mutant], raising=False)
-    wanted = requests(6, seed=4, sampled=False)
-    await assert_noticed(lambda: engine(load_greedy(models.target, models.related)), wanted, models.target, caplog)
 
 
 TREES = {

@@ -96,6 +96,7 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
         load_neuron_backend(neuron_config(checkpoint("llama"), **options))
 
 
+@pytest.mark.usefixtures("on_real")
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
     """A quantized pair must name the draft's layers in full precision; without the list it is refused at once.
 
@@ -236,6 +237,7 @@ def test_logical_cores_must_agree_with_the_environment() -> None:
         check_logical_cores({"logical_nc_config": 2}, {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"})
 
 
+@pytest.mark.usefixtures("on_real")
 def test_an_unwritable_quantized_checkpoint_is_one_line(tmp_path: Path) -> None:
     path = str(tmp_path / "there" / "quantized.pt")
     options = quantized(quantized_checkpoints_path=path, quantization_type="blockwise_symmetric")
@@ -250,6 +252,7 @@ def test_fp8_beside_the_weights_needs_the_environment_too(monkeypatch: pytest.Mo
         load_neuron_backend(neuron_config(checkpoint("llama"), overrides={name: {"direct_cast": True}}))
 
 
+@pytest.mark.usefixtures("on_real")
 def test_fp8_sets_its_environment_and_writes_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment.FP8_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
@@ -353,6 +356,7 @@ def test_a_failed_compilation_leaves_only_its_logs(
     assert Path(kept, "compiler").is_dir()
 
 
+@pytest.mark.usefixtures("on_real")
 def test_cpu_mode_compiles_nothing(compiled_in: list[str]) -> None:
     on_cpu = load_and_run(checkpoint("llama"), gamma=0, overrides={"on_cpu": True})
     assert compiled_in == []

@@ -160,6 +160,7 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
     assert {graph for graph, _ in calls} == {"context", "speculation", "token"}
 
 
+@pytest.mark.usefixtures("on_real")
 def test_cpu_mode_at_more_than_one_bucket() -> None:
     """NxDI's CPU mode works with several buckets, the lengths that graphs are compiled for.
 
