@@ -13,15 +13,14 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from specdec.inference.backends.pytorch import packed_linear
-from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend
-from specdec.inference.backends.pytorch.graphs import Captured, Compiled, Maker
+from specdec.inference.backends.pytorch.backend import TorchBackend
+from specdec.inference.backends.pytorch.graphs import Compiled, Maker
 from specdec.inference.backends.pytorch.shapes import Buckets
 from specdec.inference.backends.pytorch.static_pass import FixedShapes, StaticPasses
 from specdec.inference.model.slots import Backend, GraphCounts, Span
 from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,
-    TOKENS,
     BackendContract,
     Reference,
     Uncompiled,
@@ -165,33 +164,8 @@ def test_graphs_made_after_the_warm_up_are_counted() -> None:
     assert backend.graphs == GraphCounts(num_shapes + 1, 1)
 
 
-def test_filling_leaves_the_slots_alone() -> None:
-    fixed = FixedShapes(Uncompiled(), BUCKETS)
-    backend = TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
-    backend.forward([Span(0, 0, TOKENS[:3], 0), Span(1, 0, TOKENS[:8], 0), Span(2, 0, TOKENS[:1], 0)])
-    assert isinstance(backend.passes, StaticPasses)
-    cache = backend.passes.cache
-    for slot, end in ((0, 3), (1, 8), (2, 1)):
-        for room in (*cache.keys, *cache.values):
-            assert room[slot, :, :end].any()
-            assert not room[slot, :, end:MAX_LENGTH].any()
-
-
 def test_the_engine_asks_for_widths_that_there_are() -> None:
     backend = backend_of("llama")
     assert (backend.max_pass_tokens, backend.prompt_chunk_tokens) == (3, 6)
     eager = TorchBackend(tiny_model("llama"), num_slots=1, max_length=MAX_LENGTH)
     assert (eager.max_pass_tokens, eager.prompt_chunk_tokens) == (MAX_LENGTH, 0)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_graphs_replay_what_was_captured() -> None:
-    model = tiny_model("llama").to("cuda")
-    fixed = FixedShapes(Captured(), CAPTURED)
-    backend = TorchBackend(model, num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
-    backend.warm_up()
-    for start in range(0, MAX_LENGTH, 4):
-        logits = backend.forward([Span(1, start, TOKENS[start : start + 4], 4)])
-        expected = reference("llama").logits(TOKENS)[start : start + 4]
-        np.testing.assert_allclose(logits.cpu().numpy(), expected, rtol=0, atol=1e-2)
-    assert backend.graphs.num_late == 0
