@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.tokenizer import Tokenizer
 from tests.conftest import ModelDirectories
-from tests.support.answers import commits_of
 from tests.support.models import EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.neuron.engines import MAX_LENGTH, generate_all, requests
 from tests.unit.backends.neuron.test_fused import K, engine, load, turn
@@ -50,25 +48,6 @@ async def test_every_request_is_answered_as_by_the_torch_target(models: ModelDir
     assert decoder.seed_invariant
     answers = await generate_all(engine(decoder), wanted())
     assert answers == await generate_all(torch_target(models), wanted())
-
-
-async def test_logprobs_and_bias_are_the_target_s(models: ModelDirectories) -> None:
-    sampling = SamplingParams(temperature=0.9, seed=5, logit_bias=((7, 4.0), (8, -50.0)), frequency_penalty=0.4)
-    request = GenerationRequest((5, 6, 7), sampling, max_new_tokens=12, logprobs=3)
-
-    async def commits(running: Any) -> list[Any]:
-        running.start()
-        try:
-            return [entry for commit in await commits_of(running.generate(request)) for entry in commit.logprobs]
-        finally:
-            await running.stop()
-
-    found = await commits(engine(load(models.target, models.related)))
-    expected = await commits(torch_target(models))
-    assert [entry.token_ids[0] for entry in found] == [entry.token_ids[0] for entry in expected]
-    for entry, other in zip(found, expected, strict=True):
-        assert list(entry.token_ids[1:]) == list(other.token_ids[1:])
-        assert entry.logprobs[0] == pytest.approx(other.logprobs[0], abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
@@ -146,12 +125,6 @@ def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories,
         tokens += verdict.token_ids
     assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (num_drafted, num_drafted)
     assert len(verdict.token_ids) == num_drafted + 1
-
-
-async def test_an_end_is_held_back_as_on_torch(models: ModelDirectories) -> None:
-    held = [replace(request, min_new_tokens=7, max_new_tokens=14) for request in wanted()]
-    answers = await generate_all(engine(load(models.target, models.related)), held)
-    assert answers == await generate_all(torch_target(models), held)
 
 
 def test_only_missing_prompt_abilities_are_refused(models: ModelDirectories) -> None:
