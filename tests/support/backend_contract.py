@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -137,28 +137,38 @@ FAULTS = {
 HELD = 4
 
 
-class BackendContract:
-    """Tests of a backend; a subclass adds a fixture `family` and the two methods that raise here."""
+@cache
+def shared(contract: type[BackendContract], family: str) -> Backend:
+    """Return a contract's backend for all examples: tokens that earlier ones left in its slots must not matter."""
+    return contract().load(family)
 
+
+class BackendContract:
+    """Tests of a backend; a subclass names families of `tiny_model`, and adds the method that raises here."""
+
+    families: Sequence[str] = ("llama",)
     tolerance = 1e-4
     max_examples = 8
 
-    def backend_of(self, family: str) -> Backend:
-        """Return the backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions.
-
-        All examples share this backend: tokens that earlier ones left in its slots must not matter.
-        """
+    def load(self, family: str) -> Any:
+        """Return a new backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions."""
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a new backend over `tiny_model("llama")`."""
-        raise NotImplementedError
+        """Return a backend for one test; the shared one where loading takes longer than a test."""
+        backend: Backend = self.load("llama")
+        return backend
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run each test that takes a family with all of them."""
+        if "family" in metafunc.fixturenames:
+            metafunc.parametrize("family", self.families)
 
     def assert_close(self, logits: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=self.tolerance)
 
     def test_any_history_gives_the_logits_of_a_fresh_forward(self, family: str) -> None:
-        backend, plain = self.backend_of(family), reference(family)
+        backend, plain = shared(type(self), family), reference(family)
 
         @settings(max_examples=self.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(history=histories)
@@ -169,7 +179,7 @@ class BackendContract:
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
         """Passes of one and of four tokens read the text of `generate`, and choose its next token at each position."""
-        backend, text = self.backend_of(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
+        backend, text = shared(type(self), family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
             logits = [backend.forward([Span(0, start, tokens, len(tokens))]) for start, tokens in parts]
@@ -234,7 +244,7 @@ class BackendContract:
 
     @pytest.mark.parametrize(("spans", "message"), BROKEN.values(), ids=BROKEN)
     def test_a_broken_contract_is_an_error_and_writes_nothing(self, spans: list[Span], message: str) -> None:
-        backend = self.backend_of("llama")
+        backend = shared(type(self), "llama")
         backend.forward([Span(slot, 0, TOKENS[:3], 0) for slot in range(NUM_SLOTS)])
         with pytest.raises(ValueError, match=message):
             backend.forward(spans)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -22,7 +21,7 @@ from specdec.inference.backends.onnx.shape import DecoderShape, shape_of
 from specdec.inference.backends.registry import load_backend
 from specdec.inference.config import ModelConfig
 from specdec.inference.errors import ConfigError, UnsupportedModelError
-from specdec.inference.model.slots import Backend, Span
+from specdec.inference.model.slots import Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,
@@ -65,13 +64,6 @@ def load(path: Path, **fields: Any) -> OnnxBackend:
     return backend
 
 
-@lru_cache(maxsize=1)
-def backend_of(family: str) -> OnnxBackend:
-    """Return one backend per family for all examples: the tokens that earlier ones left must not matter."""
-    path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
-    return load(save_tiny_model(path, family))
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
@@ -83,16 +75,10 @@ def backend(checkpoint: Path) -> OnnxBackend:
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=CONTRACTS["onnx", "float32"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    families = CONTRACTS["onnx", "float32"]
 
-    def backend_of(self, family: str) -> Backend:
-        return backend_of(family)
-
-    def fresh(self) -> Backend:
-        path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
-        return load(save_tiny_model(path, "llama"))
+    def load(self, family: str) -> OnnxBackend:
+        return load(save_tiny_model(Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"])), family))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import pytest
 import torch
 from transformers import DynamicCache
 
 from specdec.inference.backends.pytorch import attention
 from specdec.inference.backends.pytorch.backend import TorchBackend
-from specdec.inference.model.slots import Backend, Span
+from specdec.inference.model.slots import Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,
@@ -23,27 +21,16 @@ from tests.support.backend_contract import (
 from tests.support.models import CONTRACTS, tiny_model
 
 
-@lru_cache(maxsize=1)
-def backend_of(family: str) -> TorchBackend:
-    """Return one backend per family for all examples: the tokens that earlier ones left must not matter."""
-    return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
-
-
 @pytest.fixture
 def backend() -> TorchBackend:
     return TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=CONTRACTS["torch", "float32"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    families = CONTRACTS["torch", "float32"]
 
-    def backend_of(self, family: str) -> Backend:
-        return backend_of(family)
-
-    def fresh(self) -> Backend:
-        return TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
+    def load(self, family: str) -> TorchBackend:
+        return TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
 
 
 def test_wide_spans_after_a_past_do_not_fold_heads(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
