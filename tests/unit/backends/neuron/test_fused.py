@@ -12,7 +12,7 @@ from specdec.inference.backends.neuron.decoders.fused import FusedDecoder, load_
 from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
 from specdec.inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from specdec.inference.engine.target import EngineLimits, TargetEngine
-from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Turn, Verdict, check_seed
 from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.serving.assembly import target_engine
@@ -31,7 +31,6 @@ from tests.support.neuron.engines import (
 
 K = 4
 DO_SAMPLE = {"do_sample": True, "dynamic": True}
-SAMPLING = {"on_device_sampling_config": DO_SAMPLE}
 
 Calls = list[tuple[str, tuple[int, ...]]]
 
@@ -184,45 +183,6 @@ async def test_eagle_samples(models: ModelDirectories, tmp_path: Path) -> None:
 
 def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:
     assert load_greedy(models.target, models.related).seed_invariant
-
-
-CONTRADICTIONS = [
-    ({"overrides": SAMPLING}, "do_sample: speculation_method fused is greedy on the device"),
-    (
-        {"overrides": {"output_logits": False}},
-        "output_logits False contradicts True, which is set by --device_sampling",
-    ),
-    ({"method": "vanilla", "device_sampling": True}, "device_sampling does not go with speculation_method vanilla"),
-    ({"overrides": {"async_mode": True}}, "async_mode does not go with this server"),
-    ({"overrides": {"speculation_length": 9}}, "speculation_length 9 contradicts 4, which is set by --gamma"),
-    ({"overrides": {"context_encoding_buckets": [K, 32]}}, "a context bucket of 4 tokens"),
-    ({"method": "eagle", "overrides": {"on_device_sampling_config": {"do_sample": True}}}, "do_sample needs dynamic"),
-    ({"method": "eagle"}, r"is no eagle checkpoint: fc.weight is missing"),
-    (
-        {"method": "eagle", "overrides": {"on_device_sampling_config": {**DO_SAMPLE, "deterministic": True}}},
-        "the law would not be the target's",
-    ),
-    ({"overrides": {"on_device_sampling_config": {"dynamic": True}}}, "samples the first token of a prompt alone"),
-    ({"overrides": {"is_medusa": True}}, "is_medusa True contradicts False, which is set by --speculation_method"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), CONTRADICTIONS)
-def test_settings_beyond_a_method_are_refused_at_start(
-    models: ModelDirectories, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(models.target, models.related, **options)
-
-
-def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
-    """A pair on backend neuron refuses --device, as one model does.
-
-    It was once otherwise: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
-    """
-    target, draft = pair(models.target, models.related)
-    with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):
-        load_fused_decoder(replace(target, device="cuda"), draft, decide)
 
 
 TREES = {
