@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -39,11 +39,14 @@ class Move:
 
 TOKENS = tuple(range(20, 20 + MAX_LENGTH))
 
-# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside.
+# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside; then all slots at once,
+# not in their order.
 HISTORY = [
     [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
     [Move(2, 1, TOKENS[8:13], 1), Move(0, 1, TOKENS[7:8], 1)],
     [Move(0, 0.75, TOKENS[9:13], 1), Move(1, 0, TOKENS[:1], 1)],
+    [Move(2, 1, TOKENS[8:10], 1), Move(0, 1, TOKENS[7:9], 1), Move(1, 1, TOKENS[2:4], 1)],
+    [Move(1, 1, TOKENS[9:10], 1), Move(2, 1, TOKENS[1:2], 1), Move(0, 1, TOKENS[2:3], 1)],
 ]
 
 
@@ -171,6 +174,7 @@ class BackendContract:
         backend, plain = shared(type(self), family), reference(family)
 
         @settings(max_examples=self.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @example(history=HISTORY)
         @given(history=histories)
         def check(history: list[list[Move]]) -> None:
             assert_matches(backend, plain, history, tolerance=self.tolerance)

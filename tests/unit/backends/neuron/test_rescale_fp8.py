@@ -21,7 +21,7 @@ from specdec.inference.backends.neuron.checkpoints.shards import INDEX
 from specdec.inference.cli.app import main
 from specdec.inference.errors import ConfigError
 from tests.support.neuron.slot_models import checkpoint, neuron_config
-from tests.unit.backends.neuron.test_refusals import quantized
+from tests.unit.backends.neuron.test_loading import quantized
 
 Tensors = dict[str, torch.Tensor]
 FINITE = bytes(byte for byte in range(256) if byte & 0x7F != 0x7F)
@@ -286,8 +286,7 @@ def test_the_role_once_twice_and_on_its_own_result(
 def test_an_unrescaled_checkpoint_is_refused_with_the_command(
     public: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fp8 = {"quantization_dtype": "f8e4m3", "quantization_type": "per_channel_symmetric"}
-    settings = quantized(quantized_checkpoints_path=str(public), **fp8)
+    settings = quantized(public, "per_channel_symmetric", quantization_dtype="f8e4m3")
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=f"specdec rescale_fp8 --model {public} --output {public}-rescaled"):
         load_neuron_backend(neuron_config(checkpoint("llama"), **settings))
