@@ -39,8 +39,8 @@ class Move:
 
 TOKENS = tuple(range(20, 20 + MAX_LENGTH))
 
-# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside; then all slots at once,
-# not in their order.
+# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside. Then all slots at once,
+# and not in their order.
 HISTORY = [
     [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
     [Move(2, 1, TOKENS[8:13], 1), Move(0, 1, TOKENS[7:8], 1)],
