@@ -39,7 +39,7 @@ class Move:
 
 TOKENS = tuple(range(20, 20 + MAX_LENGTH))
 
-# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside. Then all slots at once,
+# Prefill, a round of verification on top of it, a rollback into it, a second sequence beside; then all slots at once
 # and not in their order.
 HISTORY = [
     [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
