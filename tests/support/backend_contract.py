@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -140,10 +140,8 @@ FAULTS = {
 HELD = 4
 
 
-@cache
-def shared(contract: type[BackendContract], family: str) -> Backend:
-    """Return a contract's backend for all examples: tokens that earlier ones left in its slots must not matter."""
-    return contract().load(family)
+SHARED: dict[tuple[object, str], Backend] = {}
+"""Backends that tests share, by contract and family."""
 
 
 class BackendContract:
@@ -153,14 +151,20 @@ class BackendContract:
     tolerance = 1e-4
     max_examples = 8
 
-    def load(self, family: str) -> Any:
+    def load(self, family: str) -> Backend:
         """Return a new backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions."""
         raise NotImplementedError
 
     def fresh(self) -> Backend:
         """Return a backend for one test; the shared one where loading takes longer than a test."""
-        backend: Backend = self.load("llama")
-        return backend
+        return self.load("llama")
+
+    @classmethod
+    def shared(cls, family: str) -> Backend:
+        """Return the backend of all examples: tokens that earlier ones left in its slots must not matter."""
+        if (cls, family) not in SHARED:
+            SHARED[cls, family] = cls().load(family)
+        return SHARED[cls, family]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test that takes a family with all of them."""
@@ -171,7 +175,7 @@ class BackendContract:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=self.tolerance)
 
     def test_any_history_gives_the_logits_of_a_fresh_forward(self, family: str) -> None:
-        backend, plain = shared(type(self), family), reference(family)
+        backend, plain = self.shared(family), reference(family)
 
         @settings(max_examples=self.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
         @example(history=HISTORY)
@@ -183,7 +187,7 @@ class BackendContract:
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
         """Passes of one and of four tokens read the text of `generate`, and choose its next token at each position."""
-        backend, text = shared(type(self), family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
+        backend, text = self.shared(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
             logits = [backend.forward([Span(0, start, tokens, len(tokens))]) for start, tokens in parts]
@@ -248,7 +252,7 @@ class BackendContract:
 
     @pytest.mark.parametrize(("spans", "message"), BROKEN.values(), ids=BROKEN)
     def test_a_broken_contract_is_an_error_and_writes_nothing(self, spans: list[Span], message: str) -> None:
-        backend = shared(type(self), "llama")
+        backend = self.shared("llama")
         backend.forward([Span(slot, 0, TOKENS[:3], 0) for slot in range(NUM_SLOTS)])
         with pytest.raises(ValueError, match=message):
             backend.forward(spans)

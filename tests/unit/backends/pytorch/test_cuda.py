@@ -13,7 +13,7 @@ from specdec.inference.backends.pytorch.backend import CAPTURED, TorchBackend
 from specdec.inference.backends.pytorch.graphs import Captured
 from specdec.inference.backends.pytorch.static_pass import FixedShapes
 from specdec.inference.model.slots import Backend, Span
-from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract, shared
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, BackendContract
 from tests.support.models import CONTRACTS, tiny_model
 
 if not torch.cuda.is_available():
@@ -41,13 +41,13 @@ class TestAsTheyCome(BackendContract):
         return backend
 
     def fresh(self) -> Backend:
-        return shared(type(self), "llama")
+        return self.shared("llama")
 
 
 class TestCaptured(TestAsTheyCome):
     is_captured = True
 
     def test_no_graph_is_made_late(self, family: str) -> None:
-        backend = shared(type(self), family)
+        backend = self.shared(family)
         assert isinstance(backend, TorchBackend)
         assert (backend.graphs.num > 0, backend.graphs.num_late) == (True, 0)

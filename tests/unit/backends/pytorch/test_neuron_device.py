@@ -28,7 +28,7 @@ from specdec.inference.config import ROOT, ModelConfig, NeuronOptions
 from specdec.inference.errors import ConfigError
 from specdec.inference.model.slots import Backend, Span
 from tests.conftest import ModelDirectories
-from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract, shared
+from tests.support.backend_contract import MAX_LENGTH, NUM_SLOTS, TOKENS, BackendContract
 from tests.support.models import CONTRACTS, tiny_model
 from tests.support.neuron_compiler import NeuronCompiler
 
@@ -49,10 +49,10 @@ class OverTheStandIn(BackendContract):
         return backend
 
     def fresh(self) -> Backend:
-        return shared(type(self), "llama")
+        return self.shared("llama")
 
     def test_there_are_as_many_graphs_as_shapes(self, family: str) -> None:
-        backend = shared(type(self), family)
+        backend = self.shared(family)
         assert isinstance(backend, TorchBackend)
         for width in range(1, MAX_LENGTH):
             backend.forward([Span(0, 0, TOKENS[:width], width // 2), Span(2, 0, TOKENS[:1], 1)])
@@ -78,7 +78,7 @@ def test_another_models_threads_compile_nothing_again() -> None:
 
     It was once otherwise: a draft loaded later set another number, and torch compiled the target's passes again.
     """
-    backend, num_threads = shared(TestQuickFamilies, "llama"), torch.get_num_threads()
+    backend, num_threads = TestQuickFamilies.shared("llama"), torch.get_num_threads()
     assert isinstance(backend, TorchBackend)
     torch.set_num_threads(num_threads + 1)
     try:
