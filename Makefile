@@ -110,7 +110,8 @@ $(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-# Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
+# Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
+# `make test-nxdi` leaves out.
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "release and not ray"
 	$(if $(NXDI_SOURCES),$(MAKE) test-nxdi ARGS="-m long")

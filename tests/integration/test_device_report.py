@@ -1,4 +1,4 @@
-"""`make trainium-report` as its users run it, on this test run's NxDI and tiny models."""
+"""`make trainium-report` as its users run it, on NxDI's own sources and tiny models."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 
 from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
-from tests.support.nxdi import Nxdi
+from tests.support.nxdi import PYTHON_PATH
 
-pytestmark = [pytest.mark.release, pytest.mark.long]  # on the double and on NxDI's own sources
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("on_real")]
 
 SERVERS = "--backend neuron --dtype float32 --sequence_length 80 --batch 2 --threads 1"
 LOAD = "--prompt_tokens 12 --output_tokens 10 --num_requests 2 --concurrency 2 --start_timeout_s 300"
 
 
-def make(nxdi: Nxdi, folder: Path, arguments: str) -> subprocess.CompletedProcess[str]:
+def make(folder: Path, arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": nxdi.python_path(folder / "packages"),
+        "PYTHONPATH": PYTHON_PATH,
         "NEURON_COMPILED_ARTIFACTS": str(folder / "artifacts"),
         "OMP_NUM_THREADS": "1",
         "A_SECRET": "hush",
@@ -44,12 +44,12 @@ def packed(bundle: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-def test_tables_and_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
+def test_tables_and_a_bundle(models: ModelDirectories, tmp_path: Path) -> None:
     config, output = tmp_path / "pair.toml", tmp_path / "report"
     config.write_text("[fused_target]\ngamma = 3\n")
     (tmp_path / "alone.toml").write_text("[target]\nmax_waiting = 5\n")
     pair = f"--target_model {models.target} --draft_model {models.related} --config {config} --output {output}"
-    done = make(nxdi, tmp_path, f"{pair} --baseline_config {tmp_path / 'alone.toml'} {LOAD} -- {SERVERS}")
+    done = make(tmp_path, f"{pair} --baseline_config {tmp_path / 'alone.toml'} {LOAD} -- {SERVERS}")
     assert done.returncode == 0, done.stderr
     cells = json.loads((output / "results.json").read_text())
     assert [(cell["variant"], cell["kind"]) for cell in cells] == [
@@ -74,16 +74,16 @@ def test_tables_and_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Pat
     assert not [name for name, text in files.items() if "hush" in text]
 
 
-def test_a_failed_server_leaves_a_bundle(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
+def test_a_failed_server_leaves_a_bundle(models: ModelDirectories, tmp_path: Path) -> None:
     pair = f"--target_model {models.target} --draft_model {models.related} --output {tmp_path / 'report'}"
-    done = make(nxdi, tmp_path, f"""{pair} {LOAD} -- {SERVERS} --neuron_config '{{"fused_qvk":true}}'""")
+    done = make(tmp_path, f"""{pair} {LOAD} -- {SERVERS} --neuron_config '{{"fused_qvk":true}}'""")
     assert done.returncode == 2  # make's own
     assert "fused_qvk" in packed(tmp_path / "report.tar.gz")["target.log"]
     assert "Failed:" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_an_unknown_flag_ends_the_start(models: ModelDirectories, nxdi: Nxdi, tmp_path: Path) -> None:
+def test_an_unknown_flag_ends_the_start(models: ModelDirectories, tmp_path: Path) -> None:
     pair = f"--target_model {models.target} --draft_model {models.related} --output {tmp_path / 'report'}"
-    done = make(nxdi, tmp_path, f"{pair} -- --max-model-len 80")
+    done = make(tmp_path, f"{pair} -- --max-model-len 80")
     assert "unrecognized arguments: --max-model-len" in done.stderr
     assert not (tmp_path / "report" / "target.log").exists()

@@ -1,4 +1,4 @@
-"""The neuron backend as users run it: each role is a process, on this test run's NxDI.
+"""The neuron backend as users run it: each role is a process, on NxDI's own sources.
 
 The reference is the target alone on the torch backend, in this process.
 """
@@ -31,11 +31,11 @@ from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support import servers
 from tests.support.neuron.checkpoints import save_eagle_draft
-from tests.support.nxdi import Nxdi
+from tests.support.nxdi import PYTHON_PATH
 from tests.support.prompts import PROMPTS
 from tests.support.servers import complete, complete_all, completed_by, draft_server, fused_server, target_server
 
-pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+pytestmark = pytest.mark.usefixtures("on_real")
 
 GAMMA = 3
 NUM_TOKENS = 12
@@ -48,12 +48,12 @@ Servers = dict[str, ServerProcess]
 
 
 @pytest.fixture(scope="module")
-def environment(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Set the environment that every process of this module inherits; yield the folder of compiled models."""
     folder = tmp_path_factory.mktemp("neuron")
     artifacts = folder / "artifacts"
     variables = {
-        "PYTHONPATH": nxdi.python_path(folder / "packages"),
+        "PYTHONPATH": PYTHON_PATH,
         "NEURON_COMPILED_ARTIFACTS": str(artifacts),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
@@ -66,14 +66,12 @@ def environment(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def eagle(models: ModelDirectories, environment: Path, nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a draft and compile its pair ahead of time in this process, as well as the draft worker's model."""
     draft = save_eagle_draft(tmp_path_factory.mktemp("eagle") / "draft", "eagle")
     pair = ("--target_model", str(models.target), "--draft_model", str(draft))
-    with pytest.MonkeyPatch.context() as patch:
-        nxdi.install(patch)
-        assert main(["--role", "compile", *pair, *EAGLE]) == 0
-        assert main(["--role", "compile", "--draft_model", str(models.related), *NEURON]) == 0
+    assert main(["--role", "compile", *pair, *EAGLE]) == 0
+    assert main(["--role", "compile", "--draft_model", str(models.related), *NEURON]) == 0
     return draft
 
 

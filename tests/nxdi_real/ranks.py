@@ -22,10 +22,11 @@ from specdec.inference.backends.neuron.decoders.fused import load_fused_decoder
 from specdec.inference.config import ModelConfig, NeuronOptions
 from specdec.inference.model.decoder import Turn
 from specdec.inference.model.slots import Span
-from specdec.inference.request import SamplingParams
+from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.speculation.slot_decoder import decide
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_eagle_draft
+from tests.support.neuron.engines import greedy_reference
 
 K = 4
 NUM_SLOTS = 3
@@ -70,22 +71,8 @@ def pair(target: Path, draft: Path, *, method: str, device_sampling: bool = Fals
             starts[turn.slot] = len(turn.token_ids) + len(verdict.token_ids) - 1
             sequences[turn.slot] += verdict.token_ids
     outputs = [tokens[len(p) :][:NUM_TOKENS] for tokens, p in zip(sequences, PROMPTS, strict=True)]
-    return {"equal": outputs == [_greedy(target, prompt) for prompt in PROMPTS]}
-
-
-def _greedy(target: Path, prompt: tuple[int, ...]) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(target)
-    ids = torch.tensor([prompt])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=NUM_TOKENS,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = output[0, len(prompt) :].tolist()
-    return tokens
+    wanted = [GenerationRequest(prompt, max_new_tokens=NUM_TOKENS) for prompt in PROMPTS]
+    return {"equal": outputs == greedy_reference(target, wanted)}
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:

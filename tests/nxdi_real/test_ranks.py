@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specdec.inference.config import ROOT
-from tests.support.nxdi import Nxdi
+from tests.support.nxdi import PYTHON_PATH
 
 PAIRS = ("fused", "fused on the device", "fused, scattered", "eagle", "eagle, scattered", "eagle3")
 
@@ -19,14 +19,12 @@ pytestmark = pytest.mark.usefixtures("on_real")
 
 
 @pytest.fixture(scope="module")
-def results(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the ranks' results, by the name of the trial."""
-    if not nxdi.is_real:
-        return {}
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     variables = {
-        "PYTHONPATH": nxdi.python_path(folder),
+        "PYTHONPATH": PYTHON_PATH,
         "OMP_NUM_THREADS": "1",
         "NEURON_RT_VISIBLE_CORES": "0-31",
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -39,11 +39,14 @@ class Move:
 
 TOKENS = tuple(range(20, 20 + MAX_LENGTH))
 
-# Prefill, a round of verification on top of it, a rollback into it, and a second sequence beside.
+# Prefill, a round of verification on top of it, a rollback into it, a second sequence beside; then all slots at once
+# and not in their order.
 HISTORY = [
     [Move(0, 0, TOKENS[:7], 1), Move(2, 0, TOKENS[3:5], 1)],
     [Move(2, 1, TOKENS[8:13], 1), Move(0, 1, TOKENS[7:8], 1)],
     [Move(0, 0.75, TOKENS[9:13], 1), Move(1, 0, TOKENS[:1], 1)],
+    [Move(2, 1, TOKENS[8:10], 1), Move(0, 1, TOKENS[7:9], 1), Move(1, 1, TOKENS[2:4], 1)],
+    [Move(1, 1, TOKENS[9:10], 1), Move(2, 1, TOKENS[1:2], 1), Move(0, 1, TOKENS[2:3], 1)],
 ]
 
 
@@ -137,30 +140,45 @@ FAULTS = {
 HELD = 4
 
 
-class BackendContract:
-    """Tests of a backend; a subclass adds a fixture `family` and the two methods that raise here."""
+SHARED: dict[tuple[object, str], Backend] = {}
+"""Backends that tests share, by contract and family."""
 
+
+class BackendContract:
+    """Tests of a backend; a subclass names families of `tiny_model`, and adds the method that raises here."""
+
+    families: Sequence[str] = ("llama",)
     tolerance = 1e-4
     max_examples = 8
 
-    def backend_of(self, family: str) -> Backend:
-        """Return the backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions.
-
-        All examples share this backend: tokens that earlier ones left in its slots must not matter.
-        """
+    def load(self, family: str) -> Backend:
+        """Return a new backend over `tiny_model(family)`, with NUM_SLOTS slots of MAX_LENGTH positions."""
         raise NotImplementedError
 
     def fresh(self) -> Backend:
-        """Return a new backend over `tiny_model("llama")`."""
-        raise NotImplementedError
+        """Return a backend for one test; the shared one where loading takes longer than a test."""
+        return self.load("llama")
+
+    @classmethod
+    def shared(cls, family: str) -> Backend:
+        """Return the backend of all examples: tokens that earlier ones left in its slots must not matter."""
+        if (cls, family) not in SHARED:
+            SHARED[cls, family] = cls().load(family)
+        return SHARED[cls, family]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run each test that takes a family with all of them."""
+        if "family" in metafunc.fixturenames:
+            metafunc.parametrize("family", self.families)
 
     def assert_close(self, logits: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=self.tolerance)
 
     def test_any_history_gives_the_logits_of_a_fresh_forward(self, family: str) -> None:
-        backend, plain = self.backend_of(family), reference(family)
+        backend, plain = self.shared(family), reference(family)
 
         @settings(max_examples=self.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @example(history=HISTORY)
         @given(history=histories)
         def check(history: list[list[Move]]) -> None:
             assert_matches(backend, plain, history, tolerance=self.tolerance)
@@ -169,7 +187,7 @@ class BackendContract:
 
     def test_greedy_text_is_that_of_generate(self, family: str) -> None:
         """Passes of one and of four tokens read the text of `generate`, and choose its next token at each position."""
-        backend, text = self.backend_of(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
+        backend, text = self.shared(family), reference(family).generated(TOKENS[:3], MAX_LENGTH - 3)
         for width in (1, 4):
             parts = [(start, text[start : start + width]) for start in range(0, MAX_LENGTH, width)]
             logits = [backend.forward([Span(0, start, tokens, len(tokens))]) for start, tokens in parts]
@@ -234,7 +252,7 @@ class BackendContract:
 
     @pytest.mark.parametrize(("spans", "message"), BROKEN.values(), ids=BROKEN)
     def test_a_broken_contract_is_an_error_and_writes_nothing(self, spans: list[Span], message: str) -> None:
-        backend = self.backend_of("llama")
+        backend = self.shared("llama")
         backend.forward([Span(slot, 0, TOKENS[:3], 0) for slot in range(NUM_SLOTS)])
         with pytest.raises(ValueError, match=message):
             backend.forward(spans)

@@ -1,6 +1,7 @@
 """The NxDI that the tests run on, the contract double or NxDI's own sources: `pytest --nxdi double|real`.
 
-A test must pass on both. A test of only one of them requires a fixture, `on_double` or `on_real`.
+A test must pass on both. A test of only one of them requires a fixture, `on_double` or `on_real`. Processes that a test
+starts run on NxDI's own sources alone: `PYTHON_PATH` lets them import these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from specdec.inference.config import ROOT
 from tests import nxdi_real
 
 OPTION = "--nxdi"
+PYTHON_PATH = f"{Path(nxdi_real.__file__).parent / 'site'}{os.pathsep}{ROOT}"
+"""PYTHONPATH of other processes, by which they import NxDI's own sources."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,12 @@ class Nxdi:
         calls: (graph, shape of input_ids) of every call of this process, in order.
         compiled_in: work directory of every compilation of this process.
         install: function that makes it importable in this process, until the patch is undone.
-        python_path: function that returns a PYTHONPATH by which other processes import it; it may write packages into
-            the folder.
     """
 
     is_real: bool
     calls: list[tuple[str, tuple[int, ...]]]
     compiled_in: list[str]
     install: Callable[[pytest.MonkeyPatch], None]
-    python_path: Callable[[Path], str]
 
     @property
     def application_class(self) -> Any:
@@ -54,18 +54,14 @@ def _double() -> Nxdi:
     from tests.support import nxdi_double  # imports torch
     from tests.support.nxdi_double.application import NeuronApplication
 
-    def python_path(folder: Path) -> str:
-        return f"{nxdi_double.write_packages(folder)}{os.pathsep}{ROOT}"
-
-    return Nxdi(False, NeuronApplication.calls, NeuronApplication.compiled_in, nxdi_double.install, python_path)
+    return Nxdi(False, NeuronApplication.calls, NeuronApplication.compiled_in, nxdi_double.install)
 
 
 def _real() -> Nxdi:
     from tests.nxdi_real import device, hooks
 
-    site = Path(nxdi_real.__file__).parent / "site"
     hooks.arm()
-    return Nxdi(True, device.CALLS, device.COMPILED_IN, lambda _: None, lambda _: f"{site}{os.pathsep}{ROOT}")
+    return Nxdi(True, device.CALLS, device.COMPILED_IN, lambda _: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,14 +81,17 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
     return _real() if pytestconfig.getoption(OPTION) == "real" else _double()
 
 
-@pytest.fixture
+# A wider fixture comes first: a test that is skipped starts no servers, and makes no models.
+
+
+@pytest.fixture(scope="session")
 def on_double(nxdi: Nxdi) -> None:
-    """Skip a test on NxDI's sources: one of the double, of a Python without NxDI, or of a device's rules."""
+    """Skip a test on NxDI's sources: one of a Python without NxDI."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def on_real(nxdi: Nxdi) -> None:
     """Skip a test on the double: one of a feature that the double lacks."""
     if not nxdi.is_real:

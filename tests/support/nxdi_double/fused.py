@@ -16,11 +16,10 @@ PADDING = -1
 class Part(torch.nn.Module):
     """Draft or target of a pair; a `Memory` has its keys and values, and its outputs have stand-ins for them."""
 
-    def __init__(self, config: Any, neuron_config: Any, *, greedy: bool) -> None:
+    def __init__(self, config: Any, neuron_config: Any) -> None:
         super().__init__()
         self._config = neuron_config  # the target's: batches and lengths are its affair
         self._has_logits = config.neuron_config.output_logits
-        self._greedy = greedy
         states = [torch.empty(0) for _ in range(2 * config.num_hidden_layers)]
         self.kv_mgr = SimpleNamespace(past_key_values=states)
         self.memory: Memory | None = None
@@ -31,12 +30,10 @@ class Part(torch.nn.Module):
         attention_mask: torch.Tensor,
         position_ids: torch.Tensor,
         seq_ids: list[int],
-        sampling_params: torch.Tensor,
     ) -> list[Any]:
         """Return tokens, then logits if the configuration asks for them, then states."""
         logits = self._logits(input_ids, attention_mask, position_ids, seq_ids)
-        heads = [self._choose(logits, sampling_params)]
-        return [*heads, *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
+        return [logits.argmax(-1), *([logits] if self._has_logits else []), *self.kv_mgr.past_key_values]
 
     def _logits(
         self, input_ids: torch.Tensor, mask: torch.Tensor, position_ids: torch.Tensor, seq_ids: list[int]
@@ -50,18 +47,6 @@ class Part(torch.nn.Module):
         fill(self.memory, new, seq_ids[0], int(mask.sum()))
         return logits.gather(1, last_index(position_ids)[..., None].expand(-1, 1, logits.shape[2]))
 
-    def _choose(self, logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor:
-        return logits.argmax(-1) if self._greedy else sampled(logits, sampling_params)
-
-
-def sampled(logits: torch.Tensor, sampling_params: torch.Tensor) -> torch.Tensor:
-    """Sample a token per row by its top_k and temperature; the pair accepts an equal draft token."""
-    rows = []
-    for row, (top_k, _, temperature) in zip(logits, sampling_params.tolist(), strict=True):
-        values, ids = row.topk(int(top_k))
-        rows.append(ids.gather(1, torch.multinomial((values / temperature).softmax(-1), 1))[:, 0])
-    return torch.stack(rows)
-
 
 class NeuronFusedSpecModel(torch.nn.Module):
     """Model of a fused pair with NxDI's outputs in NxDI's order: tokens and logits, then states."""
@@ -69,9 +54,8 @@ class NeuronFusedSpecModel(torch.nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config, self.neuron_config = config, config.neuron_config
-        greedy = not self.neuron_config.on_device_sampling_config.do_sample
-        self.draft_model = Part(config.fused_spec_config.draft_config, self.neuron_config, greedy=True)
-        self.target_model = Part(config, self.neuron_config, greedy=greedy)
+        self.draft_model = Part(config.fused_spec_config.draft_config, self.neuron_config)
+        self.target_model = Part(config, self.neuron_config)
 
     def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *others: Any) -> list[Any]:
         if input_ids.shape[1] > 1:
@@ -95,10 +79,7 @@ class NeuronFusedSpecModel(torch.nn.Module):
             outputs = self.draft_model(tokens[-1], mask, position, *others)
             tokens.append(outputs[0].view(len(position), -1))
             drafted.append(outputs[1])
-            if self.neuron_config.enable_eagle_speculation:
-                mask.scatter_(1, position, 1)
-            else:
-                mask.index_fill_(1, position.squeeze(1), 1)  # of every row, in the masks of all
+            mask.index_fill_(1, position.squeeze(1), 1)  # of every row, in the masks of all
         positions = position_ids + torch.arange(self.neuron_config.speculation_length)  # [num_rows, K]
         target = self.target_model(torch.cat(tokens[:-1], 1), attention_mask, positions, *others)
         logits = [torch.cat(drafted, 1), target[1]] if self.neuron_config.output_logits else []

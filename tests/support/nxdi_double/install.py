@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tests.support.nxdi_double import config, fused, models
+from tests.support.nxdi_double import config, fused
+from tests.support.nxdi_double.application import NeuronApplication
 
 if TYPE_CHECKING:
     import pytest
 
 N = "neuronx_distributed_inference"
-
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 MODULES: dict[str, dict[str, Any]] = {
     "torch_neuronx": {"__version__": "2.9.0"},
     "torch_neuronx.xla_impl": {},
     "torch_neuronx.utils": {"get_platform_target": lambda: "trn1"},
     N: {},
     f"{N}.models": {},
-    f"{N}.models.config": {
-        name: getattr(config, name)
-        for name in ("NeuronConfig", "InferenceConfig", "FusedSpecNeuronConfig", "OnDeviceSamplingConfig")
-    },
+    f"{N}.models.config": {"FusedSpecNeuronConfig": config.FusedSpecNeuronConfig},
     f"{N}.models.model_base": {"NeuronFusedSpecModel": fused.NeuronFusedSpecModel},
-    **models.modules(f"{N}.models"),
+    **{f"{N}.models.{kind}": {} for kind in FAMILIES},
+    **{
+        f"{N}.models.{kind}.modeling_{kind}": {
+            f"Neuron{family}ForCausalLM": type(f"Neuron{family}ForCausalLM", (NeuronApplication,), {})
+        }
+        for kind, family in FAMILIES.items()
+    },
     f"{N}.utils": {},
     f"{N}.utils.hf_adapter": {"load_pretrained_config": config.load_pretrained_config},
 }
@@ -38,13 +41,3 @@ def install(patch: pytest.MonkeyPatch) -> None:
         module.__path__ = []  # a package, as far as the import of its children is concerned
         module.__dict__.update(contents)
         patch.setitem(sys.modules, name, module)
-
-
-def write_packages(folder: Path) -> Path:
-    """Write the double as packages, for other processes' PYTHONPATH, on which `tests` must be too."""
-    for name in MODULES:
-        package = folder.joinpath(*name.split("."))
-        package.mkdir(parents=True, exist_ok=True)
-        text = "from tests.support.nxdi_double.install import MODULES\n\nglobals().update(MODULES[__name__])\n"
-        (package / "__init__.py").write_text(text)
-    return folder

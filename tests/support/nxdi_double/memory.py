@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache
 
 NOISE = 50.0
 """Contents of a room before anything was written, and of padding: read by mistake, they ruin every logit."""
@@ -21,7 +20,7 @@ class Memory:
     """
 
     def __init__(self, checkpoint: Path, *, num_rooms: int, length: int) -> None:
-        self.model = _load(checkpoint)
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         config = self.model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, num_rooms, config.num_key_value_heads, length, head_dim)
@@ -68,18 +67,3 @@ class Memory:
     def soil(self, room: int, start: int, end: int) -> None:
         """Overwrite positions `start` to `end` of a room with noise, as padding does."""
         self.rooms[:, :, room, :, start:end] = NOISE
-
-
-def _load(checkpoint: Path) -> PreTrainedModel:
-    """Load a model; of an EAGLE3 draft, only the half of its attention that reads embeddings."""
-    tensors = load_file(checkpoint / "model.safetensors")
-    if not any(name.endswith("hidden_norm.weight") for name in tensors):
-        plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        return plain
-    config = AutoConfig.from_pretrained(checkpoint)
-    for name, tensor in tensors.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            tensors[name] = tensor[:, : config.hidden_size]
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.load_state_dict(tensors, strict=False)
-    return model

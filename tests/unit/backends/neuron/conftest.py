@@ -22,6 +22,13 @@ def _neuron(nxdi: Nxdi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_step_is_repeated(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test in which the engine repeated a failed step with success: its tokens would be right all the same."""
+    yield
+    assert "a step over" not in caplog.text
+
+
 @pytest.fixture
 def calls(nxdi: Nxdi) -> list[tuple[str, tuple[int, ...]]]:
     """Return the list of (graph, shape of input_ids) of every call, in order."""

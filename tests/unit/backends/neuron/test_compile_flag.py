@@ -40,6 +40,10 @@ ROLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], i
     "fused_target, device sampling": ("fused_target", PAIR, PAIR, ON_DEVICE, 1),
     "fused_target, vanilla": ("fused_target", PAIR, PAIR, VANILLA, 2),
 }
+WAYS = [
+    *((name, "--role compile") for name in ROLES),
+    *((name, "--compile only") for name in ("target", "verify_fused", "draft", "fused_target, vanilla")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +60,7 @@ def _servers_end_when_they_have_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies, "run_draft", run_draft)
 
 
-@pytest.mark.parametrize("name", ROLES)
-@pytest.mark.parametrize("way", ["--role compile", "--compile only"])
+@pytest.mark.parametrize(("name", "way"), WAYS)
 def test_a_role_loads_the_models_compiled_ahead(
     models: ModelDirectories, artifacts: Path, compiled_in: list[str], name: str, way: str
 ) -> None:

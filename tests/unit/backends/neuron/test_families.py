@@ -20,7 +20,7 @@ from tests.support.neuron.engines import generate_all, greedy_reference, request
 from tests.support.neuron.slot_models import GAMMA, neuron_config
 from tests.unit.backends.neuron.test_fused import engine, load
 
-pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+pytestmark = pytest.mark.usefixtures("on_real")
 
 TOKENS = tuple(range(20, 44))
 FIELDS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
@@ -84,7 +84,6 @@ def test_settings_that_nxdi_leaves_out_are_refused(
         load_neuron_backend(neuron_config(path))
 
 
-@pytest.mark.usefixtures("on_real")
 def test_a_transformers_5_checkpoint_keeps_its_rope(tmp_path: Path) -> None:
     """NxDI needs Transformers 4, which looks for rope_theta at the top of config.json and else takes 10000."""
     path = save(tmp_path, "llama")

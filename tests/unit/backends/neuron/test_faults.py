@@ -17,10 +17,9 @@ from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.faults import assert_faults_cost_no_token
 from tests.support.neuron.checkpoints import save_medusa_target
-from tests.support.nxdi import Nxdi
 from tests.unit.backends.neuron import test_device_target, test_fused, test_medusa
 
-pytestmark = pytest.mark.release  # on the double; `make test-nxdi` runs it on NxDI's own sources in CI
+pytestmark = pytest.mark.usefixtures("on_real")
 
 
 def medusa(models: ModelDirectories, folder: Path) -> Decoder:
@@ -39,11 +38,7 @@ DECODERS = {
 
 
 @pytest.mark.parametrize("load", DECODERS.values(), ids=DECODERS)
-def test_a_step_that_fails_anywhere_costs_no_token(
-    load: Any, models: ModelDirectories, tmp_path: Path, nxdi: Nxdi
-) -> None:
-    if load is medusa and not nxdi.is_real:
-        pytest.skip("the double has no Medusa")
+def test_a_step_that_fails_anywhere_costs_no_token(load: Any, models: ModelDirectories, tmp_path: Path) -> None:
     decoder = load(models, tmp_path)
 
     def begun() -> list[Turn]:

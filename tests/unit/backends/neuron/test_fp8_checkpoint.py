@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM
 from specdec.inference.backends.neuron.backend import load_neuron_backend
 from specdec.inference.backends.neuron.checkpoints.rescaling import rescale
 from specdec.inference.config import ROOT
-from specdec.inference.errors import ConfigError
 from specdec.inference.model.slots import Span
 from tests.support.models import save_tiny_model
 from tests.support.neuron.engines import generate_all, greedy_reference, requests
@@ -121,25 +120,6 @@ async def test_a_fused_pair_answers_as_the_rescaled_target(rescaled: Path, tmp_p
     answers = await generate_all(engine(load(rescaled, draft, **settings(rescaled))), wanted)
     target = dequantized(rescaled, tmp_path / "float")
     assert [token_ids for token_ids, _ in answers] == greedy_reference(target, wanted)
-
-
-ATTENTION = "modules_to_not_convert with fused_qkv: NxDI needs layers.0.self_attn by this whole name"
-
-
-@pytest.mark.parametrize("entries", [["self_attn"], ["layers"], ["layers.1.self_attn", "layers.0.self"]])
-def test_attention_that_is_left_out_by_a_part_of_its_name_is_refused(rescaled: Path, entries: list[str]) -> None:
-    """A module without quantization must have its whole name in the list: a part of it is refused at the start.
-
-    It was once otherwise: "self_attn" failed after everything was compiled: NxDI's reader looks for whole names.
-    """
-    with pytest.raises(ConfigError, match=f"neuron_config: {ATTENTION}"):
-        load_neuron_backend(neuron_config(rescaled, **settings(rescaled, modules_to_not_convert=entries)))
-
-
-def test_and_so_is_a_drafts(rescaled: Path, tmp_path: Path) -> None:
-    options = settings(rescaled, draft_model_modules_to_not_convert=["lm_head", "embed_tokens", "layers"])
-    with pytest.raises(ConfigError, match=f"neuron_config: draft_model_{ATTENTION}"):
-        load(rescaled, save_tiny_model(tmp_path / "draft", "llama", seed=2), **options)
 
 
 def test_the_walk_leaves_out_what_the_public_checkpoint_does() -> None:

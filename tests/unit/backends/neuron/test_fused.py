@@ -1,30 +1,18 @@
-"""NxDI's fused graph under the engine gives exact greedy tokens, and refuses by name what it cannot do.
-
-Each rule that our code keeps is needed: without it a test fails.
-"""
+"""NxDI's fused graph under the engine gives exact greedy tokens, and refuses by name what it cannot do."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from scipy.special import chdtrc  # type: ignore[import-untyped]
-from transformers import AutoModelForCausalLM
 
-from specdec.inference.backends.neuron.decoders import fused, graph_decoder
-from specdec.inference.backends.neuron.decoders.device_decoder import DeviceDecoder
 from specdec.inference.backends.neuron.decoders.fused import FusedDecoder, load_fused_decoder
 from specdec.inference.backends.neuron.decoders.graph_decoder import GraphDecoder
-from specdec.inference.backends.neuron.graphs import calls as calls_module
-from specdec.inference.backends.neuron.graphs import settings
 from specdec.inference.config import FusedConfig, ModelConfig, NeuronOptions, ProposerConfig
 from specdec.inference.engine.target import EngineLimits, TargetEngine
-from specdec.inference.errors import ConfigError, InvalidRequestError
+from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Turn, Verdict, check_seed
 from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.serving.assembly import target_engine
@@ -36,16 +24,13 @@ from tests.support.neuron.checkpoints import save_eagle_draft
 from tests.support.neuron.engines import (
     MAX_LENGTH,
     answer_of,
-    assert_noticed,
     generate_all,
     greedy_reference,
     requests,
 )
-from tests.support.nxdi import Nxdi
 
 K = 4
 DO_SAMPLE = {"do_sample": True, "dynamic": True}
-SAMPLING = {"on_device_sampling_config": DO_SAMPLE}
 
 Calls = list[tuple[str, tuple[int, ...]]]
 
@@ -104,6 +89,7 @@ async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, ca
     assert ("fused" in {graph for graph, _ in calls}) == (method == "fused")
 
 
+@pytest.mark.usefixtures("on_real")
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 async def test_eagle_is_greedy_exact(models: ModelDirectories, tmp_path: Path, method: str) -> None:
     wanted = requests(6, seed=5, sampled=False)
@@ -173,6 +159,7 @@ def test_parameters_beyond_the_graph_are_refused_by_name(
         engine(decoder).open(GenerationRequest(**{"prompt_token_ids": (3, 4), "sampling": sampling, **fields}))
 
 
+@pytest.mark.usefixtures("on_real")
 def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path) -> None:
     draft = save_eagle_draft(tmp_path / "eagle", "eagle")
     decoder = load(models.target, draft, method="eagle")
@@ -186,6 +173,7 @@ def test_a_sampling_eagle_refuses_seeds(models: ModelDirectories, tmp_path: Path
             decoder.check(GenerationRequest((3, 4), replace(sampling, **change)))
 
 
+@pytest.mark.usefixtures("on_real")
 async def test_eagle_samples(models: ModelDirectories, tmp_path: Path) -> None:
     decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle")
     sampled = GenerationRequest((3, 4), SamplingParams(temperature=1.5, top_k=50), max_new_tokens=20)
@@ -193,173 +181,8 @@ async def test_eagle_samples(models: ModelDirectories, tmp_path: Path) -> None:
     assert 1 <= len(token_ids) <= 20
 
 
-LAW = SamplingParams(temperature=8.0, top_k=2)
-PROMPT = (5, 6, 7)
-NUM_LAW_TOKENS = 3
-NUM_ROUNDS = 100  # of three sequences
-
-
-def exact_law(models: ModelDirectories) -> dict[tuple[int, ...], float]:
-    """Return the probability that the target gives to every output of NUM_LAW_TOKENS tokens."""
-    model = AutoModelForCausalLM.from_pretrained(models.target)
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NUM_LAW_TOKENS):
-        longer: dict[tuple[int, ...], float] = {}
-        for tokens, probability in law.items():
-            with torch.no_grad():
-                logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
-            values, ids = logits.topk(LAW.top_k)
-            shares = (values / LAW.temperature).softmax(-1)
-            longer |= {
-                (*tokens, token): probability * share
-                for token, share in zip(ids.tolist(), shares.tolist(), strict=True)
-            }
-        law = longer
-    return law
-
-
-def sampled_outputs(decoder: GraphDecoder) -> list[tuple[int, ...]]:
-    outputs = []
-    for _ in range(NUM_ROUNDS):
-        sequences = [list(PROMPT) for _ in range(decoder.num_slots)]
-        starts = [0] * decoder.num_slots
-        while any(len(tokens) < len(PROMPT) + NUM_LAW_TOKENS for tokens in sequences):
-            turns = [
-                Turn(slot, starts[slot], list(tokens), LAW, gamma=K)
-                for slot, tokens in enumerate(sequences)
-                if len(tokens) < len(PROMPT) + NUM_LAW_TOKENS
-            ]
-            for turn, verdict in zip(turns, decoder.step(turns), strict=True):
-                starts[turn.slot] = len(turn.token_ids) + len(verdict.token_ids) - 1
-                sequences[turn.slot] += verdict.token_ids
-        outputs += [tuple(tokens[len(PROMPT) :][:NUM_LAW_TOKENS]) for tokens in sequences]
-    return outputs
-
-
-def p_value(outputs: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Return the p-value of a chi-squared test; 0 if an output is impossible."""
-    if not set(outputs) <= law.keys():
-        return 0.0
-    counts = Counter(outputs)
-    expected = {output: len(outputs) * probability for output, probability in law.items()}
-    statistic = sum((counts[output] - number) ** 2 / number for output, number in expected.items())
-    return float(chdtrc(len(law) - 1, statistic))
-
-
-@pytest.mark.release  # on the double, as test_exactness.py
-@pytest.mark.long
-@pytest.mark.parametrize("loses", [None, "temperature", "top_k"])
-def test_eagle_that_samples_has_the_target_s_law(
-    models: ModelDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loses: str | None
-) -> None:
-    """Outputs that EAGLE samples have the probabilities that the target gives them.
-
-    This shows that temperature and top_k reach the device: without them the probabilities would differ.
-    """
-    torch.manual_seed(1)
-    device = DeviceDecoder._device_sampling
-    lost = {
-        "temperature": lambda self, sampling: (*device(self, sampling)[:2], 1.0),
-        "top_k": lambda self, sampling: (3.0, *device(self, sampling)[1:]),
-    }
-    if loses is not None:
-        monkeypatch.setattr(DeviceDecoder, "_device_sampling", lost[loses])
-    decoder = load(models.target, save_eagle_draft(tmp_path / "eagle", "eagle"), method="eagle")
-    value = p_value(sampled_outputs(decoder), exact_law(models))
-    assert value > 1e-3 if loses is None else value < 1e-6
-
-
 def test_greedy_modes_keep_seeds(models: ModelDirectories) -> None:
     assert load_greedy(models.target, models.related).seed_invariant
-
-
-CONTRADICTIONS = [
-    ({"overrides": SAMPLING}, "do_sample: speculation_method fused is greedy on the device"),
-    (
-        {"overrides": {"output_logits": False}},
-        "output_logits False contradicts True, which is set by --device_sampling",
-    ),
-    ({"method": "vanilla", "device_sampling": True}, "device_sampling does not go with speculation_method vanilla"),
-    ({"overrides": {"async_mode": True}}, "async_mode does not go with this server"),
-    ({"overrides": {"speculation_length": 9}}, "speculation_length 9 contradicts 4, which is set by --gamma"),
-    ({"overrides": {"context_encoding_buckets": [K, 32]}}, "a context bucket of 4 tokens"),
-    ({"method": "eagle", "overrides": {"on_device_sampling_config": {"do_sample": True}}}, "do_sample needs dynamic"),
-    ({"method": "eagle"}, r"is no eagle checkpoint: fc.weight is missing"),
-    (
-        {"method": "eagle", "overrides": {"on_device_sampling_config": {**DO_SAMPLE, "deterministic": True}}},
-        "the law would not be the target's",
-    ),
-    ({"overrides": {"on_device_sampling_config": {"dynamic": True}}}, "samples the first token of a prompt alone"),
-    ({"overrides": {"is_medusa": True}}, "is_medusa True contradicts False, which is set by --speculation_method"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), CONTRADICTIONS)
-def test_settings_beyond_a_method_are_refused_at_start(
-    models: ModelDirectories, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(models.target, models.related, **options)
-
-
-def test_a_pair_takes_no_other_device_either(models: ModelDirectories) -> None:
-    """A pair on backend neuron refuses --device, as one model does.
-
-    It was once otherwise: --device cuda beside --backend neuron was refused for one model, and ignored for a pair.
-    """
-    target, draft = pair(models.target, models.related)
-    with pytest.raises(ConfigError, match="device cuda: backend neuron takes the cores of NEURON_RT_VISIBLE_CORES"):
-        load_fused_decoder(replace(target, device="cuda"), draft, decide)
-
-
-def two_tokens_a_row(call: dict[str, Any]) -> dict[str, Any]:
-    return {**call, **{name: torch.cat([call[name]] * 2, 1) for name in ("input_ids", "position_ids")}}
-
-
-fused_call, verdict_of, common = calls_module.fused_call, FusedDecoder._verdict, settings._common
-MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "padding is kept": (FusedDecoder, "_token_ids", lambda self, accepted, num_tokens: tuple(accepted.tolist())),
-    "all K tokens count as accepted": (
-        FusedDecoder,
-        "_verdict",
-        lambda self, turn, accepted, num_tokens: verdict_of(self, turn, accepted, K),
-    ),
-    "steps start one early": (
-        fused,
-        "fused_call",
-        lambda rows: fused_call([replace(row, start=row.start - 1) for row in rows]),
-    ),
-    "prompts are never read": (
-        FusedDecoder,
-        "_goes_on",
-        lambda self, turn: turn.start > 0 or len(turn.token_ids) == 1,
-    ),
-    "several tokens in a step": (fused, "fused_call", lambda rows: two_tokens_a_row(fused_call(rows))),
-    "sampling_params left out": (fused, "fused_call", lambda rows: {**fused_call(rows), "sampling_params": None}),
-    "slots in the order of turns": (graph_decoder, "sorted", lambda turns, key: list(turns)[::-1]),
-    "no mask of seq_ids": (
-        settings,
-        "_common",
-        lambda config, *, length: {**common(config, length=length), "apply_seq_ids_mask": False},
-    ),
-}
-
-
-@pytest.mark.release  # on the double, as test_exactness.py
-@pytest.mark.usefixtures("artifacts")
-@pytest.mark.parametrize("mutant", MUTANTS)
-async def test_a_broken_rule_is_noticed(
-    models: ModelDirectories,
-    nxdi: Nxdi,
-    mutant: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    if nxdi.is_real and mutant == "sampling_params left out":
-        pytest.skip("a rule of graphs that were traced for a batch")
-    monkeypatch.setattr(*MUTANTS[mutant], raising=False)
-    wanted = requests(6, seed=4, sampled=False)
-    await assert_noticed(lambda: engine(load_greedy(models.target, models.related)), wanted, models.target, caplog)
 
 
 TREES = {

@@ -1,11 +1,7 @@
-"""Medusa under the engine gives exact greedy tokens, whichever paths of its tree are accepted.
-
-Each rule that our code keeps is needed: without it a test fails.
-"""
+"""Medusa under the engine gives exact greedy tokens, whichever paths of its tree are accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.inference.backends.neuron.decoders import medusa
 from specdec.inference.backends.neuron.decoders.fused import compile_models
 from specdec.inference.backends.neuron.decoders.medusa import MedusaDecoder
-from specdec.inference.backends.neuron.graphs import calls as calls_module
 from specdec.inference.backends.neuron.graphs.medusa_tree import TreePass, tree_pass
 from specdec.inference.backends.registry import load_decoder
 from specdec.inference.config import ModelConfig, NeuronOptions
@@ -27,9 +21,9 @@ from specdec.inference.speculation.slot_decoder import decide
 from tests.conftest import ModelDirectories
 from tests.support.models import save_tiny_model
 from tests.support.neuron.checkpoints import save_medusa_target
-from tests.support.neuron.engines import MAX_LENGTH, assert_noticed, generate_all, greedy_reference, requests
+from tests.support.neuron.engines import MAX_LENGTH, generate_all, greedy_reference, requests
 
-pytestmark = [pytest.mark.release, pytest.mark.usefixtures("on_real")]
+pytestmark = pytest.mark.usefixtures("on_real")
 
 NUM_HEADS = 3
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
@@ -38,7 +32,6 @@ MEDUSA = {"medusa_speculation_length": WIDTH, "num_medusa_heads": NUM_HEADS, "me
 
 Calls = list[tuple[str, tuple[int, ...]]]
 Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
 
 
 @pytest.fixture(scope="module")
@@ -176,65 +169,3 @@ def test_heads_must_be_there_and_of_the_model(checkpoint: Path, tmp_path: Path) 
         load(path)
     with pytest.raises(ConfigError, match="for llama alone, not qwen3"):
         load(save_tiny_model(tmp_path / "qwen3", "qwen3"))
-
-
-def changed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Mutant:
-    call = calls_module.medusa_call
-    return lambda patch: patch.setattr(medusa, "medusa_call", lambda *args, **keywords: change(call(*args, **keywords)))
-
-
-def every_node_sees_all_before_it(call: dict[str, Any]) -> dict[str, Any]:
-    moved, current, seen, scatter = call["medusa_args"]
-    return {**call, "medusa_args": (moved, current, torch.ones_like(seen).tril(), scatter)}
-
-
-def misplaced_tokens_count_as_placed(patch: Patch) -> None:
-    patch.setattr(TreePass, "num_in_place", lambda self, path: len(path))
-
-
-def accepted_lines_are_moved_as_nxdi_does(patch: Patch) -> None:
-    """Move the cached lines of accepted tokens as NxDI does: they are right for one pass, and lost after it."""
-    misplaced_tokens_count_as_placed(patch)
-    accepted: list[list[int]] = [[]]
-    places = TreePass.accepted
-
-    def spy(self: TreePass, chosen: list[int]) -> list[int]:
-        accepted.append(places(self, chosen))
-        return accepted[-1]
-
-    patch.setattr(TreePass, "accepted", spy)
-
-    def change(call: dict[str, Any]) -> dict[str, Any]:
-        _, _, seen, scatter = call["medusa_args"]
-        begin = int(scatter[0, 0]) - len(accepted[-1]) - 1  # where the tree before began
-        to = torch.arange(begin, begin + NUM_HEADS + 1)
-        source = to.clone()
-        source[1 : 1 + len(accepted[-1])] = begin + torch.tensor(accepted[-1], dtype=torch.long)
-        return {**call, "medusa_args": (source[None], to[None], seen, scatter)}
-
-    changed(change)(patch)
-
-
-MUTANTS: dict[str, Mutant] = {
-    "every node sees all before it": changed(every_node_sees_all_before_it),
-    "positions are those of nodes": changed(lambda call: {**call, "position_ids": call["medusa_args"][3]}),
-    "misplaced tokens count as placed": misplaced_tokens_count_as_placed,
-    "accepted lines are moved as NxDI does": accepted_lines_are_moved_as_nxdi_does,
-    "the mask reaches into the tree": changed(
-        lambda call: {**call, "attention_mask": torch.ones(1, call["attention_mask"].shape[1] + 1).long()}
-    ),
-}
-
-
-@pytest.mark.usefixtures("artifacts")
-@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
-async def test_a_broken_rule_is_noticed(
-    models: ModelDirectories,
-    checkpoint: Path,
-    mutant: Mutant,
-    monkeypatch: Patch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    mutant(monkeypatch)
-    wanted = requests(12, seed=11, sampled=False)
-    await assert_noticed(lambda: engine(load(checkpoint)), wanted, models.target, caplog)

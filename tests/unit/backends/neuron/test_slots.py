@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec.inference.backends.neuron.backend import NeuronBackend, load_neuron_backend
 from specdec.inference.backends.neuron.graphs.plan import ReadingTimes
-from specdec.inference.model.slots import Backend, Span, max_pass_draft_tokens, prompt_chunk_tokens
+from specdec.inference.model.slots import Span, max_pass_draft_tokens, prompt_chunk_tokens
 from tests.support.backend_contract import (
     MAX_LENGTH,
     NUM_SLOTS,
@@ -31,26 +33,18 @@ Calls = list[tuple[str, tuple[int, ...]]]
 class TestContract(BackendContract):
     tolerance = 1e-3
     max_examples = 24
+    families = ("llama", "qwen3")
 
-    @pytest.fixture(params=["llama", "qwen3"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
-    def backend_of(self, family: str) -> Backend:
+    def load(self, family: str) -> NeuronBackend:
         return slot_backend(family)
-
-    def fresh(self) -> Backend:
-        return slot_backend()
 
 
 class TestContractWithoutDrafts(TestContract):
     """The contract of backends where no pass has room for draft tokens."""
 
-    @pytest.fixture(params=["llama"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    families = ("llama",)
 
-    def backend_of(self, family: str) -> Backend:
+    def load(self, family: str) -> NeuronBackend:
         return slot_backend(family, gamma=0)
 
 
@@ -137,6 +131,20 @@ def test_the_engine_asks_for_widths_and_room_that_there_are() -> None:
 LONG = tuple(20 + position * 7 % 260 for position in range(300))
 
 
+def assert_exact(lengths: Sequence[int], widths: Sequence[int], **options: Any) -> None:
+    """Compare prompts of these lengths, and passes of these widths after each, with a forward without a cache."""
+    path = checkpoint("llama", max_position_embeddings=512)
+    backend = load_neuron_backend(neuron_config(path, **options))
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    for length in lengths:
+        ends = list(accumulate(widths, initial=length))
+        logits = [backend.forward([Span(1, 0, LONG[:length], 1)])]
+        logits += [backend.forward([Span(1, start, LONG[start:end], end - start)]) for start, end in pairwise(ends)]
+        with torch.no_grad():
+            expected = model(torch.tensor([LONG[: ends[-1]]])).logits[0, length - 1 :].numpy()
+        np.testing.assert_allclose(np.concatenate(logits), expected, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [{}, {"context_encoding_buckets": [32, 128, 290], "token_generation_buckets": [64, 128, 300]}],
@@ -147,32 +155,15 @@ def test_every_bucket_gives_the_logits_of_a_fresh_forward(calls: Calls, override
 
     Lengths lie on both sides of each bucket's end, up to the last position; some prompts have one or two tokens.
     """
-    path = checkpoint("llama", max_position_embeddings=512)
-    backend = load_neuron_backend(neuron_config(path, length=296, overrides=overrides))
-    model = AutoModelForCausalLM.from_pretrained(path).eval()
-    for length in (1, 2, 3, 31, 32, 64, 126, 127, 128, 129, 255, 280, 290):
-        logits = [backend.forward([Span(1, 0, LONG[:length], 1)])]
-        logits.append(backend.forward([Span(1, length, LONG[length : length + K], K)]))
-        logits.append(backend.forward([Span(1, length + K, LONG[length + K : length + K + 1], 1)]))
-        with torch.no_grad():
-            expected = model(torch.tensor([LONG[: length + K + 1]])).logits[0, length - 1 :].numpy()
-        np.testing.assert_allclose(np.concatenate(logits), expected, rtol=0, atol=1e-3)
+    lengths = (1, 2, 3, 31, 32, 64, 126, 127, 128, 129, 255, 280, 290)
+    assert_exact(lengths, (K, 1), length=296, overrides=overrides)
     assert {graph for graph, _ in calls} == {"context", "speculation", "token"}
 
 
+@pytest.mark.usefixtures("on_real")
 def test_cpu_mode_at_more_than_one_bucket() -> None:
     """NxDI's CPU mode works with several buckets, the lengths that graphs are compiled for.
 
     It was once otherwise: CPU mode has one mask for all buckets, and failed for slots above 128 positions.
     """
-    path = checkpoint("llama", max_position_embeddings=512)
-    backend = load_neuron_backend(neuron_config(path, length=300, gamma=0, overrides={"on_cpu": True}))
-    model = AutoModelForCausalLM.from_pretrained(path).eval()
-    for length in (1, 7, 200):
-        logits = [
-            backend.forward([Span(0, 0, LONG[:length], 1)]),
-            backend.forward([Span(0, length, LONG[length:][:1], 1)]),
-        ]
-        with torch.no_grad():
-            expected = model(torch.tensor([LONG[: length + 1]])).logits[0, length - 1 :].numpy()
-        np.testing.assert_allclose(np.concatenate(logits), expected, rtol=0, atol=1e-3)
+    assert_exact((1, 7, 200), (1,), length=300, gamma=0, overrides={"on_cpu": True})

@@ -16,24 +16,22 @@ from tests.support.neuron.slot_models import checkpoint, neuron_config
 pytestmark = pytest.mark.usefixtures("on_double")
 
 
-def without(patch: pytest.MonkeyPatch, *prefixes: str) -> None:
-    """Make packages unavailable in this process, loaded modules included."""
-    for name in [name for name in sys.modules if name.startswith(prefixes)]:
+def forget(patch: pytest.MonkeyPatch, package: str) -> None:
+    """Let this process import a package again, from where it then is."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         patch.delitem(sys.modules, name)
-    for prefix in prefixes:
-        patch.setitem(sys.modules, prefix, None)
 
 
 def test_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "torch_neuronx")
+    forget(monkeypatch, "torch_neuronx")
+    monkeypatch.setitem(sys.modules, "torch_neuronx", None)
     with pytest.raises(ConfigError, match=r"needs torch-neuronx .*Deep Learning AMI"):
         load_backend(neuron_config(checkpoint("llama")))
 
 
 @pytest.mark.parametrize("package", ["torch_neuronx", "neuronx_distributed_inference"])
 def test_placeholders_are_named_as_such(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, package)
     monkeypatch.setitem(sys.modules, package, ModuleType(package))
     with pytest.raises(ConfigError, match=r"placeholder from PyPI.*AWS's own"):
         load_backend(neuron_config(checkpoint("llama")))
@@ -62,8 +60,7 @@ def write_information(folder: Path, package: str, version: str) -> None:
 def test_placeholders_from_pypi_are_recognised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
     write_placeholders(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, package)
     message = rf"installed as {package.replace('_', '-')} is a placeholder from PyPI.*AWS's own"
     with pytest.raises(ConfigError, match=message):
         load_backend(neuron_config(checkpoint("llama")))
@@ -79,8 +76,7 @@ def test_torchneuron_is_no_placeholder(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "torch_neuronx" / "__init__.py").touch()
     write_information(tmp_path, "torch_neuronx", "2.14.3.0")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torch_neuronx"]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, "torch_neuronx")
     message = r"torch-neuronx 2\.14\.3\.0 is TorchNeuron, on which NxD Inference does not run.*sdk2\.31\.1-"
     with pytest.raises(ConfigError, match=message) as caught:
         load_backend(replace(neuron_config(checkpoint("llama"), num_slots=1), backend=backend))

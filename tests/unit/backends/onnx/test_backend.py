@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
-import time
-from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -17,17 +13,15 @@ import pytest
 
 from specdec.inference.backends.host import lazy_zeros
 from specdec.inference.backends.onnx import backend as onnx_backend
-from specdec.inference.backends.onnx import layout, packed
-from specdec.inference.backends.onnx import packing as onnx_make
+from specdec.inference.backends.onnx import packed
 from specdec.inference.backends.onnx.backend import OnnxBackend
 from specdec.inference.backends.onnx.graph import DecoderGraph
 from specdec.inference.backends.onnx.packed import PackedDecoder
 from specdec.inference.backends.onnx.shape import DecoderShape, shape_of
-from specdec.inference.backends.onnx.slots import OnnxSlots
 from specdec.inference.backends.registry import load_backend
 from specdec.inference.config import ModelConfig
 from specdec.inference.errors import ConfigError, UnsupportedModelError
-from specdec.inference.model.slots import Backend, Span
+from specdec.inference.model.slots import Span
 from tests.support.backend_contract import (
     HISTORY,
     MAX_LENGTH,
@@ -70,13 +64,6 @@ def load(path: Path, **fields: Any) -> OnnxBackend:
     return backend
 
 
-@lru_cache(maxsize=1)
-def backend_of(family: str) -> OnnxBackend:
-    """Return one backend per family for all examples: the tokens that earlier ones left must not matter."""
-    path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
-    return load(save_tiny_model(path, family))
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
@@ -88,16 +75,10 @@ def backend(checkpoint: Path) -> OnnxBackend:
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=CONTRACTS["onnx", "float32"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    families = CONTRACTS["onnx", "float32"]
 
-    def backend_of(self, family: str) -> Backend:
-        return backend_of(family)
-
-    def fresh(self) -> Backend:
-        path = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"]))
-        return load(save_tiny_model(path, "llama"))
+    def load(self, family: str) -> OnnxBackend:
+        return load(save_tiny_model(Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"])), family))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -105,13 +86,6 @@ def test_settings_of_a_family_are_respected(variant: str, tmp_path: Path) -> Non
     fields = VARIANTS[variant]
     backend = load(save_tiny_model(tmp_path, "llama", **fields))
     assert_matches(backend, Reference(tiny_model("llama", **fields)), HISTORY)
-
-
-def test_slots_that_leak_are_noticed(backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = OnnxSlots.values
-    monkeypatch.setattr(OnnxSlots, "values", lambda self, slots: values(self, range(1) if 2 in slots else slots))
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_matches(backend, reference("llama"), HISTORY)
 
 
 @pytest.fixture
@@ -184,33 +158,9 @@ def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: s
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-4)
 
 
-def test_a_run_takes_memory_of_its_own_slots_only(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
-    """A run takes memory for its own slots alone, since a slot takes it when it is first used."""
-    backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096, num_slots=8)
-    backend.forward([Span(slot, 0, TOKENS[:1], 1) for slot in (0, 3, 4, 6, 7)])  # loading tests with slot 0
-    touched = np.frombuffer(mappings[-1], np.float32).reshape(2 * 2, 8, -1).any(axis=(0, 2))  # layers' keys and values
-    assert touched.tolist() == [slot in (0, 3, 4, 6, 7) for slot in range(8)]
-
-
 def test_a_slot_has_the_models_size(backend: OnnxBackend) -> None:
     num_layers, num_kv_heads, head_room = 2, 2, 16  # heads of 8 take the room of 16; one position is spare
     assert backend.slot_bytes == num_layers * 2 * num_kv_heads * head_room * (MAX_LENGTH + 1) * 4
-
-
-def test_a_second_load_needs_no_original_weights(
-    checkpoint: Path, backend: OnnxBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnx_make, "load_weights", None)
-    assert_matches(load(checkpoint), reference("llama"), HISTORY)
-
-
-def test_other_weights_are_packed_again(tmp_path: Path) -> None:
-    load(save_tiny_model(tmp_path, "llama", seed=1))  # the backend is gone, and its lock with it
-    old, long_ago = packed_folder(tmp_path), time.time() - 10 * onnx_make.SETTLED_S
-    os.utime(old, (long_ago, long_ago))
-    backend = load(save_tiny_model(tmp_path, "llama", seed=2))
-    assert_matches(backend, Reference(tiny_model("llama", seed=2)), HISTORY)
-    assert not old.exists()
 
 
 def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,48 +173,6 @@ def test_every_graph_is_built_at_loading(checkpoint: Path, monkeypatch: pytest.M
     monkeypatch.setattr(DecoderGraph, "build", None)
     for num_spans in range(1, backend.num_slots + 1):
         backend.forward([Span(slot, 0, [5, 6, 7], 1) for slot in range(num_spans)])
-
-
-def packed_folder(path: Path) -> Path:
-    return packed.folder_of(path, "float32")
-
-
-DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "cut short": (layout.WEIGHTS_FILE, lambda file: file.write_bytes(file.read_bytes()[:1000])),
-    "zeros in place of weights": (layout.WEIGHTS_FILE, lambda file: file.write_bytes(bytes(file.stat().st_size))),
-    **{
-        f"no {name}": (name, Path.unlink)
-        for name in (layout.GRAPH_FILE, layout.WEIGHTS_FILE, layout.SHAPE_FILE, layout.PROBE_FILE)
-    },
-}
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_packed_form_is_made_again(tmp_path: Path, name: str, damage: Callable[[Path], object]) -> None:
-    load(save_tiny_model(tmp_path, "llama"))
-    damage(packed_folder(tmp_path) / name)
-    assert_matches(load(tmp_path), reference("llama"), HISTORY)
-
-
-def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes may pack the same weights: if the other one is first, ours uses its folder."""
-    path = save_tiny_model(tmp_path, "llama")
-    write = onnx_make._write
-
-    def overtaken(model: Any, folder: Path, dtype: str) -> None:
-        write(model, folder, dtype)
-        shutil.copytree(folder, packed_folder(path))
-
-    monkeypatch.setattr(onnx_make, "_write", overtaken)
-    assert_matches(load(path), reference("llama"), HISTORY)
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_tiny_model(tmp_path / "model", "llama")
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"cannot keep its packed weights in .*/file/specdec/onnx"):
-        load(path)
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

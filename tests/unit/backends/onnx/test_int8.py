@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from specdec.inference.backends.onnx import int8 as onnx_int8
-from specdec.inference.backends.onnx import layout
-from specdec.inference.backends.onnx import packing as onnx_make
 from specdec.inference.backends.onnx.backend import OnnxBackend
-from specdec.inference.backends.onnx.packed import folder_of
 from specdec.inference.backends.registry import load_backend
 from specdec.inference.config import BUNDLED_TARGET, ModelConfig
 from specdec.inference.errors import ConfigError, UnsupportedModelError
 from specdec.inference.model.slots import Array, Span
 from tests.support.backend_contract import HISTORY, NUM_SLOTS, TOKENS, assert_matches, reference
-from tests.support.models import CONTRACTS, DEFAULT_VOCAB_SIZE, save_tiny_model
+from tests.support.models import CONTRACTS, save_tiny_model
 
 NEAR = 0.5 * 127 / onnx_int8.weight_levels()  # where float32 logits reach 10
 
@@ -67,38 +64,6 @@ def test_a_token_does_not_feel_its_neighbours(target: OnnxBackend) -> None:
     np.testing.assert_array_equal(several, expected[[*range(9), 4, 5, 0, 1, 2]])
 
 
-def test_products_are_the_same_bits_at_every_width() -> None:
-    """Linear layers give equal bits in narrow and in wide passes; only attention may differ."""
-    rng = np.random.default_rng(0)
-    hidden = rng.standard_normal((1, 7, 96)).astype(np.float32) * rng.uniform(0.1, 50, (1, 7, 1)).astype(np.float32)
-    matrix, scale = onnx_int8.quantize_columns(
-        rng.standard_normal((96, 40)).astype(np.float32), onnx_int8.weight_levels()
-    )
-    together = product(hidden, matrix, scale)
-    alone = np.concatenate([product(hidden[:, i : i + 1], matrix, scale) for i in range(7)], axis=1)
-    np.testing.assert_array_equal(together, alone)
-    np.testing.assert_allclose(together, hidden @ (matrix * scale), rtol=0, atol=0.02 * np.abs(together).max())
-
-
-def product(hidden: Array, matrix: Array, scale: Array) -> Array:
-    """Run the nodes of one linear layer."""
-    import onnx
-    import onnxruntime  # type: ignore[import-untyped]
-
-    arrays = {"weight": matrix, "weight_scale": scale / np.float32(onnx_int8.ROW_LEVELS), **onnx_int8.CONSTANTS}
-    graph = onnx.helper.make_graph(
-        [*onnx_int8.row_nodes("hidden"), *onnx_int8.product_nodes("hidden", "weight", "output")],
-        "linear",
-        [onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, hidden.shape)],
-        [onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    output: Array = session.run(None, {"hidden": hidden})[0]
-    return output
-
-
 @pytest.mark.parametrize("levels", [63, 127])
 def test_columns_have_scales_of_their_own(levels: int) -> None:
     matrix = np.array([[1.0, 0.0, -200.0], [-0.5, 0.0, 3.0]], np.float32)
@@ -106,29 +71,6 @@ def test_columns_have_scales_of_their_own(levels: int) -> None:
     assert quantized.dtype == np.int8
     assert quantized[0].tolist() == [levels, 0, -levels]
     np.testing.assert_allclose(quantized * scale, matrix, atol=200 / levels / 2)
-
-
-def test_a_pass_that_wants_no_logits(checkpoint: Path) -> None:
-    logits = load(checkpoint).forward([Span(0, 0, TOKENS[:5], 0)])
-    assert logits.shape == (0, DEFAULT_VOCAB_SIZE)
-    assert logits.dtype == np.float32
-
-
-def test_both_packed_forms_live_side_by_side(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in ("float32", "int8"):
-        load(checkpoint, dtype=dtype)
-    monkeypatch.setattr(onnx_make, "load_weights", None)
-    for dtype in ("float32", "int8"):
-        load(checkpoint, dtype=dtype)
-    small, large = (folder_of(checkpoint, dtype) / layout.WEIGHTS_FILE for dtype in ("int8", "float32"))
-    assert small.stat().st_size < large.stat().st_size
-
-
-def test_a_damaged_packed_form_is_made_again(tmp_path: Path) -> None:
-    load(save_tiny_model(tmp_path, "llama"))
-    file = folder_of(tmp_path, "int8") / layout.WEIGHTS_FILE
-    file.write_bytes(bytes(file.stat().st_size))
-    assert_matches(load(tmp_path), reference("llama"), HISTORY, tolerance=NEAR)
 
 
 def test_other_backends_refuse_it(checkpoint: Path, tmp_path: Path) -> None:

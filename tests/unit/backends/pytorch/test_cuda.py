@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,35 +30,24 @@ class OnHost(TorchBackend):
         return logits
 
 
-@cache
-def backend_of(family: str, is_captured: bool) -> Backend:
-    fixed = FixedShapes(Captured(), CAPTURED) if is_captured else None
-    backend = OnHost(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed, device=DEVICE)
-    backend.warm_up()
-    return backend
-
-
-@pytest.fixture(params=CONTRACTS["torch", "float32"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 class TestAsTheyCome(BackendContract):
-    def backend_of(self, family: str) -> Backend:
-        return backend_of(family, False)
+    families = CONTRACTS["torch", "float32"]
+    is_captured = False
+
+    def load(self, family: str) -> OnHost:
+        fixed = FixedShapes(Captured(), CAPTURED) if self.is_captured else None
+        backend = OnHost(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed, device=DEVICE)
+        backend.warm_up()
+        return backend
 
     def fresh(self) -> Backend:
-        return backend_of("llama", False)
+        return self.shared("llama")
 
 
-class TestCaptured(BackendContract):
-    def backend_of(self, family: str) -> Backend:
-        return backend_of(family, True)
-
-    def fresh(self) -> Backend:
-        return backend_of("llama", True)
+class TestCaptured(TestAsTheyCome):
+    is_captured = True
 
     def test_no_graph_is_made_late(self, family: str) -> None:
-        backend = backend_of(family, True)
+        backend = self.shared(family)
         assert isinstance(backend, TorchBackend)
         assert (backend.graphs.num > 0, backend.graphs.num_late) == (True, 0)

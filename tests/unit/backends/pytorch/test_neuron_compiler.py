@@ -23,9 +23,8 @@ def _whole_graphs() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def compiled(function: Function, compiler: NeuronCompiler, **options: bool) -> Function:
-    given = {"fullgraph": True, "dynamic": False, **options}
-    return torch.compile(function, backend=compiler, **given)  # type: ignore[call-overload, no-any-return]
+def compiled(function: Function, compiler: NeuronCompiler) -> Function:
+    return torch.compile(function, backend=compiler, fullgraph=True, dynamic=False)
 
 
 def slots() -> tuple[Tensor, Tensor]:
@@ -93,22 +92,3 @@ def test_operators_that_the_device_lacks_are_refused(function: Function, words: 
     with pytest.raises(BackendCompilerFailed, match=words):
         compiled(function, compiler)(*slots())
     assert not compiler.graphs
-
-
-def test_a_dynamic_shape_is_refused() -> None:
-    with pytest.raises(BackendCompilerFailed, match="the size of an input"):
-        compiled(lambda room, rows: room * 2, NeuronCompiler(), dynamic=True)(*slots())
-
-
-def test_each_shape_is_a_graph() -> None:
-    compiler = NeuronCompiler()
-    function = compiled(lambda room, rows: room * 2, compiler)
-    for size in (2, 3, 2, 3):
-        function(torch.ones(size), torch.ones(1))
-    assert len(compiler.graphs) == 2
-
-
-def test_graphs_are_handed_on_to_a_real_compiler() -> None:
-    seen: list[int] = []
-    compiled(write_rows, NeuronCompiler(lambda graph: seen.append(len(graph.graph.nodes))))(*slots())
-    assert len(seen) == 1

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +40,20 @@ ONE_SHAPE = Buckets(widths=(MAX_LENGTH,), prompts=())
 """Single shape of fixed passes, with fewer graphs than `BUCKETS` for `make test` to compile."""
 
 
-@cache
-def backend_of(family: str) -> TorchBackend:
-    buckets = ONE_SHAPE if family in QUICK[1:] else BUCKETS
-    fixed = FixedShapes(Compiled(NeuronCompiler(), graphs_only=True), buckets)
-    backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
-    backend.warm_up()
-    return backend
-
-
 class OverTheStandIn(BackendContract):
-    def backend_of(self, family: str) -> Backend:
-        return backend_of(family)
+    def load(self, family: str) -> TorchBackend:
+        buckets = ONE_SHAPE if family in QUICK[1:] else BUCKETS
+        fixed = FixedShapes(Compiled(NeuronCompiler(), graphs_only=True), buckets)
+        backend = TorchBackend(tiny_model(family), num_slots=NUM_SLOTS, max_length=MAX_LENGTH, fixed=fixed)
+        backend.warm_up()
+        return backend
 
     def fresh(self) -> Backend:
-        return backend_of("llama")  # compiling takes longer than a test; no example may depend on earlier ones anyway
+        return self.shared("llama")
 
     def test_there_are_as_many_graphs_as_shapes(self, family: str) -> None:
-        backend = backend_of(family)
+        backend = self.shared(family)
+        assert isinstance(backend, TorchBackend)
         for width in range(1, MAX_LENGTH):
             backend.forward([Span(0, 0, TOKENS[:width], width // 2), Span(2, 0, TOKENS[:1], 1)])
         backend.fork(0, 1, 2, 5)
@@ -69,16 +64,12 @@ class OverTheStandIn(BackendContract):
 
 
 class TestQuickFamilies(OverTheStandIn):
-    @pytest.fixture(params=QUICK)
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    families = QUICK
 
 
 @pytest.mark.release
 class TestOtherFamilies(OverTheStandIn):
-    @pytest.fixture(params=REST)
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    families = REST
 
 
 @pytest.mark.long
@@ -87,7 +78,8 @@ def test_another_models_threads_compile_nothing_again() -> None:
 
     It was once otherwise: a draft loaded later set another number, and torch compiled the target's passes again.
     """
-    backend, num_threads = backend_of("llama"), torch.get_num_threads()
+    backend, num_threads = TestQuickFamilies.shared("llama"), torch.get_num_threads()
+    assert isinstance(backend, TorchBackend)
     torch.set_num_threads(num_threads + 1)
     try:
         backend.forward([Span(0, 0, TOKENS[:3], 1)])

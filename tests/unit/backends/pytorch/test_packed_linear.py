@@ -49,12 +49,6 @@ def linears(model: torch.nn.Module) -> tuple[int, int]:
     return sum(type(m) in (torch.nn.Linear, Conv1D) for m in modules), sum(type(m) is PackedLinear for m in modules)
 
 
-def test_a_float32_cpu_model_is_packed() -> None:
-    model = tiny_model("llama")
-    TorchBackend(model, num_slots=1, max_length=MAX_LENGTH)
-    assert linears(model) == (0, 2 * 7 + 1)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_packed(family: str) -> None:
     """Every family of models gets packed layers; test_backend.py compares the logits of this very backend."""
