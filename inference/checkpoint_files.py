@@ -100,8 +100,13 @@ class CheckpointFiles:
         if missing := [file.name for file in weights if not file.is_file()]:
             shown = f"{len(missing)} of {len(weights)} files of weights are missing, such as {missing[0]}"
             raise self._fault(f"{shown}; {COMPLETE}")
-        for file in weights:
-            self._header(file)
+        self.require_whole()
+
+    def require_whole(self) -> None:
+        """Raise ConfigError if one of the files of weights that are there ends early; reads headers alone."""
+        for file in self._weights():
+            if file.is_file():
+                self._header(file)
 
     def require_tokenizer(self) -> None:
         """Raise ConfigError if no file of a tokenizer is there."""

@@ -6,7 +6,7 @@ Owns the NeuronCores of each server: all servers run at once, and a process with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from specdec.inference.cli.models import NGRAM, VLLM, LoadingSettings, TargetModel
@@ -84,6 +84,13 @@ class BackendConfig:
             raise ConfigError(f"device_sampling needs backend {NEURON}, not {self.name}")
         if self.emulation != NOT_EMULATED and NEURON in (self.name, self.draft_name):
             raise ConfigError(f"emulate {self.emulation}: backend {NEURON} has a device")
+        self._target_model().check_engine()
+
+    def _target_model(self) -> TargetModel:
+        """Return the settings of a target with this engine, as far as its engine may refuse them."""
+        given = {name: value for name in ("dtype", "sequence_length") if (value := getattr(self, name)) is not None}
+        loading = LoadingSettings(emulation=replace(self.emulation, draft=NOT_EMULATED.draft), **given)
+        return TargetModel(engine=self.engine, engine_flags=self.engine_flags, loading=loading)
 
     @property
     def compile_flag(self) -> str:

@@ -214,6 +214,7 @@ class TargetModel(OneModel):
             return
         files = CheckpointFiles(self.path)
         files.require_model()
+        files.require_whole()
         files.require_tokenizer()
 
     def check_engine(self) -> None:

@@ -37,7 +37,8 @@ from specdec.inference.vllm.group import end_members, leads_group
 from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import INSTALL, VllmModel, adapters_of, engine_config, refusals
+from specdec.inference.vllm.options import INSTALL, VllmModel, adapters_of, engine_config
+from specdec.inference.vllm.refusals import FIRST_ERROR, cause_of, refusals
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
 
@@ -76,11 +77,12 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
     )
     mailbox = Mailbox(model_id)
     await mailbox.open()
+    os.environ[FIRST_ERROR] = str(mailbox.path.with_name("first_error"))
     group = os.getpgrp() if leads_group() else 0
     config.additional_config = {KEY: asdict(Place(str(mailbox.path), model_id, group=group, lookup=server.lookup))}
     limits = EngineLimits(server.max_waiting, model.gamma, eos, server.pass_timeout_s, noise=model.noise)
     try:
-        async with _llm(config) as llm:
+        async with _llm(config, model.flags) as llm:
             await mailbox.until_linked(config.parallel_config.data_parallel_size)
             grammars = Grammars(GrammarCompiler(tokenizer, words.get_vocab_size()))
             engine = VllmEngine(llm, mailbox, limits, grammars)
@@ -95,10 +97,10 @@ async def vllm_engine(model: VllmModel, server: ServerConfig) -> AsyncGenerator[
 
 
 @asynccontextmanager
-async def _llm(config: Any) -> AsyncGenerator[Any, None]:
+async def _llm(config: Any, flags: Sequence[str]) -> AsyncGenerator[Any, None]:
     """Run vLLM's `AsyncLLM`; its worker processes choose tokens by this project's rule."""
     started = time.monotonic()
-    with refusals():  # a thread, so that signals count during the minute that it takes
+    with refusals(flags):  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config)
     try:
         with refusals():
@@ -135,7 +137,7 @@ async def _warm_up(engine: VllmEngine, num_ranks: int) -> None:
         for token_ids in await asyncio.gather(*(_answer(engine, ()) for _ in range(num_ranks))):
             await _answer(engine, token_ids)
     except SpecDecError as exc:
-        raise ConfigError(f"vLLM {installed()} cannot run this model: {exc}") from exc
+        raise ConfigError(f"vLLM {installed()} cannot run this model: {cause_of(exc)}") from exc
     logger.info("warmed up in %.1f s", time.monotonic() - started)
 
 

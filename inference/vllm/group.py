@@ -16,6 +16,8 @@ from specdec.inference.errors import ConfigError, SpecDecError
 
 END_S = 4.0
 """Seconds that processes of the group get to end, once asked."""
+TRACKER = b"resource_tracker import main"
+"""Part of the command line of Python's tracker of shared memory; a filter in those of vLLM names it too."""
 
 
 def leads_group() -> bool:
@@ -24,13 +26,13 @@ def leads_group() -> bool:
 
 
 def members(group: int) -> list[int]:
-    """Return the other processes of a group that still run, but for those that only remove shared memory at the end."""
+    """Return the other processes of a group that still run, but for Python's trackers of shared memory."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, _, number, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
             is_other = int(number) == group and state not in "ZX" and int(folder.name) != os.getpid()
-            if is_other and b"resource_tracker" not in (folder / "cmdline").read_bytes():
+            if is_other and TRACKER not in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 

@@ -10,20 +10,19 @@ import json
 import logging
 import os
 import re
+import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specdec.inference.config import DEFAULT_GAMMA
 from specdec.inference.errors import ConfigError
 from specdec.inference.request import Noise
-from specdec.inference.text.grammar_source import brief
 from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
+from specdec.inference.vllm.refusals import in_brief, refusals
 from specdec.inference.vllm.translation import KEY, SOCKET
 
 logger = logging.getLogger(__name__)
@@ -146,7 +145,9 @@ def prepare_environment(log_level: str) -> None:
     if hooks is not None and hooks.usable == ["V1"]:
         os.environ[VARIABLE] = "0"
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    os.environ["VLLM_LOGGING_STREAM"] = f"ext://{PACKAGE}.refusals.log"
+    if sys.stderr.isatty():
+        os.environ.setdefault("VLLM_LOGGING_COLOR", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if log_level == "debug" else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Python's tracker of shared memory removes what vLLM leaves, and warns of it at every end.
@@ -164,7 +165,7 @@ def engine_config(model: VllmModel) -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise ConfigError(f"vLLM {installed()}: {_brief(message)}")
+            raise ConfigError(f"vLLM {installed()}: {in_brief(message)}")
 
     adapters, flags = adapters_of(model.flags)
     parsed = AsyncEngineArgs.add_cli_args(Parser(add_help=False)).parse_args(["--model", str(model.path), *flags])
@@ -242,39 +243,6 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.val
 
 def _dotted(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-@contextmanager
-def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
-    """Make one line of vLLM's errors at a start.
-
-    Args:
-        flags: vLLM's own flags; one with a value that the error names is named with it.
-
-    Raises:
-        ConfigError: vLLM has failed.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as exc:
-        cause = _in_one_line(exc)
-        given = (f"{flag} {value}: " for flag, value in pairwise(flags) if flag.startswith("--"))
-        named = next((each for each in given if each.split()[1][:-1] in re.findall(r"[a-z]\w+", cause)), "")
-        raise ConfigError(f"vLLM {installed()} refuses this: {named}{cause}") from exc
-
-
-def _in_one_line(error: BaseException) -> str:
-    """Return what an error of vLLM says; one of pydantic's begins with the field and its value."""
-    faults = error.errors() if isinstance(error, ValueError) and hasattr(error, "errors") else ()
-    for fault in faults:
-        place = ".".join(map(str, fault["loc"]))
-        return _brief(f"{place} {fault['input']!r}: {fault['msg']}" if place else fault["msg"])
-    return _brief(str(error) or type(error).__name__)
-
-
-def _brief(text: str) -> str:
-    text = re.sub(r"\d+ validation errors? for \w+\n", "", text).partition(" [type=")[0].replace("Value error, ", "")
-    return brief(text.replace("See root cause above", "Lines above say why"))
 
 
 def require_kept(config: Any) -> None:

@@ -21,7 +21,9 @@ async def run(settings: VllmCheckSettings) -> int:
     hooks = read_hooks()
     if hooks is None:
         _show("vLLM", "not installed here")
-        _show("do", "pip install specdec-serve into vLLM's own environment, and run this there (docs/vllm.md)")
+        _show(
+            "do", "pip install . in a clone, with the pip of vLLM's own environment, and run this there (docs/vllm.md)"
+        )
         return 1
     _show("vLLM", f"{installed()} in {hooks.place}")
     for runner, missing in hooks.missing.items():

@@ -97,6 +97,10 @@ REFUSED = {
     "--compile never": "compile never needs backend neuron, not auto",
     "--device_sampling": "device_sampling needs backend neuron, not auto",
     "--backend torch --speculation_method eagle": "eagle needs backend neuron, not torch",
+    "--engine vllm": "fused is our own engine's",
+    "--engine vllm --topologies target --emulate target:25ms": "--emulate is not for --engine vllm",
+    "--engine vllm --topologies target --dtype float32": "after --, vLLM has --dtype",
+    "-- --seed 1": "--engine vllm takes flags of vLLM there",
     "--neuron_config {}": "neuron_config needs backend neuron, not auto",
     # Endpoints.
     f"{AT_A} --rtt_ms 0,5": "rtt_ms 5: the network to an endpoint is what it is",

@@ -1,0 +1,27 @@
+"""Group of a server's processes: all of them end, those too that Python has only just spawned."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from specdec.inference.vllm.group import end_members, members
+
+
+def test_a_spawned_process_ends_with_the_group() -> None:
+    """A process counts from its start, with the warning filters that vLLM's processes get on their command line.
+
+    It was once otherwise: the filter names Python's tracker of shared memory, and the process was taken for one. A
+    server that ended during its start left workers behind.
+    """
+    quiet = "-Wignore::UserWarning:multiprocessing.resource_tracker"
+    code = "import time; print(flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, quiet, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert members(process.pid) == [process.pid]
+        end_members(process.pid)
+        assert process.wait() == -signal.SIGTERM

@@ -1,0 +1,42 @@
+"""Starts that fail in vLLM's core or in its worker: one line has the reason, and the flag it names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specdec.inference.config import ServerConfig
+from specdec.inference.errors import ConfigError
+from specdec.inference.vllm.options import VllmModel
+from tests.vllm.conftest import FLAGS, WORKER_PROCESS, Pair
+
+
+async def refused(model: Path, *flags: str) -> str:
+    """Return the line with which a start fails."""
+    from specdec.inference.serving.vllm_target import vllm_engine
+
+    with pytest.raises(ConfigError) as caught:
+        async with vllm_engine(VllmModel(model, (*FLAGS, *flags)), ServerConfig()):
+            pass
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "has_worker", ["0", pytest.param("1", marks=pytest.mark.release)], ids=["core", "worker"]
+)  # a worker imports vLLM once more
+async def test_a_broken_file_is_named(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_worker: str
+) -> None:
+    """A reason within the core or its worker reaches the user.
+
+    It was once otherwise: the line said that the engine core had failed, and that lines above say why.
+    """
+    monkeypatch.setenv(WORKER_PROCESS, has_worker)
+    model = shutil.copytree(pair.target, tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "deserializing header" in await refused(model)
