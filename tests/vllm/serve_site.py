@@ -23,7 +23,7 @@ from tests.support.engine_contract import MODES, PROMPT
 from tests.support.raw_worker import RawWorker, raw_worker
 from tests.vllm.conftest import FLAGS, Pair
 
-START_S = 300.0
+START_S = 900.0
 NUM_TOKENS = 60
 TOKEN = "0123456789abcdef0123456789abcdef"
 LETTERS = list(range(66, 92))

@@ -21,7 +21,7 @@ from tests.support.raw_worker import RawWorker
 from tests.vllm.conftest import Pair
 from tests.vllm.serve_site import Site, sites
 
-pytestmark = [pytest.mark.release, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 PLACE, PLACE_ID = "<image>", NUM_TOKENIZER_IDS
 """Token that stands for a part of an image in a prompt."""

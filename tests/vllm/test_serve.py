@@ -24,7 +24,7 @@ from tests.support.raw_worker import RawWorker, after, end_of, proposing
 from tests.vllm.conftest import MAX_LENGTH, Pair
 from tests.vllm.serve_site import LETTERS, NUM_TOKENS, TOKEN, Site, body_of, sites
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 NUM_LATE = 60
 """Commits that a late worker answers."""
