@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 PLACE, PLACE_ID = "<image>", NUM_TOKENIZER_IDS
 """Token that stands for a part of an image in a prompt."""
-SIDE, PATCH = 28, 14
+SIDE, PATCH, WIDTH = 28, 14, 64
 NUM_PLACES = (SIDE // PATCH) ** 2
 SALT = "a secret"
 WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "seed": 7, "cache_salt": SALT})
@@ -33,23 +33,29 @@ WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "se
 
 def save_seeing(target: Path, draft: Path) -> None:
     """Write a tiny model that reads images, and a draft of the part of it that reads text."""
-    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+    from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     tokenizer = tiny_tokenizer(chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": [PLACE]})
+    tokenizer.add_tokens("\n")  # ends a prompt with an image
     assert tokenizer.convert_tokens_to_ids(PLACE) == PLACE_ID
-    text = tiny_model("llama", seed=1, hidden_size=64, head_dim=32)
+    square = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_seq_length=NUM_PLACES)
+    PaliGemmaProcessor(square, tokenizer).save_pretrained(target)  # adds tokens for places in an image
+    text = tiny_model("gemma", seed=1, vocab_size=len(tokenizer), hidden_size=WIDTH, head_dim=32)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = {"model_type": "clip_vision_model", "image_size": SIDE, "patch_size": PATCH, **sizes}
-    model = LlavaForConditionalGeneration(
-        LlavaConfig(vision_config=vision, text_config=text.config.to_dict(), image_token_id=PLACE_ID)
+    model = PaliGemmaForConditionalGeneration(
+        PaliGemmaConfig(
+            text_config=text.config.to_dict(),
+            vision_config={"image_size": SIDE, "patch_size": PATCH, "vision_use_head": False, **sizes},
+            image_token_index=PLACE_ID,
+            hidden_size=WIDTH,
+            projection_dim=WIDTH,
+            is_mm_prefix_lm=False,  # vLLM's attention on a CPU sees no tokens to the right
+        )
     )
     model.model.language_model.load_state_dict(text.model.state_dict())
-    model.lm_head.load_state_dict(text.lm_head.state_dict())
     model.save_pretrained(target)
-    square = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
-    ways = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    LlavaProcessor(CLIPImageProcessorPil(**square), tokenizer, **ways).save_pretrained(target)
     disturbed(text).save_pretrained(draft)
     tokenizer.save_pretrained(draft)
 
