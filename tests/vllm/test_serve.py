@@ -136,21 +136,21 @@ async def test_a_late_worker_changes_nothing(site: Site, right: dict[str, list[A
 async def _answer_late(worker: RawWorker, tokens: Sequence[int]) -> None:
     """Propose the tokens after each of some commits twice: one or two passes late, and after the request's end."""
 
-    async def propose(commit: pb.AssistCommit, delay_s: float) -> None:
+    async def propose(name: str, end: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        end = commit.commit.position + len(commit.commit.token_ids)
         async with worker.writes:
-            await worker.call.write(proposing(commit.session_id, after(end, *tokens[end - len(PROMPT) :][:4])))
+            await worker.call.write(proposing(name, after(end, *tokens[end - len(PROMPT) :][:4])))
 
     async with asyncio.TaskGroup() as proposals:
         num_commits = 0
         while num_commits < NUM_LATE:
             message = await worker.call.read()
             assert message != grpc.aio.EOF
-            if message.HasField("commit"):
+            end = message.commit.commit.position + len(message.commit.commit.token_ids)
+            if message.HasField("commit") and end < len(PROMPT) + len(tokens):
                 num_commits += 1
                 for delay_s in (0.05, 2.0):
-                    proposals.create_task(propose(message.commit, delay_s))
+                    proposals.create_task(propose(message.commit.session_id, end, delay_s))
 
 
 async def test_drafts_of_a_pool_help_and_change_nothing(site: Site, right: dict[str, list[Any]]) -> None:
