@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.inference.config import ROOT
 from tests.support.models import NUM_TOKENIZER_IDS, disturbed, tiny_model, tiny_tokenizer
 from tests.support.raw_worker import RawWorker
 from tests.vllm.conftest import Pair
@@ -98,11 +99,14 @@ async def record(worker: RawWorker, messages: list[pb.AssistResponse]) -> None:
             messages.append(message)
 
 
-async def test_answers_about_images_are_those_of_vllm_without_our_file(pair: Pair, tmp_path: Path) -> None:
+async def test_answers_about_images_are_those_of_vllm_without_our_file(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Greedy answers about images are stock vLLM's, and no draft worker changes any answer.
 
     A worker gets an image's places in the prompt as token ids, and neither the image nor a salt.
     """
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support" / "no_torchvision"))
     seeing = replace(pair, target=tmp_path / "target", draft=tmp_path / "draft")
     save_seeing(seeing.target, seeing.draft)
     stock, ours = Site(tmp_path, seeing, config=None), Site(tmp_path, seeing)
