@@ -37,7 +37,7 @@ from specdec.inference.vllm.group import end_members, leads_group
 from specdec.inference.vllm.hooks import installed
 from specdec.inference.vllm.link import Place
 from specdec.inference.vllm.mailbox import Mailbox
-from specdec.inference.vllm.options import INSTALL, VllmModel, adapters_of, engine_config
+from specdec.inference.vllm.options import VllmModel, adapters_of, engine_config
 from specdec.inference.vllm.refusals import FIRST_ERROR, cause_of, refusals
 from specdec.inference.vllm.translation import KEY
 from specdec.inference.workers.completing.remote import TARGET
@@ -102,10 +102,9 @@ async def _llm(config: Any, flags: Sequence[str]) -> AsyncGenerator[Any, None]:
     started = time.monotonic()
     with refusals(flags):  # a thread, so that signals count during the minute that it takes
         llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config)
+    runner = "V2" if config.use_v2_model_runner else "V1"
+    logger.info("vLLM %s is up with its runner %s after %.1f s", installed(), runner, time.monotonic() - started)
     try:
-        with refusals():
-            await llm.collective_rpc(INSTALL)
-        logger.info("vLLM %s is up after %.1f s", installed(), time.monotonic() - started)
         yield llm
     finally:
         if not llm.errored:  # else it would wait for processes that are gone

@@ -33,9 +33,7 @@ from specdec.inference.vllm.session import Sessions, VllmSession
 from specdec.inference.vllm.translation import REASONS, extra_args, scores
 
 HOOKS = {
-    "vllm.v1.engine.async_llm:AsyncLLM": (
-        "from_vllm_config collective_rpc generate errored shutdown vllm_config model_config"
-    ),
+    "vllm.v1.engine.async_llm:AsyncLLM": ("from_vllm_config generate errored shutdown vllm_config model_config"),
     "vllm.outputs:RequestOutput": "outputs prompt_logprobs num_cached_tokens",
     "vllm.outputs:CompletionOutput": "token_ids logprobs finish_reason",
 }
@@ -158,7 +156,7 @@ class VllmEngine(Sessions):
 
     def close(self, session: VllmSession) -> None:
         """Forget the session; a second call has no effect."""
-        self._sessions.pop(session.id, None)
+        super().close(session)
         if not self._sessions:
             self._idle.set()
 
@@ -184,12 +182,6 @@ class VllmEngine(Sessions):
         for row in passed.rows:
             if (session := self._sessions.get(row.name)) is not None:
                 session.report(row, passed.us)
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yield one Opened, then commits until one has a finish_reason; closing the iterator ends the request."""
-        async with aclosing(self.answer(self.open(request, grammar=await self.compiled(request)))) as events:
-            async for event in events:
-                yield event
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the session's Opened event, then its commits; closing the generator closes the session."""

@@ -109,13 +109,7 @@ class LendingEngine(Sessions):
             task.cancel()
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
-        """Return None: vLLM keeps to grammars by itself.
-
-        Raises:
-            NotFoundError: the request is a client's.
-        """
-        if not isinstance(request, CoreRequest):
-            raise NotFoundError(ANSWERS_ELSEWHERE)
+        """Return None: vLLM keeps to grammars by itself."""
         return None
 
     def open(self, request: GenerationRequest, *, grammar: Matcher | None = None) -> VllmSession:
@@ -128,10 +122,6 @@ class LendingEngine(Sessions):
         if session is None:
             raise NotFoundError(ANSWERS_ELSEWHERE)
         return session
-
-    def close(self, session: VllmSession) -> None:
-        """Forget the session; a second call has no effect."""
-        self._sessions.pop(session.id, None)
 
     def receive(self, core: int, frame: FromCore | None) -> None:
         """Take a frame of a core; None ends its requests here.
@@ -187,12 +177,6 @@ class LendingEngine(Sessions):
         async with aclosing(pool.generate(session.request)) as events:
             async for event in events:
                 counted.take(event)
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yield one Opened, then the commits of a request that a core of vLLM has sent; a client's is refused."""
-        async with aclosing(self.answer(self.open(request))) as events:
-            async for event in events:
-                yield event
 
     async def answer(self, session: VllmSession) -> AsyncGenerator[TokenEvent, None]:
         """Yield the request's passes until it leaves its core."""

@@ -7,7 +7,6 @@ sources, as text. The dotted names of our classes that vLLM's processes import s
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import sys
@@ -25,21 +24,15 @@ from specdec.inference.vllm.hooks import VARIABLE, installed, read_hooks
 from specdec.inference.vllm.refusals import in_brief, refusals
 from specdec.inference.vllm.translation import KEY, SOCKET
 
-logger = logging.getLogger(__name__)
-
-
 HOOKS = {
     "vllm.engine.arg_utils:AsyncEngineArgs": (
         "add_cli_args from_cli_args create_engine_config skip_tokenizer_init async_scheduling "
-        "scheduler_cls speculative_config generation_config"
+        "scheduler_cls worker_cls speculative_config generation_config"
     ),
     "vllm.config.vllm:VllmConfig": "use_v2_model_runner additional_config model_config parallel_config",
     "vllm.config.model:ModelConfig": "logits_processors logprobs_mode is_hybrid is_attention_free",
-    "vllm.config.parallel:ParallelConfig": "worker_extension_cls",
 }
 """Fields of vLLM's configuration that are set or read."""
-INSTALL = "install_choice"
-"""Method of each runner's `Extension`, which the front calls once vLLM is up."""
 OURS: Mapping[str, str] = {
     "--model": "--model before the `--` names the model",
     "--tokenizer": "the model's own tokenizer is read",
@@ -48,8 +41,8 @@ OURS: Mapping[str, str] = {
     "--speculative-config": "draft workers of ours propose; another method cannot stand beside them",
     "--spec-method": "draft workers of ours propose; another method cannot stand beside them",
     "--scheduler-cls": "the scheduler is ours",
-    "--worker-cls": "vLLM's own worker is extended",
-    "--worker-extension-cls": "the extension is ours",
+    "--worker-cls": "the worker is ours",
+    "--worker-extension-cls": "the worker is ours",
     "--logits-processors": "the choice of tokens is ours: bias, penalties and grammars are fields of a request",
     "--async-scheduling": "draft tokens that have arrived are given to the next pass: leave it out",
     "--additional-config": "it carries our own settings",
@@ -62,6 +55,8 @@ OURS: Mapping[str, str] = {
 ADAPTERS = "--lora-modules"
 """Flag of vLLM's own server, not of its engine."""
 PACKAGE = __name__.rpartition(".")[0]
+WORKER = f"{PACKAGE}.worker.Worker"
+"""Class of vLLM's workers, which extends that of the platform."""
 _FLAG = re.compile(r'"(--[a-z][a-z0-9-]+)"')
 
 
@@ -178,7 +173,6 @@ def engine_config(model: VllmModel) -> Any:
     with refusals(flags):
         config = args.create_engine_config()
     require_kept(config)
-    config.parallel_config.worker_extension_cls = _dotted(take_runner(config))
     return config
 
 
@@ -190,24 +184,6 @@ def require_usable(config: Any) -> None:
         raise ConfigError(f"vLLM {installed()} lacks names of its runner {runner} that specdec needs: {way}")
 
 
-def take_runner(config: Any) -> type:
-    """Install our choice of tokens in the runner that vLLM has chosen; return our extension of that runner.
-
-    The extension's method `INSTALL` does the rest in each worker, once the model is loaded.
-    """
-    name = "V2" if config.use_v2_model_runner else "V1"
-    logger.info("vLLM %s with its runner %s", installed(), name)
-    if name == "V1":
-        from specdec.inference.vllm.runner_v1 import Extension
-
-        return Extension
-    from specdec.inference.vllm import runner_v2
-
-    processor = runner_v2.WinningProcessor
-    config.model_config.logits_processors = [f"{processor.__module__}:{processor.__qualname__}"]
-    return runner_v2.Extension
-
-
 def parts(gamma: int) -> dict[str, Any]:
     """Return the fields of vLLM's configuration that put our classes into its engine, by their dotted names.
 
@@ -217,12 +193,9 @@ def parts(gamma: int) -> dict[str, Any]:
     return {
         "async_scheduling": False,
         "scheduler_cls": f"{PACKAGE}.scheduler.DraftScheduler",
-        "speculative_config": {
-            "method": "ngram",
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 3,
-            "num_speculative_tokens": max(1, gamma),  # without any, a runner has no verifier
-        },
+        "worker_cls": WORKER,
+        # Without a method a runner verifies nothing. Both runners know this one, whose lookup we switch off.
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": max(1, gamma)},
     }
 
 
@@ -234,15 +207,7 @@ def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.val
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
     """
     place = {"owned": False, "noise": noise} | ({} if mailbox is None else {"path": str(mailbox.absolute() / SOCKET)})
-    return {
-        **parts(gamma),
-        "worker_cls": f"{PACKAGE}.worker.Worker",
-        "additional_config": {KEY: place},
-    }
-
-
-def _dotted(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return {**parts(gamma), "additional_config": {KEY: place}}
 
 
 def require_kept(config: Any) -> None:

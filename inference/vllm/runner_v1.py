@@ -145,19 +145,13 @@ def spare_others() -> None:
         setattr(punica_cpu, name, spared)
 
 
-class Extension:
-    """Extension of vLLM's worker class (`worker_extension_cls`), called by the front once the model is loaded."""
-
-    model_runner: Any
-
-    def install_choice(self) -> None:
-        """Replace the runner's sampler and verifier by ours."""
-        runner = self.model_runner
-        if runner.device.type == "cpu" and runner.lora_config is not None:
-            spare_others()
-        choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
-        runner.sampler = sampler = WinningSampler(runner, choice)
-        runner.propose_draft_token_ids = lambda *arguments: []  # the scheduler does, in the core
-        runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)
-        if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
-            runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)
+def install_choice(runner: Any) -> None:
+    """Replace the sampler and the verifier of a runner, which has loaded its model, by ours."""
+    if runner.device.type == "cpu" and runner.lora_config is not None:
+        spare_others()
+    choice = Choice(Path(runner.model_config.model), runner.model_config.get_vocab_size())
+    runner.sampler = sampler = WinningSampler(runner, choice)
+    runner.propose_draft_token_ids = lambda *arguments: []  # the scheduler does, in the core
+    runner._get_nans_in_logits = lambda logits: dict.fromkeys(sampler.broken, 1)
+    if hasattr(runner, "rejection_sampler"):  # the last rank of a pipeline has one
+        runner.rejection_sampler = WinningVerifier(runner.sampler, runner.speculative_config, runner.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from specdec.inference.vllm.choice import Choice, Span, crown
 from specdec.inference.vllm.translation import Asked
 
 HOOKS = {
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": "update_requests req_states",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": "update_requests req_states speculator",
     "vllm.v1.worker.gpu.states:RequestState": "req_id_to_index draft_tokens",
     "vllm.v1.worker.gpu.sample.logits_processor:LogitsContext": "expanded_idx_mapping pos input_ids",
     "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcRequestState": "all_token_ids prefill_len",
     "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": "propose",
 }
-"""Attributes that are read, and the method that is wrapped; the logits processor's two classes are public."""
+"""Attributes that are read, and the methods that are wrapped; the logits processor's two classes are public."""
 
 
 @dataclass(slots=True)
@@ -83,25 +84,25 @@ class WinningProcessor(LogitsProcessor):
             self._requests[slot].token_ids.extend(itertools.islice(token_ids, len(part)))
 
 
-class Extension:
-    """Extension of vLLM's worker class (`worker_extension_cls`), called by the front once the model is loaded."""
+def install_choice(runner: Any) -> None:
+    """Let the scheduler's draft tokens reach the device before each pass, on every rank of a pipeline.
 
-    model_runner: Any
+    The runner has loaded its model; our choice is in it already, as its logits processor. vLLM's lookup, without which
+    it has no room for draft tokens, looks nothing up.
+    """
+    update = runner.update_requests
 
-    def install_choice(self) -> None:
-        """Let the scheduler's draft tokens reach the device before each pass, on every rank of a pipeline."""
-        runner = self.model_runner
-        update = runner.update_requests
+    def update_requests(scheduler_output: Any) -> None:
+        update(scheduler_output)
+        write_drafts(runner.req_states, scheduler_output.scheduled_spec_decode_tokens)
 
-        def update_requests(scheduler_output: Any) -> None:
-            update(scheduler_output)
-            write_drafts(runner.req_states, scheduler_output.scheduled_spec_decode_tokens)
-
-        runner.update_requests = update_requests
+    runner.update_requests = update_requests
+    if runner.speculator is not None:  # the last rank of a pipeline has one
+        runner.speculator.propose = partial(runner.speculator.propose, dummy_run=True)
 
 
 def write_drafts(states: Any, drafts: Mapping[str, Sequence[int]]) -> None:
-    """Write draft tokens, by vLLM's id of their request; a -1 stays: it stands for a draft token of vLLM's own."""
+    """Write draft tokens, by vLLM's id of their request; a -1 is vLLM's padding, and stays."""
     cells = [
         (states.req_id_to_index[name], place, token_id)
         for name, token_ids in drafts.items()

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from specdec.inference.caller import request_id
-from specdec.inference.commit import NO_OWN_DRAFTS, Commit, FinishReason, OwnDrafts, Timings, TokenLogprobs
+from specdec.inference.commit import (
+    NO_OWN_DRAFTS,
+    Commit,
+    FinishReason,
+    OwnDrafts,
+    Timings,
+    TokenEvent,
+    TokenLogprobs,
+)
+from specdec.inference.engine.contract import VerificationEngine
 from specdec.inference.engine.target import check_token_ids
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Matcher
@@ -131,6 +141,19 @@ class Sessions:
     def pass_us(self) -> int:
         """Return the recent time of a pass over one session without draft tokens, in microseconds; 0 while unknown."""
         return round(self._times.of(1).seconds(0) * 1e6)
+
+    async def generate(
+        self: VerificationEngine[VllmSession], request: GenerationRequest
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Decode a request without a draft worker; see `TokenSource`."""
+        session = self.open(request, grammar=await self.compiled(request))
+        async with aclosing(self.answer(session)) as events:
+            async for event in events:
+                yield event
+
+    def close(self, session: VllmSession) -> None:
+        """Forget the session; a second call has no effect."""
+        self._sessions.pop(session.id, None)
 
     def _timed(self, passed: Passed) -> int:
         """Record the time of a pass; return the number of its draft tokens."""

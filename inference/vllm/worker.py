@@ -1,13 +1,14 @@
-"""vLLM's worker on this platform, which installs our choice of tokens itself, without a front of ours."""
+"""vLLM's worker on this platform, with our choice of tokens in its runner."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from specdec.inference.vllm.options import INSTALL, require_usable, take_runner
+from specdec.inference.vllm.options import require_usable
 
 
 def _of_platform() -> Any:
@@ -25,10 +26,23 @@ class Worker(_of_platform()):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, *arguments: Any, **options: Any) -> None:
         require_usable(vllm_config)
-        self._extension = take_runner(vllm_config)
+        self._ours = _runner_of(vllm_config)
         super().__init__(vllm_config, *arguments, **options)
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model, and put our choice into its runner."""
         super().load_model(*arguments, **options)
-        getattr(self._extension, INSTALL)(self)
+        self._ours.install_choice(self.model_runner)
+
+
+def _runner_of(config: Any) -> ModuleType:
+    """Return our module for the runner that vLLM has chosen; V2 takes our choice from the configuration."""
+    if not config.use_v2_model_runner:
+        from specdec.inference.vllm import runner_v1
+
+        return runner_v1
+    from specdec.inference.vllm import runner_v2
+
+    processor = runner_v2.WinningProcessor
+    config.model_config.logits_processors = [f"{processor.__module__}:{processor.__qualname__}"]
+    return runner_v2

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port
 from specdec.inference.vllm.hooks import VARIABLE
 from tests.support.engine_contract import MODES, PROMPT
+from tests.support.raw_worker import RawWorker, raw_worker
 from tests.vllm.conftest import FLAGS, Pair
 
-START_S = 300.0
+START_S = 900.0
 NUM_TOKENS = 60
 TOKEN = "0123456789abcdef0123456789abcdef"
 LETTERS = list(range(66, 92))
@@ -127,12 +128,25 @@ class Site:
         where = ("--model", str(self.pair.draft), "--attach", f"127.0.0.1:{self.pool_port}", "--threads", "1")
         self.drafts.append(await self.role("draft", *where, *security))
 
+    def raw_worker(self) -> AbstractAsyncContextManager[RawWorker]:
+        """Attach a worker made of messages to the pool."""
+        ca, token = (self.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
+        return raw_worker(f"127.0.0.1:{self.pool_port}", token, ca=ca, is_private=False)
+
     async def ask(self, fields: Mapping[str, Any], model: str = "target") -> list[Any]:
         """Return the tokens and texts of all answers to a request."""
-        extra = {"return_token_ids": True, "ignore_eos": True, **fields}
-        asked: dict[str, Any] = {"model": model, "prompt": list(PROMPT), "max_tokens": NUM_TOKENS}
-        answer = await self.client().completions.create(**asked, extra_body=extra)
+        answer = await self._create(fields, model)
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in answer.choices]
+
+    async def stream(self, fields: Mapping[str, Any]) -> AsyncGenerator[list[int], None]:
+        """Yield the tokens of each event of an answer."""
+        async for event in await self._create(fields, "target", stream=True):
+            yield event.choices[0].token_ids or []
+
+    async def _create(self, fields: Mapping[str, Any], model: str, *, stream: bool = False) -> Any:
+        extra = {"return_token_ids": True, "ignore_eos": True, **fields}
+        asked: dict[str, Any] = {"model": model, "prompt": list(PROMPT), "max_tokens": NUM_TOKENS, "stream": stream}
+        return await self.client().completions.create(**asked, extra_body=extra)
 
     async def answers(self, disturb: Callable[[], Any] | None = None) -> dict[str, list[Any]]:
         """Return the answers to requests of all kinds, four at a time; call `disturb` after the first one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,12 +19,15 @@ import pytest_asyncio
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.serving.assembly import running
-from tests.support.engine_contract import MODES, completed, onnx_engine, wanted
-from tests.support.raw_worker import RawWorker, after, end_of, proposing, raw_worker
+from tests.support.engine_contract import MODES, PROMPT, completed, onnx_engine, wanted
+from tests.support.raw_worker import RawWorker, after, end_of, proposing
 from tests.vllm.conftest import MAX_LENGTH, Pair
 from tests.vllm.serve_site import LETTERS, NUM_TOKENS, TOKEN, Site, body_of, sites
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
+
+NUM_LATE = 60
+"""Commits that a late worker answers."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,8 +98,7 @@ async def test_a_lying_worker_is_detached_and_changes_nothing(site: Site, right:
 
     It never sees the salts of requests, which keep cached prefixes apart.
     """
-    ca, token = (site.folder / "tls" / "ca.pem").read_bytes(), ("authorization", f"Bearer {TOKEN}")
-    async with raw_worker(f"127.0.0.1:{site.pool_port}", token, ca=ca, is_private=False) as worker:
+    async with site.raw_worker() as worker:
         lying = asyncio.create_task(_lie(worker))
         while not lying.done():
             assert await site.ask({**body_of("noise"), "cache_salt": "a secret"}) == right["noise"]
@@ -113,6 +115,42 @@ async def _lie(worker: RawWorker) -> bytes:
             if message.WhichOneof("message") == "open":
                 await worker.call.write(proposing(message.open.session_id, after(1, 2**31)))
     return sent
+
+
+async def test_a_late_worker_changes_nothing(site: Site, right: dict[str, list[Any]]) -> None:
+    """A worker that attaches in the middle of an answer, and proposes what was right before, changes no answer."""
+    ((tokens, *_),) = right["noise"]
+    answer = site.stream(body_of("noise"))
+    got = await anext(answer)
+    async with site.raw_worker() as worker:
+        late = asyncio.create_task(_answer_late(worker, tokens))
+        async for part in answer:
+            got += part
+        assert got == tokens
+        while not late.done():
+            assert await site.ask(body_of("noise")) == right["noise"]
+        await late
+        assert not worker.call.done()
+
+
+async def _answer_late(worker: RawWorker, tokens: Sequence[int]) -> None:
+    """Propose the tokens after each of some commits twice: one or two passes late, and after the request's end."""
+
+    async def propose(name: str, end: int, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        async with worker.writes:
+            await worker.call.write(proposing(name, after(end, *tokens[end - len(PROMPT) :][:4])))
+
+    async with asyncio.TaskGroup() as proposals:
+        num_commits = 0
+        while num_commits < NUM_LATE:
+            message = await worker.call.read()
+            assert message != grpc.aio.EOF
+            end = message.commit.commit.position + len(message.commit.commit.token_ids)
+            if message.HasField("commit") and end < len(PROMPT) + len(tokens):
+                num_commits += 1
+                for delay_s in (0.05, 2.0):
+                    proposals.create_task(propose(message.commit.session_id, end, delay_s))
 
 
 async def test_drafts_of_a_pool_help_and_change_nothing(site: Site, right: dict[str, list[Any]]) -> None:

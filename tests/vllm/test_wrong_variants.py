@@ -14,11 +14,11 @@ from specdec.inference.config import ServerConfig
 from specdec.inference.model.decoder import Turn
 from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.assembly import running
-from specdec.inference.vllm import engine, runner_v1
+from specdec.inference.vllm import engine, options
 from specdec.inference.vllm.choice import Choice, Span, Winners
 from specdec.inference.vllm.options import VllmModel
-from specdec.inference.vllm.runner_v1 import Extension
 from specdec.inference.vllm.translation import KEY, extra_args
+from specdec.inference.vllm.worker import Worker
 from tests.support.engine_contract import Drafting, completed, onnx_engine, wanted
 from tests.vllm.conftest import FLAGS, MAX_LENGTH, Pair
 
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.release
 PENALTIES = "penalties of the output"
 
 
-class NoiseOneOff(Extension):
-    """Wrong extension: the noise of a position is that of the position before."""
+class NoiseOneOff(Worker):
+    """Wrong worker: the noise of a position is that of the position before."""
 
-    def install_choice(self) -> None:
+    def load_model(self, *arguments: Any, **options: Any) -> None:
         turn_of = Choice._turn
 
         def shifted(choice: Choice, span: Span) -> Turn | None:
@@ -38,13 +38,13 @@ class NoiseOneOff(Extension):
             return None if turn is None else replace(turn, token_ids=turn.token_ids[:-1])
 
         Choice._turn = shifted  # type: ignore[method-assign, assignment]
-        super().install_choice()
+        super().load_model(*arguments, **options)
 
 
-class Believing(Extension):
-    """Wrong extension: draft tokens are accepted without verification."""
+class Believing(Worker):
+    """Wrong worker: draft tokens are accepted without verification."""
 
-    def install_choice(self) -> None:
+    def load_model(self, *arguments: Any, **options: Any) -> None:
         winners_of = Choice.winners
 
         def believing(choice: Choice, spans: Sequence[Span], rows_of: Any) -> list[Winners]:
@@ -52,7 +52,7 @@ class Believing(Extension):
             return [replace(each, token_ids=[*spans[each.place].proposal, each.token_ids[-1]]) for each in won]
 
         Choice.winners = believing  # type: ignore[method-assign, assignment]
-        super().install_choice()
+        super().load_model(*arguments, **options)
 
 
 def restarted(request: GenerationRequest, *others: Any) -> dict[str, Any]:
@@ -77,8 +77,8 @@ async def differing(engine: Any, right: Mapping[str, list[int]]) -> set[str]:
 @pytest.mark.parametrize(
     ("module", "name", "variant", "noticed"),
     [
-        (runner_v1, "Extension", NoiseOneOff, {"noise"}),
-        (runner_v1, "Extension", Believing, {"drafted"}),
+        (options, "WORKER", f"{__name__}.NoiseOneOff", {"noise"}),
+        (options, "WORKER", f"{__name__}.Believing", {"drafted"}),
         (engine, "extra_args", restarted, {"resumed"}),
     ],
     ids=["noise one position off", "drafts unverified", "penalties from the resumed start"],

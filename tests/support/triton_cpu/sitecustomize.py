@@ -14,14 +14,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     driver = types.SimpleNamespace(is_active=lambda: True)
     backends.setdefault("cpu", types.SimpleNamespace(driver=driver, compiler=None))
-    masked_load = interpreter.InterpreterBuilder.create_masked_load
-
-    def create_masked_load(builder: Any, pointers: Any, mask: Any, *others: Any) -> Any:
-        """Load with a boolean mask: Triton 3.9 makes integers of the masks in vLLM's look-up, and then refuses them."""
-        mask.data = mask.data.astype(bool)
-        return masked_load(builder, pointers, mask, *others)
-
-    interpreter.InterpreterBuilder.create_masked_load = create_masked_load
     patch_lang_core = interpreter._patch_lang_core
 
     def counting_in_tensors(lang: Any, scope: Any) -> None:
