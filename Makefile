@@ -8,6 +8,7 @@ RUNTIME := $(VENV)/.runtime
 OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
+NXDI := build/nxdi
 VLLM := build/vllm$(VLLM_VERSION:%=-%)
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
@@ -41,6 +42,9 @@ NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
 PIP = -m pip install --disable-pip-version-check --progress-bar on --no-compile
 INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
     && $(BIN)/python $(PIP) --requirement
+# Makes an environment that sees the packages of ours, after its own.
+PURELIB = python -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+BESIDE = $(NEW_VENV) $(@D) && $(BIN)/$(PURELIB) > $$($(@D)/bin/$(PURELIB))/ours.pth
 COMPILE = $(BIN)/python -c "import transformers.generation.utils"
 
 $(STAMP): requirements.txt requirements/dev.txt
@@ -85,9 +89,7 @@ test-oldest: $(OLDEST)/.installed
 	    tests/unit/observe tests/integration/test_library.py
 
 $(OLDEST)/.installed: pyproject.toml $(STAMP)
-	@$(NEW_VENV) $(OLDEST)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(OLDEST)/newest.pth
-	mv $(OLDEST)/newest.pth $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	@$(BESIDE)
 	$(BIN)/python -m scripts.requirements --oldest > $(OLDEST)/requirements.txt
 	$(OLDEST)/bin/python $(PIP) --no-deps --requirement $(OLDEST)/requirements.txt
 	touch $@
@@ -160,16 +162,24 @@ $(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 	touch $@
 
 # Tests of Neuron on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
-# neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache. ARGS="-m long" runs
-# the rest.
-test-nxdi: install
-	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES) $(ARGS)
+# neuronx-distributed-inference and neuronx-distributed. ARGS="-m long" runs the rest.
+test-nxdi:
+	@test -d "$(NXDI_SOURCES)/neuronx-distributed-inference/src" && test -d "$(NXDI_SOURCES)/neuronx-distributed/src" \
+	    || { echo "$@ NXDI_SOURCES=DIR: DIR has clones of neuronx-distributed-inference and neuronx-distributed"; exit 2; }
+	@$(MAKE) $(NXDI)/.installed
+	NXDI_SOURCES=$(abspath $(NXDI_SOURCES)) OMP_NUM_THREADS=1 $(NXDI)/bin/python -m pytest --nxdi real -m "not long" \
+	    --numprocesses 2 --dist loadscope $(ARGS) tests/unit/backends/neuron tests/nxdi_real \
+	    tests/integration/test_neuron_servers.py tests/integration/test_device_report.py
+
+# An environment of its own, which sees the packages of ours, and has the Transformers of NxDI before them.
+$(NXDI)/.installed: requirements/nxdi.txt $(STAMP)
+	@$(BESIDE)
+	$(NXDI)/bin/python $(PIP) --requirement requirements/nxdi.txt
+	touch $@
 
 # An environment of its own again, which sees the packages of ours, and adds Ray.
 $(RAY)/.installed: requirements/ray.txt
-	@$(NEW_VENV) $(RAY)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
-	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	@$(BESIDE)
 	$(RAY)/bin/python $(PIP) --requirement requirements/ray.txt
 	touch $@
 
