@@ -138,7 +138,10 @@ HELD = 4
 
 
 class BackendContract:
-    """Tests of a backend; a subclass adds a fixture `family` and the two methods that raise here."""
+    """Tests of a backend; a subclass adds a fixture `family` and the two methods that raise here.
+
+    The fixture has the scope of the class: pytest then runs both tests of a family in turn, over one model.
+    """
 
     tolerance = 1e-4
     max_examples = 8

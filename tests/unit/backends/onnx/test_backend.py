@@ -88,7 +88,7 @@ def backend(checkpoint: Path) -> OnnxBackend:
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=CONTRACTS["onnx", "float32"])
+    @pytest.fixture(scope="class", params=CONTRACTS["onnx", "float32"])
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 

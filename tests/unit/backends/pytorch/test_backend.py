@@ -42,7 +42,7 @@ def backend() -> TorchBackend:
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=CONTRACTS["torch", "float32"])
+    @pytest.fixture(scope="class", params=CONTRACTS["torch", "float32"])
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 

@@ -49,7 +49,7 @@ def backend_of(family: str) -> TorchBackend:
 
 
 class TestContract(BackendContract):
-    @pytest.fixture(params=["llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows"])
+    @pytest.fixture(scope="class", params=["llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows"])
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
