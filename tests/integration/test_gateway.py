@@ -284,6 +284,7 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
             assert (unknown.status_code, "288" in unknown.json()["error"]["message"]) == (400, True)
 
 
+@pytest.mark.long
 async def test_langchain(ports: dict[str, int]) -> None:
     """LangChain's client is served: whole, streamed, in a batch, with a stop string, and with a full context."""
     from langchain_core.exceptions import ContextOverflowError
