@@ -42,9 +42,9 @@ NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
 PIP = -m pip install --disable-pip-version-check --progress-bar on --no-compile
 INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
     && $(BIN)/python $(PIP) --requirement
-# Makes an environment that sees the packages of ours, after its own.
+# Makes an environment that sees the packages of ours after its own, pip among them.
 PURELIB = python -c "import sysconfig; print(sysconfig.get_path('purelib'))"
-BESIDE = $(NEW_VENV) $(@D) && $(BIN)/$(PURELIB) > $$($(@D)/bin/$(PURELIB))/ours.pth
+BESIDE = $(NEW_VENV) --without-pip $(@D) && $(BIN)/$(PURELIB) > $$($(@D)/bin/$(PURELIB))/ours.pth
 COMPILE = $(BIN)/python -c "import transformers.generation.utils"
 
 $(STAMP): requirements.txt requirements/dev.txt
