@@ -107,9 +107,10 @@ $(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.
 	touch $@
 
 # Tests from end to end, most of them half a minute or more: studies, comparisons, reports, the demo, models of a hub, packages of
-# clients.
+# clients. Only files that name the mark are read: reading all of them takes each process fifteen seconds of CPU.
+LONG = $(sort $(shell grep -rl "mark\.long" --include="test_*.py" tests))
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder $(LONG)
 
 # Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, tuning on Neuron's double.
 test-release: install
