@@ -138,9 +138,9 @@ HELD = 4
 
 
 class BackendContract:
-    """Tests of a backend; a subclass adds a fixture `family` and the two methods that raise here.
+    """Tests of a backend; a subclass adds the two methods that raise here, and needs a fixture `family`.
 
-    The fixture has the scope of the class: pytest then runs both tests of a family in turn, over one model.
+    A fixture with the scope of the module makes pytest run both tests of a family in turn, over one model.
     """
 
     tolerance = 1e-4

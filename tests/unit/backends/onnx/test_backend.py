@@ -87,11 +87,12 @@ def backend(checkpoint: Path) -> OnnxBackend:
     return load(checkpoint)
 
 
-class TestContract(BackendContract):
-    @pytest.fixture(scope="class", params=CONTRACTS["onnx", "float32"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+@pytest.fixture(scope="module", params=CONTRACTS["onnx", "float32"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
+
+class TestContract(BackendContract):
     def backend_of(self, family: str) -> Backend:
         return backend_of(family)
 

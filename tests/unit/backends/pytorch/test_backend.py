@@ -41,11 +41,12 @@ def backend() -> TorchBackend:
     return TorchBackend(tiny_model("llama"), num_slots=NUM_SLOTS, max_length=MAX_LENGTH)
 
 
-class TestContract(BackendContract):
-    @pytest.fixture(scope="class", params=CONTRACTS["torch", "float32"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+@pytest.fixture(scope="module", params=CONTRACTS["torch", "float32"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
+
+class TestContract(BackendContract):
     def backend_of(self, family: str) -> Backend:
         return backend_of(family)
 

@@ -69,14 +69,14 @@ class OverTheStandIn(BackendContract):
 
 
 class TestQuickFamilies(OverTheStandIn):
-    @pytest.fixture(scope="class", params=QUICK)
+    @pytest.fixture(params=QUICK)
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
 
 @pytest.mark.release
 class TestOtherFamilies(OverTheStandIn):
-    @pytest.fixture(scope="class", params=REST)
+    @pytest.fixture(params=REST)
     def family(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 

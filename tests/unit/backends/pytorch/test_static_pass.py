@@ -48,11 +48,12 @@ def backend_of(family: str) -> TorchBackend:
     return static_backend(Uncompiled(), family)
 
 
-class TestContract(BackendContract):
-    @pytest.fixture(scope="class", params=["llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows"])
-    def family(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+@pytest.fixture(scope="module", params=["llama", "gpt2", "gemma2", "gpt_oss", "mistral, windows"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
+
+class TestContract(BackendContract):
     def backend_of(self, family: str) -> Backend:
         return backend_of(family)
 
