@@ -8,6 +8,7 @@ RUNTIME := $(VENV)/.runtime
 OLDEST := build/oldest
 TOOLS := build/tools
 RAY := build/ray
+NXDI := build/nxdi
 VLLM := build/vllm$(VLLM_VERSION:%=-%)
 OTHER := build/$(notdir $(PYTHON))$(if $(TORCH),-torch)
 WITHOUT_TORCH := $(addprefix tests/unit/,engine gateway grpc_comm observe sampling scheduling serving speculation text workers)
@@ -41,6 +42,9 @@ NEW_VENV = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) -m venv
 PIP = -m pip install --disable-pip-version-check --progress-bar on --no-compile
 INSTALL = $(NEW_VENV) $(VENV) && echo "Installing into $(VENV): a few minutes, most of them for torch ..." \
     && $(BIN)/python $(PIP) --requirement
+# Makes an environment that sees the packages of ours after its own, pip among them.
+PURELIB = python -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+BESIDE = $(NEW_VENV) --without-pip $(@D) && $(BIN)/$(PURELIB) > $$($(@D)/bin/$(PURELIB))/ours.pth
 COMPILE = $(BIN)/python -c "import transformers.generation.utils"
 
 $(STAMP): requirements.txt requirements/dev.txt
@@ -56,11 +60,10 @@ demo: $(RUNTIME)
 	$(BIN)/python -m specdec demo
 
 # Lint, types and every test; ARGS="tests/unit/text -k json" runs what pytest chooses by that, and no more. Three processes on
-# two cores, since servers and streams make tests wait (PROCESSES=2: CI has another goal beside it); one thread each, or threads
-# would fight. In the order of the folders, since the long ones stand first: at the end, one process would have all that is left
-# of a file.
+# two cores, since servers and streams make tests wait; one thread each, or threads would fight. In the order of the folders,
+# since the long ones stand first: at the end, one process would have all that is left of a file.
 test: $(if $(ARGS),install,check)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(or $(PROCESSES),3) --dist loadscope --no-loadscope-reorder)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 --dist loadscope --no-loadscope-reorder)
 
 # Unit tests of five rooms, in half a minute. Three processes, since some of them wait.
 QUICK := $(addprefix tests/unit/,engine grpc_comm observe scheduling text)
@@ -85,9 +88,7 @@ test-oldest: $(OLDEST)/.installed
 	    tests/unit/observe tests/integration/test_library.py
 
 $(OLDEST)/.installed: pyproject.toml $(STAMP)
-	@$(NEW_VENV) $(OLDEST)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(OLDEST)/newest.pth
-	mv $(OLDEST)/newest.pth $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	@$(BESIDE)
 	$(BIN)/python -m scripts.requirements --oldest > $(OLDEST)/requirements.txt
 	$(OLDEST)/bin/python $(PIP) --no-deps --requirement $(OLDEST)/requirements.txt
 	touch $@
@@ -106,9 +107,10 @@ $(OTHER)/.installed: requirements.txt requirements/dev.txt requirements/tracing.
 	touch $@
 
 # Tests from end to end, most of them half a minute or more: studies, comparisons, reports, the demo, models of a hub, packages of
-# clients.
+# clients. Only files that name the mark are read: reading all of them takes each process fifteen seconds of CPU.
+LONG = $(sort $(shell grep -rl "mark\.long" --include="test_*.py" tests))
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not release" --numprocesses 2 --dist loadscope --no-loadscope-reorder $(LONG)
 
 # Tests before a release, some twenty minutes: rolling restarts and losses under load, servers that hang, and on NXDI_SOURCES what
 # `make test-nxdi` leaves out.
@@ -161,16 +163,24 @@ $(TOOLS)/.installed: requirements/deploy.txt requirements/cloudwatch.txt
 	touch $@
 
 # Tests of Neuron on NxD Inference's own sources, on a CPU: NXDI_SOURCES is a folder with clones of
-# neuronx-distributed-inference and neuronx-distributed. Makes an environment of its own in the user's cache. ARGS="-m long" runs
-# the rest.
-test-nxdi: install
-	$(BIN)/python tests/nxdi_real/run.py $(NXDI_SOURCES) $(ARGS)
+# neuronx-distributed-inference and neuronx-distributed. ARGS="-m long" runs the rest.
+test-nxdi:
+	@test -d "$(NXDI_SOURCES)/neuronx-distributed-inference/src" && test -d "$(NXDI_SOURCES)/neuronx-distributed/src" \
+	    || { echo "$@ NXDI_SOURCES=DIR: DIR has clones of neuronx-distributed-inference and neuronx-distributed"; exit 2; }
+	@$(MAKE) $(NXDI)/.installed
+	NXDI_SOURCES=$(abspath $(NXDI_SOURCES)) OMP_NUM_THREADS=1 $(NXDI)/bin/python -m pytest --nxdi real -m "not long" \
+	    --numprocesses 2 --dist loadscope $(ARGS) tests/unit/backends/neuron tests/nxdi_real \
+	    tests/integration/test_neuron_servers.py tests/integration/test_device_report.py
+
+# An environment of its own, which sees the packages of ours, and has the Transformers of NxDI before them.
+$(NXDI)/.installed: requirements/nxdi.txt $(STAMP)
+	@$(BESIDE)
+	$(NXDI)/bin/python $(PIP) --requirement requirements/nxdi.txt
+	touch $@
 
 # An environment of its own again, which sees the packages of ours, and adds Ray.
 $(RAY)/.installed: requirements/ray.txt
-	@$(NEW_VENV) $(RAY)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(RAY)/specdec.pth
-	mv $(RAY)/specdec.pth $$($(RAY)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	@$(BESIDE)
 	$(RAY)/bin/python $(PIP) --requirement requirements/ray.txt
 	touch $@
 

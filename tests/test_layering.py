@@ -25,6 +25,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Container, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -91,9 +92,12 @@ def layer_of(module: str) -> int:
     return 0 if name in FOUNDATION or not name or name == "VERSION" else HEIGHTS[name]
 
 
+parsed = cache(ast.parse)
+
+
 def imports_of(module: str, source: str) -> Iterator[str]:
     """Return all modules and names that a source imports, also inside functions."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -287,7 +291,7 @@ def names_parsed_flags(source: str) -> bool:
     return any(
         (isinstance(node, ast.Attribute) and node.attr == "Namespace")
         or (isinstance(node, ast.alias) and node.name in ("Namespace", "argparse.Namespace"))
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
     )
 
 
@@ -310,7 +314,7 @@ def test_objects_of_many_parts_take_configurations() -> None:
     long = [
         f"{node.name} in {file.name}: {len(parameters)}"
         for file in sources()
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parsed(file.read_text()))
         if isinstance(node, ast.ClassDef) and FEW_PARAMETERS.search(node.name)
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
@@ -321,7 +325,7 @@ def test_objects_of_many_parts_take_configurations() -> None:
 
 def test_every_package_has_a_docstring() -> None:
     for file in (file for file in sources() if file.name == "__init__.py" and "grpc_comm" not in file.parts):
-        text = ast.get_docstring(ast.parse(file.read_text())) or ""
+        text = ast.get_docstring(parsed(file.read_text())) or ""
         assert "architecture.md" in text or ("Start reading: `" in text and ("not know" in text)), file
 
 

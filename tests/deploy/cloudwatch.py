@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from specdec.inference.serving.processes import free_port
 
-START_S = 60.0
+START_S = 180.0
 QUERY = """
 import boto3, datetime, json, sys
 namespace, unit = sys.argv[1:]
@@ -48,6 +50,11 @@ class CloudWatch:
 
     environment: dict[str, str]
     log: Path
+
+    def empty(self) -> None:
+        """Forget all of AWS's state, and the requests in the log."""
+        httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset").raise_for_status()
+        self.log.write_bytes(b"")
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
         """Return the answer of CloudWatch's call ListMetrics."""
@@ -87,7 +94,7 @@ def moto(folder: Path) -> Iterator[CloudWatch]:
     """Run a stand-in for CloudWatch that has no metrics yet; its log is in `folder`."""
     port, log = free_port(), folder / "moto.log"
     command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+    with log.open("ab") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
             _wait(port, log)
             yield CloudWatch(credentials(f"http://127.0.0.1:{port}"), log)

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import yaml
 
 from specdec.inference.config import ROOT
-from tests.deploy.cloudwatch import moto
+from tests.deploy.cloudwatch import CloudWatch
 from tests.deploy.kustomize import COMPILED, KUBERNETES, Manifest, manifests, need_kubectl, of_kind, text_of
 from tests.deploy.test_scripts import stand_in
 
@@ -100,9 +99,8 @@ class Walk:
 
 
 @pytest.fixture
-def walk(tmp_path: Path) -> Iterator[Walk]:
-    with moto(tmp_path) as service:
-        yield Walk(tmp_path, service.environment)
+def walk(tmp_path: Path, cloudwatch: CloudWatch) -> Walk:
+    return Walk(tmp_path, cloudwatch.environment)
 
 
 def site() -> dict[str, str]:
@@ -135,7 +133,7 @@ def test_the_walk_makes_what_it_removes(walk: Walk) -> None:
     assert walk.ask("cloudwatch", "list-dashboards")["DashboardEntries"] == []
 
 
-def test_applied_objects_are_deleted_or_end_with_the_cluster(walk: Walk) -> None:
+def test_applied_objects_are_deleted_or_end_with_the_cluster() -> None:
     applied, deleted = (set(re.findall(rf"kubectl {verb} -k (\S+)", WALK)) for verb in ("apply", "delete"))
     folders = {name for name in applied if "/compile/" not in name}
     pools = {f"deploy/kubernetes/nodes/{name}" for name in ("on-demand", "drafts")}  # `kubectl delete nodepools --all`

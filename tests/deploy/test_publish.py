@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import free_port
-from tests.deploy.cloudwatch import CloudWatch, credentials, moto, python_with_boto3, without_credentials
+from tests.deploy.cloudwatch import CloudWatch, credentials, python_with_boto3, without_credentials
 
 pytestmark = pytest.mark.deploy
 
@@ -67,12 +67,6 @@ def publish(*words: object, environment: Mapping[str, str]) -> subprocess.Comple
 def run(*words: object, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = [str(word) for word in words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
-    with moto(tmp_path) as service:
-        yield service
 
 
 def test_cloudwatch_has_every_median_in_its_unit(tmp_path: Path, cloudwatch: CloudWatch) -> None:

@@ -284,6 +284,7 @@ async def test_tokens_are_those_of_the_model_behind(ports: dict[str, int], model
             assert (unknown.status_code, "288" in unknown.json()["error"]["message"]) == (400, True)
 
 
+@pytest.mark.long
 async def test_langchain(ports: dict[str, int]) -> None:
     """LangChain's client is served: whole, streamed, in a batch, with a stop string, and with a full context."""
     from langchain_core.exceptions import ContextOverflowError
@@ -291,7 +292,7 @@ async def test_langchain(ports: dict[str, int]) -> None:
     from langchain_openai import ChatOpenAI
 
     url = f"http://127.0.0.1:{ports['distributed']}/v1"
-    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, seed=3, max_tokens=12)  # type: ignore[arg-type,call-arg]
+    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, seed=3, max_tokens=12)
     whole = await model.ainvoke("sing")
     assert whole.usage_metadata is not None
     assert whole.usage_metadata["output_tokens"] == 12

@@ -124,7 +124,7 @@ async def test_langchain(url: str, method: Any) -> None:
     from langchain_openai import ChatOpenAI
 
     fields: Any = {"model": "target", "base_url": url, "api_key": "none", "max_retries": 0, "use_responses_api": True}
-    model = ChatOpenAI(**fields, max_tokens=80, temperature=0)  # type: ignore[call-arg]
+    model = ChatOpenAI(**fields, max_tokens=80, temperature=0)
     answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
     assert isinstance(answer, Forecast)
     whole = await model.ainvoke("Rain?")

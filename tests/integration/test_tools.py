@@ -140,7 +140,7 @@ async def test_agents(url: str, client: openai.AsyncOpenAI) -> None:
 async def test_langchain(url: str, method: Any) -> None:
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, max_tokens=80, temperature=0)  # type: ignore[arg-type,call-arg]
+    model = ChatOpenAI(model="target", base_url=url, api_key="none", max_retries=0, max_tokens=80, temperature=0)
     answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
     assert isinstance(answer, Forecast)
     bound = model.bind_tools([Forecast], tool_choice="required", parallel_tool_calls=False)

@@ -77,7 +77,9 @@ MORE = Kind(SMALL, LARGE, MIDDLE, LARGE, last_ids(SMALL), (1.0, 1.0))
 long = pytest.mark.long
 
 
-@pytest.fixture(scope="module", params=[FOREIGN, pytest.param(FEWER, marks=long), pytest.param(MORE, marks=long)])
+@pytest.fixture(
+    scope="module", params=[FOREIGN, pytest.param(FEWER, marks=long), pytest.param(MORE, marks=pytest.mark.release)]
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     return found

@@ -123,7 +123,7 @@ def _join_ranks(application: Any) -> None:
     if not torch.distributed.is_initialized():
         alone: dict[str, Any] = {}
         if "WORLD_SIZE" not in os.environ:
-            alone = {"store": torch.distributed.HashStore(), "world_size": 1, "rank": 0}  # type: ignore[attr-defined]
+            alone = {"store": torch.distributed.HashStore(), "world_size": 1, "rank": 0}
         torch.distributed.init_process_group("gloo", **alone)
     num_ranks = torch.distributed.get_world_size()
     for config in _configs(application):
