@@ -56,7 +56,9 @@ async def wait_until_ready(
             await channel.channel_ready()
     except TimeoutError:
         answer = await _look(address, LOOK_S, tls)  # the server may have started meanwhile
-        hint = ": what listens there ends the connection. Is it TLS (--tls_ca)?" if answer == b"" else ""
+        hint = (
+            ": what listens there ends the connection. Is it TLS (--tls_ca)?" if answer == b"" else "; is it started?"
+        )
         raise UnreachableError(f"no server answers at {address} within {timeout_s:g} s{hint}") from None
 
 

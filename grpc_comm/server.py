@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import AsyncGenerator, Sequence
@@ -48,7 +49,8 @@ def listener(host: str, port: int) -> socket.socket:
             listening.close()
             raise
     except OSError as exc:
-        raise PortTakenError(f"cannot listen on {written(host, port)}: {exc.strerror or exc}") from exc
+        way_out = "; end what listens there, or take another port" if exc.errno == errno.EADDRINUSE else ""
+        raise PortTakenError(f"cannot listen on {written(host, port)}: {exc.strerror or exc}{way_out}") from exc
     return listening
 
 

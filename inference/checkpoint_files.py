@@ -165,8 +165,9 @@ def _absence(path: Path) -> str:
     if path.is_dir():
         return f"no config.json there; {COMPLETE}"
     near = next((each for each in path.parents if each.is_dir()), Path("/"))
-    place = f"no such directory: {near} has no {path.relative_to(near).parts[0]}" if path.is_absolute() else ""
-    return place or "no such directory, and no id of the hub (NAMESPACE/NAME)"
+    if path.is_absolute():
+        return f"no such directory: {near} has no {path.relative_to(near).parts[0]}; one with config.json is expected"
+    return "no such directory, and no id of the hub (NAMESPACE/NAME)"
 
 
 def _other_numbers(method: str) -> str:

@@ -85,6 +85,18 @@ def test_pages_are_short() -> None:
     assert {page.name: n for page in pages if (n := len(prose(page).splitlines())) > MAX_LINES} == {}
 
 
+HOLE = re.compile(r"^\|.*\n\n(?=\|.*\n(?!\|[ :|-]+$))|^(?:- |  ).*\n\n(?=- )", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_and_lists_are_whole(page: Path) -> None:
+    """No empty line parts a table or a list.
+
+    It was once otherwise: rows of four tables were shown as text, after an empty line.
+    """
+    assert HOLE.findall(prose(page)) == []
+
+
 def test_broken_links_are_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One `two`: three\n[a](#one-two-three) [b](#four) [c](gone.md) [d](https://example.org/#e)\n")

@@ -96,7 +96,9 @@ def read_results(path: Path) -> Results:
         results: Results = content.get("comparison", content)
         cells = _by_cell(results).values()
         _ = dict(results["conditions"]), [_by_prompt(cell, name) for cell in cells for name in LATENCIES]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
+    except OSError as exc:
+        raise ConfigError(f"{file} cannot be read: {exc.strerror}") from exc
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ConfigError(f"{file} is no result of a comparison with its requests: {exc!r}") from exc
     return results
 

@@ -199,8 +199,8 @@ class TargetModel(OneModel):
         engine: specdec: our own; vllm: vLLM, in its own environment, with its flags after -- at the end
             (docs/vllm.md).
         engine_flags: flag of vLLM, or its value; what stands after -- is read as these.
-        noise: law by which seeds make noise. vllm, with --engine vllm: the text is that of stock vLLM with the seed
-            (docs/noise.md).
+        noise: noise by which a seed chooses tokens. vllm, with --engine vllm: that of stock vLLM, for its text at the
+            same seed (docs/noise.md).
     """
 
     engine: str = setting("specdec", "--engine", choices=("specdec", VLLM))

@@ -364,6 +364,8 @@ def _add_failures(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path[:MAX_ECHO_CHARACTERS]}: {error.detail}"
         if error.status_code == 404:
             message += f"; this server speaks OpenAI's API: {SPOKEN}; set base_url to {request.base_url}v1"
+        elif error.headers and "Allow" in error.headers:
+            message += f"; {error.headers['Allow']} is expected"
         response = ApiError(error.status_code, message).answer()
         response.headers.update(error.headers or {})
         return response

@@ -47,6 +47,8 @@ def model_directory(model_id: str, revision: str | None = None, wanted: Sequence
         ) from exc
     except errors.LocalEntryNotFoundError as exc:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
-        raise ConfigError(f"{asked} is not in the cache {constants.HF_HUB_CACHE}, and {why}") from exc
+        raise ConfigError(
+            f"{asked}: there is no such directory here, no such model in the cache {constants.HF_HUB_CACHE}, and {why}"
+        ) from exc
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as exc:
         raise ConfigError(f"{asked} cannot be downloaded from {constants.ENDPOINT}: {exc}") from exc

@@ -192,4 +192,4 @@ def test_draft_without_a_target(models: ModelDirectories, capsys: pytest.Capture
     assert main(["--role", "draft", "--model", str(models.related), *flags]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.strip() == f"error: no server answers at 127.0.0.1:{port} within 0.5 s"
+    assert captured.err.strip() == f"error: no server answers at 127.0.0.1:{port} within 0.5 s; is it started?"

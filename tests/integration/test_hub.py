@@ -49,7 +49,7 @@ async def test_offline_mode_takes_what_the_cache_has(hub: FakeHub, tmp_path: Pat
     command = ("--role", "verify_draft", "--model", "seed/draft", *FLAGS)
     without = await run(hub, tmp_path, *command, HF_HUB_OFFLINE="1")
     assert (without.code, without.stdout) == (2, "")
-    assert "seed/draft is not in the cache" in without.last_line
+    assert "seed/draft: there is no such directory here, no such model in the cache" in without.last_line
     assert "HF_HUB_OFFLINE is set" in without.last_line
     assert (await run(hub, tmp_path, *command)).code == 0
     hub.requests.clear()

@@ -27,8 +27,8 @@ class VllmConfigSettings:
     Attributes:
         gamma: most draft tokens of a request in a pass.
         mailbox: folder, of this user alone, in which pool and vLLM find each other (default: /tmp/specdec-UID).
-        noise: law by which seeds make noise. vllm: the text is that of stock vLLM with the seed, on its runner V2
-            (docs/noise.md).
+        noise: noise by which a seed chooses tokens. vllm: that of stock vLLM, for the text of its runner V2 at the
+            same seed (docs/noise.md).
         flags: print flags for a command, not the YAML of `--config`.
         ray: print the JSON object of `engine_kwargs` in Ray Serve LLM.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Sequence
@@ -150,7 +151,7 @@ def from_validation(error: RequestValidationError, names: Sequence[str] = ()) ->
         meant = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, names, n=1))
         return ApiError(400, f"{name} is not supported here{meant}", param=param, code="unsupported_parameter")
     message = _SHAPES.get(str(param)) if len(place) > 1 and fault["type"] not in _OURS else None
-    message = message or fault["msg"].removeprefix("Value error, ")
+    message = message or fault["msg"].removeprefix("Value error, ") + _given(fault)
     code = _CODES.get(fault["type"], "invalid_value")
     return ApiError(400, f"{_path(place)}: {message}" if place else message, param=param, code=code)
 
@@ -161,6 +162,13 @@ T = TypeVar("T")
 def _cut(value: T, limit: int) -> T | str:
     """Return a text cut off at a limit; other values as they are."""
     return f"{value[:limit]}..." if isinstance(value, str) and len(value) > limit else value
+
+
+def _given(fault: dict[str, Any]) -> str:
+    """Return what Pydantic's rules leave out of a fault: the value, where it is a text, a number or a boolean."""
+    value = _cut(fault.get("input"), MAX_ECHO_CHARACTERS)
+    is_theirs = fault["type"] not in (*_OURS, *_CODES)
+    return f", not {json.dumps(value)}" if is_theirs and isinstance(value, str | int | float) else ""
 
 
 def _path(place: list[Any]) -> str:

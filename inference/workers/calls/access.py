@@ -86,7 +86,7 @@ class Access:
             return require_any(rights, self._anybody)
         kind, _, token = authorization.strip().partition(" ")
         if kind.lower() != "bearer" or not token.strip():
-            raise UnauthenticatedError("no token came: a header Authorization: Bearer TOKEN is expected")
+            raise UnauthenticatedError("no token came: a header Authorization: Bearer TOKEN is expected (--token_file)")
         who = self._file.get().of_token(token.strip())
         if who is None:
             raise UnauthenticatedError("the token is not known here")

@@ -147,7 +147,7 @@ class AssistStream:
             except SpecDecError as exc:
                 await check_link(self.address, self._offer.security)
                 if not lost:
-                    logger.warning("no target, dialling until there is one: %s", exc)
+                    logger.warning("a target is away, dialling until it is back: %s", exc)
                 lost = True
             with suppress(TimeoutError):  # many workers must not dial at the same moment
                 async with asyncio.timeout(random.uniform(0.0, 2 * REDIAL_S)):

@@ -227,7 +227,7 @@ DIALLING = [
 LOADING = [
     (("--sequence_length", "1"), "sequence_length 1 is below 2"),
     (("--threads", "-1"), "threads -1 is below 0"),
-    (("--model", "/nowhere"), "model /nowhere: no such directory: / has no nowhere"),
+    (("--model", "/nowhere"), "model /nowhere: no such directory: / has no nowhere; one with config.json is expected"),
 ]
 SERVING = [
     (("--max_waiting", "-1"), "max_waiting -1 is below 0"),

@@ -262,8 +262,8 @@ REFUSED = {
     "prompt of the wrong kind": ({"prompt": {"a": 1}}, "prompt", "expected"),
     "mixed prompt": ({"prompt": ["a", 3]}, "prompt", "expected"),
     "empty list": ({"prompt": []}, "prompt", "expected"),
-    "temperature": ({"prompt": "x", "temperature": 101}, "temperature", "100"),
-    "temperature as text": ({"prompt": "x", "temperature": "hot"}, "temperature", "number"),
+    "temperature": ({"prompt": "x", "temperature": 101}, "temperature", "to 100, not 101"),
+    "temperature as text": ({"prompt": "x", "temperature": "hot"}, "temperature", 'number, not "hot"'),
     "top_p": ({"prompt": "x", "top_p": 0}, "top_p", "0"),
     "n": ({"prompt": "x", "n": 65}, "n", "64"),
     "choices": ({"prompt": ["x"] * 10, "n": 13}, "n", "128"),
@@ -451,6 +451,7 @@ async def test_paths_beside_generation() -> None:
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
         wrong = await client.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert wrong.json()["error"]["message"] == "GET /v1/completions: Method Not Allowed; POST is expected"
     async with client_of(ScriptedCompleter(PASSES), no_page=True) as client:
         assert (await client.get("/")).status_code == 404
 

@@ -171,7 +171,7 @@ async def test_a_role_grants_its_rights_alone(at: Served, trust: Pki) -> None:
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        (None, "no token came: a header Authorization: Bearer TOKEN is expected"),
+        (None, "no token came: a header Authorization: Bearer TOKEN is expected (--token_file)"),
         ("token-of-clien", "the token is not known here"),
     ],
 )
