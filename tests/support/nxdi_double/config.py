@@ -106,10 +106,7 @@ class InferenceConfig:
     def save(self, folder: str) -> None:
         """Write everything from which `load` builds an equal configuration."""
         pair = self.fused_spec_config
-        fields = {
-            **self.fields,
-            "neuron_config": self.neuron_config.to_dict(),
-        }
+        fields = {**self.fields, "neuron_config": self.neuron_config.to_dict()}
         if pair is not None:
             draft = {**pair.draft_config.fields, "neuron_config": pair.draft_config.neuron_config.to_dict()}
             fields["fused_spec_config"] = {"draft_model_path": pair.draft_model_path, "draft_config": draft}
