@@ -102,8 +102,7 @@ def _check_in_browser(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "topologies"),
-    [("target", "distributed"), ("fused", "target,fused"), ("pool-draft", "target,pool")],
+    ("victim", "topologies"), [("target", "distributed"), ("fused", "target,fused"), ("pool-draft", "target,pool")]
 )
 async def test_killing_a_server_is_a_clear_failure(
     models: ModelDirectories, tmp_path: Path, victim: str, topologies: str
