@@ -13,13 +13,7 @@ from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.prompts import PROMPTS
-from tests.support.servers import (
-    CommandResult,
-    complete,
-    complete_all,
-    fused_server,
-    run_command,
-)
+from tests.support.servers import CommandResult, complete, complete_all, fused_server, run_command
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from specdec.inference.request import SamplingParams
 from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.servers import complete, draft_server, fused_server, target_server
+from tests.support.servers import complete_all, draft_server, fused_server, target_server
 
 FLAGS = ("--temperature", "0.8", "--top_p", "0.9", "--top_k", "50", "--min_p", "0.01", "--max_new_tokens", "9")
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01)
@@ -43,11 +43,6 @@ async def servers(models: ModelDirectories) -> AsyncGenerator[dict[str, ServerPr
 HTTP: dict[str, int] = {}
 
 
-async def explicit(target: ServerProcess) -> list[int]:
-    """Return the tokens of the request with every value given by the client."""
-    return (await complete(target, CompletionRequest(PROMPT, SAMPLING, seed=SEED, max_new_tokens=9))).token_ids
-
-
 async def generated(server: ServerProcess, request: pb.GenerateRequest) -> list[int]:
     async with open_channel(server.address) as channel:
         stream = rpc.GenerationServiceStub(channel).Generate(request, timeout=60)
@@ -55,42 +50,27 @@ async def generated(server: ServerProcess, request: pb.GenerateRequest) -> list[
 
 
 @pytest.mark.parametrize("name", ["target", "draft", "fused"])
-async def test_a_request_without_parameters_gets_the_defaults(servers: dict[str, ServerProcess], name: str) -> None:
-    prompt = pb.TokenIds(ids=PROMPT)
-    silent = pb.GenerateRequest(token_ids=prompt, sampling=pb.SamplingParams(seed=SEED))
-    assert await generated(servers[name], silent) == await explicit(servers["target"])
+async def test_what_a_request_leaves_open_has_the_targets_default(servers: dict[str, ServerProcess], name: str) -> None:
+    """The defaults replace gRPC's and OpenAI's, are in the card, and count for unset values alone: zero is no default.
 
-
-@pytest.mark.parametrize("name", ["target", "draft", "fused"])
-async def test_zero_is_not_unset(servers: dict[str, ServerProcess], name: str) -> None:
-    """Temperature 0 means greedy decoding, whatever the operator's default is."""
-    wanted = CompletionRequest(PROMPT, SamplingParams(), max_new_tokens=9)
-    alone = SamplingParams(temperature=0.0, seed=1)
-    greedy = pb.GenerateRequest(
-        token_ids=pb.TokenIds(ids=PROMPT),
-        sampling=pb.SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=alone.seed),
-        max_new_tokens=9,
+    Temperature 0 means greedy decoding, whatever the operator's default is.
+    """
+    server, ids = servers[name], pb.TokenIds(ids=PROMPT)
+    drawn, greedy = await complete_all(
+        servers["target"],
+        [CompletionRequest(PROMPT, sampling, SEED, max_new_tokens=9) for sampling in (SAMPLING, SamplingParams())],
     )
-    expected = (await complete(servers["target"], wanted)).token_ids
-    assert await generated(servers[name], greedy) == expected
-    assert expected != await explicit(servers["target"])
-
-
-@pytest.mark.parametrize("name", ["target", "draft", "fused"])
-async def test_a_body_without_parameters_gets_the_defaults(servers: dict[str, ServerProcess], name: str) -> None:
-    """The target's defaults replace OpenAI's temperature 1 and 16 tokens; a value in the body replaces both."""
+    assert drawn.token_ids != greedy.token_ids
+    silent = pb.GenerateRequest(token_ids=ids, sampling=pb.SamplingParams(seed=SEED))
+    assert await generated(server, silent) == drawn.token_ids
+    zero = pb.SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+    assert await generated(server, pb.GenerateRequest(token_ids=ids, sampling=zero)) == greedy.token_ids
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{HTTP[name]}", timeout=60) as client:
-        silent = (await client.post("/v1/completions", json={"prompt": list(PROMPT), "seed": SEED})).json()
-        body = {"prompt": list(PROMPT), "seed": SEED, "max_tokens": 3}
-        short = (await client.post("/v1/completions", json=body)).json()
-    told = await complete(servers["target"], CompletionRequest(PROMPT, SAMPLING, seed=SEED, max_new_tokens=9))
-    assert silent["choices"][0]["text"] == told.text
-    assert short["usage"]["completion_tokens"] == 3
-
-
-async def test_the_card_has_the_defaults(servers: dict[str, ServerProcess]) -> None:
-    for server in servers.values():
-        async with open_channel(server.address) as channel:
-            card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
-        assert (card.defaults.temperature, card.defaults.top_p, card.defaults.max_new_tokens) == (0.8, 0.9, 9)
-        assert not card.defaults.HasField("repetition_penalty")
+        body = {"prompt": list(PROMPT), "seed": SEED}
+        assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == drawn.text
+        short = (await client.post("/v1/completions", json={**body, "max_tokens": 3})).json()
+        assert short["usage"]["completion_tokens"] == 3
+    async with open_channel(server.address) as channel:
+        card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
+    assert (card.defaults.temperature, card.defaults.top_p, card.defaults.max_new_tokens) == (0.8, 0.9, 9)
+    assert not card.defaults.HasField("repetition_penalty")

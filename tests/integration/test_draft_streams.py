@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,15 @@ from specdec.grpc_comm import options, secured
 from specdec.grpc_comm.call import Call
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.tls import ServerTls
-from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
+from specdec.inference.config import DialSecurity
 from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.request import Schedule
-from specdec.inference.serving.assembly import LoadedDraft, private_worker
-from specdec.inference.text.tokenizer import Tokenizer
-from specdec.inference.workers.calls.fleet import connected
-from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting import service, stream
-from specdec.inference.workers.drafting.private import PrivateWorker
 from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.integration.test_walls import PROMPT, RAW, WORDS, Target, serving
 from tests.support.certificates import pki
-from tests.support.models import tiny_tokenizer
+from tests.support.edges import Edge, edge
 from tests.support.ports import entry, token_of
 from tests.support.raw_worker import OWN_CONNECTION, RawSession, RawWorker, after, end_of, proposing, raw_worker
 from tests.support.scripted import ScriptedProposer, tokens_at, until
@@ -189,33 +184,13 @@ async def balanced(assists: Target, others: Target) -> AsyncGenerator[int, None]
         await server.stop(0)
 
 
-@dataclass
-class Edge:
-    """A client with an attached draft worker in this process."""
-
-    completer: FailoverCompleter
-    worker: PrivateWorker
-    engine: DraftEngine
-
-    async def num_drafted(self, num_tokens: int = 40) -> int:
-        """Complete a request and check its tokens; return its number of verified draft tokens."""
-        await until_attached(self.worker)
-        request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
-        (completion,) = await completed_by(self.completer, [request])
-        assert completion.token_ids == ANSWER[:num_tokens]
-        return completion.num_draft_tokens
-
-
-@asynccontextmanager
-async def edge(
-    port: int, schedule: Schedule = Schedule.ASYNC, security: DialSecurity = PLAIN
-) -> AsyncGenerator[Edge, None]:
-    draft = LoadedDraft(ScriptedProposer(), Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
-    connection = ConnectionConfig("127.0.0.1", port, security=security)
-    config = DraftConfig(connection, schedule=schedule)
-    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, engine):
-        await until_attached(worker)
-        yield Edge(FailoverCompleter(fleet, connection, worker), worker, engine)
+async def num_drafted(client: Edge, num_tokens: int = 40) -> int:
+    """Complete a request and check its tokens; return its number of verified draft tokens."""
+    await until_attached(client.worker)
+    request = CompletionRequest((1, 2, 3), max_new_tokens=num_tokens, ignore_eos=True)
+    (completion,) = await completed_by(client.completer, [request])
+    assert completion.token_ids == ANSWER[:num_tokens]
+    return completion.num_draft_tokens
 
 
 async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,17 +200,13 @@ async def test_an_edge_follows_its_requests_to_a_new_connection(monkeypatch: pyt
     """
     ages = [(name, 1000 if name == "grpc.max_connection_age_ms" else value) for name, value in options.SERVER_OPTIONS]
     monkeypatch.setattr(options, "SERVER_OPTIONS", ages)
-    async with (
-        serving() as target,
-        edge(target.server.port, Schedule.SYNC) as client,
-        asyncio.timeout(120),
-    ):
+    async with serving() as target, edge(target.server.port, Schedule.SYNC) as client, asyncio.timeout(120):
         num_undrafted = 0
         seen: set[str] = set()
         while len(seen) < 4:
             await asyncio.sleep(0.1)  # requests come now and then
             seen.update(worker.id for worker in target.pool._workers)
-            num_undrafted += await client.num_drafted(24) == 0
+            num_undrafted += await num_drafted(client, 24) == 0
         assert num_undrafted <= 3  # requests that were sent just when their connection grew old
 
 
@@ -251,13 +222,13 @@ async def test_an_edge_follows_its_requests_after_a_change_of_certificates(
     trust = pki(tmp_path)
     tls = ServerTls(*trust.pair("server"))
     async with serving(credentials=tls.grpc_credentials()) as target:
-        secure = edge(target.server.port, Schedule.SYNC, DialSecurity(trust.ca))
+        secure = edge(target.server.port, Schedule.SYNC, security=DialSecurity(trust.ca))
         async with secure as client, asyncio.timeout(60):
-            assert await client.num_drafted(24) > 0
+            assert await num_drafted(client, 24) > 0
             (before,) = target.pool._workers
             trust.ca.write_bytes(trust.ca.read_bytes() + b"\n")
             await until(lambda: bool(target.pool._workers) and before not in target.pool._workers)
-            assert await client.num_drafted(24) > 0
+            assert await num_drafted(client, 24) > 0
 
 
 async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,16 +237,11 @@ async def test_a_proxy_that_parts_the_calls_of_a_connection(caplog: pytest.LogCa
     Both ends log the reason, the edge once, and the edge counts such requests.
     """
     caplog.set_level(logging.INFO)
-    async with (
-        serving() as one,
-        serving() as other,
-        balanced(one, other) as port,
-        edge(port) as client,
-    ):
+    async with serving() as one, serving() as other, balanced(one, other) as port, edge(port) as client:
         while "does a proxy part the streams of a connection?" not in caplog.text:
-            assert await client.num_drafted() == 0
+            assert await num_drafted(client) == 0
         for _ in range(3):
-            assert await client.num_drafted() == 0
+            assert await num_drafted(client) == 0
         assert client.worker.num_undrafted >= 3
     text = caplog.text
     assert "its private draft worker is not attached on its connection" in text
@@ -294,10 +260,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @pytest.mark.parametrize("version", [1, 2])
 async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
     """The request sets the schedule; a worker of version 1, which has no rounds, runs ahead."""
-    async with (
-        serving() as target,
-        raw_worker(target.address, is_private=False, protocol_version=version) as worker,
-    ):
+    async with serving() as target, raw_worker(target.address, is_private=False, protocol_version=version) as worker:
         session = worker.request(request_).send()
         opening = await opened(worker)
         assert opening.open.schedule == (request_.schedule if version == 2 else pb.SCHEDULE_ASYNC)
@@ -309,10 +272,7 @@ async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -
 @pytest.mark.parametrize("end", ["silence", "leaving", "a lie"])
 async def test_rounds_whose_worker_fails(end: str) -> None:
     """A request in rounds decodes alone once its worker is silent for too long, leaves, or sends a fault."""
-    async with (
-        serving(idle_timeout_s=0.3) as target,
-        raw_worker(target.address, is_private=False) as worker,
-    ):
+    async with serving(idle_timeout_s=0.3) as target, raw_worker(target.address, is_private=False) as worker:
         session = worker.request(IN_ROUNDS).send()
         help_id = (await opened(worker)).session_id
         await worker.call.write(proposing(help_id, after(3, *ANSWER[:2])))

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -24,7 +24,7 @@ from specdec.inference.serving.processes import ServerProcess, server_process
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
 from tests.support.raw_worker import raw_worker
-from tests.support.servers import command, complete, result_of, run_command, target_server
+from tests.support.servers import command, complete, load_of, result_of, run_command, target_server
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ async def test_killed_draft_worker_frees_the_slot(small: ServerProcess, models: 
 async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
     """One request runs and one waits; a third is refused with a time to retry, and leaves no trace."""
     async with generating(small) as running, queued(small) as waiting:
-        await until_one_waits(small)
+        await until_load(small, waiting=1)
         refusal = await refused(small)
         assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1 slots" in (refusal.details() or "")
@@ -131,11 +131,10 @@ async def test_full_queue_is_refused_with_a_hint(small: ServerProcess) -> None:
     await assert_serves_promptly(small)
 
 
-async def until_one_waits(server: ServerProcess, *, num_waiting: int = 1) -> None:
-    """Wait until `num_waiting` requests are in the server's queue."""
-    async with open_channel(server.address) as channel, asyncio.timeout(60):
-        stub = rpc.GenerationServiceStub(channel)
-        while (await stub.GetLoad(pb.GetLoadRequest())).num_waiting != num_waiting:  # noqa: ASYNC110
+async def until_load(server: ServerProcess, *, running: int = 1, waiting: int = 0) -> None:
+    """Wait until so many requests run at the server, and so many wait."""
+    async with asyncio.timeout(60):
+        while ((load := await load_of(server.address)).num_running, load.num_waiting) != (running, waiting):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -199,7 +198,7 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
     async with target_server(models.endless, *SMALL, "--max_waiting", "0") as target:
         port = ("--port", str(target.port))
         async with command("--role", "draft", *flags, *port) as process:
-            await until_busy(target)
+            await until_load(target)
             await asyncio.sleep(0.1)
             target.process.kill()
             again = ("--model", str(models.endless), *port, "--threads", "1", *SMALL)
@@ -212,18 +211,6 @@ async def test_target_that_comes_back_resumes_the_request(models: ModelDirectori
     assert "goes on after" in result.stderr
     assert result.objects[0]["token_ids"] == alone.token_ids
     assert len(result.objects[0]["token_ids"]) == num_tokens
-
-
-async def until_busy(server: ServerProcess) -> None:
-    """Wait until another client holds the only slot of a server without a queue; a request is then refused."""
-    async with asyncio.timeout(60):
-        while True:
-            async with queued(server, 1) as probe:
-                with suppress(grpc.aio.AioRpcError):
-                    await read_all(probe)
-                if await probe.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    return
-            await asyncio.sleep(0.05)
 
 
 async def test_health_and_reflection(small: ServerProcess) -> None:

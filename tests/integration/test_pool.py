@@ -12,13 +12,11 @@ import pytest_asyncio
 from specdec.comparison.run.proxy import delay_proxy
 from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.health import is_serving
-from specdec.inference.commit import Delta
 from specdec.inference.request import SamplingParams, Schedule
 from specdec.inference.serving.processes import ServerProcess, free_port
-from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.conftest import ModelDirectories
-from tests.support.servers import Completion, complete, complete_all, figure, pool_worker, target_server
+from tests.support.servers import complete, complete_all, figure, interrupted, pool_worker, target_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -83,23 +81,11 @@ async def test_a_stranger_and_a_twin_in_one_pool(pooled_target: ServerProcess, m
     assert [completion.token_ids for completion in completions] == expected
 
 
-async def stream(target: ServerProcess, request: CompletionRequest) -> AsyncGenerator[Completion, None]:
-    completion = Completion()
-    async with open_channel(target.address) as channel:
-        async for event in RemoteCompleter(channel, target.address, deadline_s=60.0).complete(request):
-            completion.record(event)
-            if isinstance(event, Delta):
-                yield completion
-
-
 async def test_a_worker_killed_in_mid_stream(pooled_target: ServerProcess, models: ModelDirectories) -> None:
     (expected,) = await alone(pooled_target, [LONG])
     async with pool_worker(models.endless, pooled_target.address) as worker:
         await until_helped(pooled_target)
-        async for completion in stream(pooled_target, LONG):
-            if len(completion.token_ids) > 100 and worker.returncode is None:
-                worker.kill()
-                await worker.wait()
+        completion = await interrupted(pooled_target, LONG, {100: worker.kill})
     assert completion.token_ids == expected
     assert completion.num_accepted_tokens > 0
 
@@ -109,7 +95,5 @@ async def test_a_worker_whose_link_falls_silent(pooled_target: ServerProcess, mo
     async with delay_proxy(pooled_target.port) as link, pool_worker(models.endless, link.address):
         await until_helped(pooled_target)
         async with asyncio.timeout(60):
-            async for completion in stream(pooled_target, LONG):
-                if len(completion.token_ids) > 100:
-                    link.blackhole()
-        assert completion.token_ids == expected
+            completion = await interrupted(pooled_target, LONG, {100: link.blackhole})
+    assert completion.token_ids == expected

@@ -16,7 +16,7 @@ from specdec.inference.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from specdec.inference.serving.processes import free_port
 from tests.integration.test_gateway import gateway_process
 from tests.support.servers import draft_server, fused_server, target_server, until_healthy
-from tests.support.tools import WEATHER, Forecast, response_tool
+from tests.support.tools import WEATHER, Forecast, agent_runs, response_tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,8 +31,7 @@ async def urls() -> AsyncGenerator[dict[str, str], None]:
     fused = fused_server(BUNDLED_TARGET, BUNDLED_DRAFT, "--http_port", str(port), "--batch", "4")
     async with AsyncExitStack() as stack:
         _, target = await asyncio.gather(
-            stack.enter_async_context(fused),
-            stack.enter_async_context(target_server(BUNDLED_TARGET, "--batch", "4")),
+            stack.enter_async_context(fused), stack.enter_async_context(target_server(BUNDLED_TARGET, "--batch", "4"))
         )
         worker = await stack.enter_async_context(draft_server(BUNDLED_DRAFT, target))
         front = await stack.enter_async_context(gateway_process(worker))
@@ -51,7 +50,7 @@ async def client(url: str) -> AsyncGenerator[openai.AsyncOpenAI, None]:
         yield client
 
 
-async def test_the_text_is_that_of_a_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_the_text_is_that_of_a_chat_whole_and_streamed(client: Any) -> None:
     whole = await client.responses.create(**FIELDS, instructions="Help.")
     events = [event async for event in await client.responses.create(**FIELDS, instructions="Help.", stream=True)]
     assert events[-1].type == "response.incomplete", "the limit of tokens ends it"
@@ -59,13 +58,11 @@ async def test_the_text_is_that_of_a_chat_whole_and_streamed(client: openai.Asyn
     messages: Any = [{"role": "system", "content": "Help."}, {"role": "user", "content": FIELDS["input"]}]
     chat = await client.chat.completions.create(model="target", messages=messages, max_tokens=40, temperature=0)
     assert whole.output_text == streamed.output_text == chat.choices[0].message.content
-    assert whole.usage is not None
-    assert chat.usage is not None
     assert whole.usage.output_tokens == chat.usage.completion_tokens
     assert json.loads(whole.model_dump_json())["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 
 
-async def test_a_call_goes_back_into_the_conversation(client: openai.AsyncOpenAI) -> None:
+async def test_a_call_goes_back_into_the_conversation(client: Any) -> None:
     fields: Any = {**FIELDS, "tools": [FUNCTION], "tool_choice": "required", "parallel_tool_calls": False}
     first = await client.responses.create(**fields)
     (call,) = first.output
@@ -81,36 +78,20 @@ async def test_a_call_goes_back_into_the_conversation(client: openai.AsyncOpenAI
     assert [item.type for item in second.output] == ["message"]
 
 
-async def test_a_parsed_format(client: openai.AsyncOpenAI) -> None:
+async def test_a_parsed_format(client: Any) -> None:
     parsed = await client.responses.parse(**{**FIELDS, "max_output_tokens": 80}, text_format=Forecast)
     assert isinstance(parsed.output_parsed, Forecast)
 
 
 @pytest.mark.long
-async def test_openai_agents(client: openai.AsyncOpenAI) -> None:
+async def test_openai_agents(client: Any) -> None:
     """The library OpenAI Agents works: an agent calls a tool, whole and streamed; another one gives a typed answer."""
-    from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
+    from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 
-    called = []
-
-    @function_tool
-    def forecast(days: int) -> str:
-        """Return the weather of a place."""
-        called.append(days)
-        return "rain"
-
-    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=60, temperature=0.0)
     model, config = OpenAIResponsesModel("target", client), RunConfig(tracing_disabled=True)
-    caller: Agent[None] = Agent(
-        name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast],
-        tool_use_behavior="stop_on_first_tool",
-    )  # fmt: skip
-    result = await Runner.run(caller, "Rain?", run_config=config)
-    assert (len(called), result.final_output) == (1, "rain")
-    streaming = Runner.run_streamed(caller, "Rain?", run_config=config)
-    kinds = [event.name async for event in streaming.stream_events() if event.type == "run_item_stream_event"]
+    result, streaming, kinds = await agent_runs(model, tool_use_behavior="stop_on_first_tool")
+    assert result.final_output == streaming.final_output == "rain"
     assert kinds == ["tool_called", "tool_output"]
-    assert called[0] == called[1]
     writer: Agent[None] = Agent(
         name="b", model=model, model_settings=ModelSettings(max_tokens=80, temperature=0.0), output_type=Forecast
     )
@@ -127,15 +108,14 @@ async def test_langchain(url: str, method: Any) -> None:
     model = ChatOpenAI(**fields, max_tokens=80, temperature=0)
     answer = await asyncio.wait_for(model.with_structured_output(Forecast, method=method).ainvoke("Rain?"), 60)
     assert isinstance(answer, Forecast)
-    whole = await model.ainvoke("Rain?")
+    whole: Any = await model.ainvoke("Rain?")
     streamed = [chunk async for chunk in model.astream("Rain?")]
     assert whole.text == "".join(chunk.text for chunk in streamed)
-    assert whole.usage_metadata is not None
     assert whole.usage_metadata["output_tokens"] == 80
 
 
 @pytest.mark.release
-async def test_pydantic_ai(url: str, client: openai.AsyncOpenAI) -> None:
+async def test_pydantic_ai(url: str, client: Any) -> None:
     """Pydantic AI, which uses the Responses API for `openai:` models, works: tools, a typed output, and a stream."""
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")

@@ -11,8 +11,6 @@ import pytest
 import pytest_asyncio
 
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from specdec.grpc_comm.channel import open_channel
-from specdec.inference.commit import Delta
 from specdec.inference.config import ModelConfig, ProposerConfig
 from specdec.inference.engine.draft_session import DraftSession
 from specdec.inference.errors import UnavailableError
@@ -20,18 +18,11 @@ from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import SamplingParams, Schedule
 from specdec.inference.serving.assembly import draft_engine, load_proposer, running
 from specdec.inference.serving.processes import ServerProcess
-from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from specdec.inference.workers.drafting.pool_worker import PoolWorker
 from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
-from tests.support.servers import (
-    complete,
-    complete_all,
-    draft_server,
-    target_server,
-    with_gamma,
-)
+from tests.support.servers import complete, complete_all, cut_for, draft_server, interrupted, target_server, with_gamma
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -130,16 +121,6 @@ async def test_branches_of_a_pool_worker(
             await helping.stop(grace_s=0)
 
 
-async def test_both_schedules_in_flight_at_once(far_target: ServerProcess, worker: ServerProcess) -> None:
-    requests = some_requests()
-    mixed = [
-        replace(request, schedule=schedule)
-        for request, schedule in zip(requests, [Schedule.SYNC, Schedule.ASYNC, None] * 2, strict=True)
-    ]
-    alone = await complete_all(far_target, requests)
-    assert [h.token_ids for h in await complete_all(worker, mixed)] == [a.token_ids for a in alone]
-
-
 async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerProcess, link: DelayProxy) -> None:
     """The target decodes on, without waiting for drafts, while the network is slow.
 
@@ -151,24 +132,6 @@ async def test_the_target_decodes_on_while_the_network_is_slow(worker: ServerPro
     assert completion.num_draft_tokens < 19
 
 
-async def complete_and_cut(
-    worker: ServerProcess, request: CompletionRequest, link: DelayProxy, at: set[int]
-) -> list[int]:
-    """Return a request's tokens; cut its link for a moment as soon as their number reaches each number in `at`."""
-    token_ids: list[int] = []
-    due = sorted(at)
-    async with open_channel(worker.address) as channel:
-        async for event in RemoteCompleter(channel, worker.address, deadline_s=60.0).complete(request):
-            if isinstance(event, Delta):
-                token_ids += event.token_ids
-            if due and len(token_ids) >= due[0]:
-                due.pop(0)
-                link.cut()
-                asyncio.get_running_loop().call_later(0.3, link.restore)
-    assert not due, "the request ended before it was cut"
-    return token_ids
-
-
 @pytest.mark.parametrize("schedule", list(Schedule))
 async def test_a_cut_link_is_redialled_with_equal_tokens(
     far_target: ServerProcess, worker: ServerProcess, link: DelayProxy, schedule: Schedule
@@ -176,7 +139,8 @@ async def test_a_cut_link_is_redialled_with_equal_tokens(
     link.conditions = LinkConditions(rtt_s=0.01)  # so that the target is not done when the first commits come
     request = replace(some_requests()[1], max_new_tokens=300, ignore_eos=True, schedule=schedule)
     alone = await complete(far_target, request)
-    assert await complete_and_cut(worker, request, link, at={20, 100}) == alone.token_ids
+    cut = cut_for(link, 0.3)
+    assert (await interrupted(worker, request, {20: cut, 100: cut})).token_ids == alone.token_ids
 
 
 async def test_a_link_that_stays_cut_is_unavailable(worker: ServerProcess, link: DelayProxy) -> None:

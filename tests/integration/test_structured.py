@@ -5,9 +5,7 @@ Servers run in this process, with real sockets and a proxy that can slow or cut 
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,29 +15,25 @@ import pytest
 import pytest_asyncio
 
 from specdec.comparison.run.proxy import DelayProxy, LinkConditions, delay_proxy
-from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.server import Server
-from specdec.inference.commit import Delta, FinishReason, Started
-from specdec.inference.config import ConnectionConfig, DraftConfig, FusedConfig, ModelConfig, ProposerConfig
+from specdec.inference.commit import FinishReason
+from specdec.inference.config import ConnectionConfig, DraftConfig, ModelConfig, ProposerConfig
 from specdec.inference.engine.pool import DraftPool
-from specdec.inference.errors import IncompatibleDraftError, InvalidRequestError
-from specdec.inference.observe.metrics import Metrics
+from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind, Preamble, SamplingParams, Schedule
-from specdec.inference.serving.assembly import draft_engine, load_proposer, private_worker, running, target_engine
+from specdec.inference.serving.assembly import load_proposer, private_worker, target_engine
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls import convert
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
-from specdec.inference.workers.completing.remote import RemoteCompleter, card_of_target
-from specdec.inference.workers.completion import CompletionRequest, ModelCard, Resume
-from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.completing.remote import card_of_target
+from specdec.inference.workers.completion import CompletionRequest, ModelCard
 from specdec.inference.workers.drafting.service import VerificationServicer
-from specdec.inference.workers.drafting.stream import Offer
 from tests.conftest import ModelDirectories
 from tests.support.ports import listening
-from tests.support.servers import Completion, complete_all, completed_by, until_attached
+from tests.support.servers import Completion, complete_all, completed_by, cut_for, interrupted, until_attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -75,18 +69,6 @@ def some_requests() -> list[CompletionRequest]:
         CompletionRequest(prompt, SAMPLINGS[1], seed=1, max_new_tokens=30, grammar=BEHIND_REASONING)
         for prompt in REASONING_PROMPTS
     ]
-
-
-def keeps(text: str, grammar: Grammar) -> bool:
-    if grammar.preamble is Preamble.REASONING:
-        return re.fullmatch(rf"((<think>)?.*</think>\s*)?{grammar.text}", text, re.DOTALL) is not None
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return set(json.loads(text)) == {"name", "on"}
-    if grammar.kind is GrammarKind.REGEX:
-        return re.fullmatch(grammar.text, text) is not None
-    if grammar.kind is GrammarKind.CHOICE:
-        return text in json.loads(grammar.text)
-    return re.fullmatch(r"\(*[0-9]{1,3}\)*", text) is not None and text.count("(") == text.count(")")
 
 
 def model(path: Path, num_slots: int = 8) -> ModelConfig:
@@ -140,15 +122,6 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
     return [(completion.token_ids, completion.reason) for completion in completions]
 
 
-async def test_outputs_keep_to_their_grammars(plain: list[Completion]) -> None:
-    finished = 0
-    for request, completion in zip(some_requests(), plain, strict=True):
-        if request.grammar is not None and completion.reason is FinishReason.STOP:
-            finished += 1
-            assert keeps(completion.text, request.grammar), completion.text
-    assert finished >= 8
-
-
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
     """A target with a grammar speculates without a draft; forced tokens are right unless one before was looked up."""
     forced = await complete_at(target, some_requests())
@@ -184,26 +157,6 @@ async def test_distributed(
     assert sum(completion.num_accepted_tokens for completion in helped) > 0
 
 
-async def test_pool(models: ModelDirectories, target: Server, link: DelayProxy, plain: list[Completion]) -> None:
-    loaded = await load_proposer(ProposerConfig(models.related, model(models.related), num_slots=4, branches=2))
-    async with running(draft_engine(loaded, max_waiting=4)) as engine:
-        helping = PoolWorker(engine, [link.address], Offer(loaded.vocabulary, 4, 4), Metrics("draft"))
-        try:
-            for _ in range(3):
-                assert answers(await complete_at(target, some_requests())) == answers(plain)
-        finally:
-            await helping.stop(grace_s=0)
-
-
-@pytest.mark.parametrize("adaptive", [True, False])
-async def test_fused(models: ModelDirectories, plain: list[Completion], adaptive: bool) -> None:
-    draft = ProposerConfig(models.related, model(models.related), num_slots=8)
-    config = FusedConfig(model(models.target), draft, gamma=4, adaptive_gamma=adaptive)
-    async with target_engine(config, max_waiting=64) as loaded:
-        helped = await completed_by(LocalCompleter(loaded.engine, loaded.tokenizer), some_requests())
-    assert answers(helped) == answers(plain)
-
-
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_cut_link_changes_no_token(
     models: ModelDirectories, link: DelayProxy, plain: list[Completion], schedule: Schedule
@@ -214,20 +167,9 @@ async def test_a_cut_link_changes_no_token(
     """
     link.conditions = FAR
     async with worker(models.stranger, models, link) as completer:
-        helped, cut = Completion(), False
-        async for event in completer.complete(replace(some_requests()[1], schedule=schedule)):
-            helped.record(event)
-            if isinstance(event, Delta) and not cut and len(helped.token_ids) >= 12:
-                cut = True
-                link.cut()
-                asyncio.get_running_loop().call_later(0.2, link.restore)
-    assert cut
+        request = replace(some_requests()[1], schedule=schedule)
+        helped = await interrupted(completer, request, {12: cut_for(link, 0.2)})
     assert answers([helped]) == answers(plain[1:2])
-
-
-async def test_a_limit_is_reported_as_such(target: Server) -> None:
-    (cut,) = await complete_at(target, [replace(some_requests()[0], max_new_tokens=5)])
-    assert (cut.reason, len(cut.token_ids)) == (FinishReason.LENGTH, 5)
 
 
 REFUSED = {
@@ -247,21 +189,6 @@ async def test_refused_alike(
     async with worker(models.related, models, link) as completer:
         with pytest.raises(InvalidRequestError, match=part):
             await completed_by(completer, [request])
-
-
-async def test_a_resume_needs_the_same_grammar_library(target: Server) -> None:
-    address, begun = f"127.0.0.1:{target.port}", replace(some_requests()[0], max_new_tokens=5)
-    async with open_channel(address) as channel:
-        events = [event async for event in RemoteCompleter(channel, address, deadline_s=20).complete(begun)]
-    origin = next(event.provenance for event in events if isinstance(event, Started))
-    assert "llguidance" in origin.grammar_version
-    token_ids = tuple(token_id for event in events if isinstance(event, Delta) for token_id in event.token_ids)
-    rest = replace(some_requests()[0], resume=Resume(token_ids, origin))
-    whole, resumed = await complete_at(target, [some_requests()[0], rest])
-    assert [*token_ids, *resumed.token_ids] == whole.token_ids
-    other = replace(origin, grammar_version="llguidance 0.1")
-    with pytest.raises(IncompatibleDraftError, match=r"llguidance 0\.1"):
-        await complete_at(target, [replace(rest, resume=Resume(token_ids, other))])
 
 
 async def test_a_peer_that_ignores_grammars_is_noticed(

@@ -22,7 +22,7 @@ from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.config import ROOT
 from tests.conftest import ModelDirectories
 from tests.support.scripted import until
-from tests.support.servers import ENVIRONMENT, pieces_over_http
+from tests.support.servers import ENVIRONMENT, load_of, pieces_over_http
 
 pytestmark = pytest.mark.long
 
@@ -83,12 +83,6 @@ def put(path: Path, *children: Child) -> None:
     part = path.with_suffix(".part")
     part.write_text("".join(f"{each.address}\n" for each in children))
     part.replace(path)
-
-
-async def load_of(address: str) -> pb.GetLoadResponse:
-    async with open_channel(address) as channel:
-        load: pb.GetLoadResponse = await rpc.GenerationServiceStub(channel).GetLoad(pb.GetLoadRequest())
-        return load
 
 
 async def drain(address: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,21 +17,20 @@ import pytest
 import pytest_asyncio
 
 from specdec.comparison.run.proxy import delay_proxy
-from specdec.grpc_comm.channel import open_channel
 from specdec.inference.backends.onnx.packed import packed_decoder
-from specdec.inference.commit import Delta
 from specdec.inference.config import ConnectionConfig
 from specdec.inference.request import Grammar, GrammarKind, SamplingParams, Schedule
 from specdec.inference.serving.processes import ServerProcess, free_port
 from specdec.inference.workers.calls.fleet import connected
 from specdec.inference.workers.completing.failover import FailoverCompleter
-from specdec.inference.workers.completing.remote import RemoteCompleter
 from specdec.inference.workers.completion import CompletionRequest
 from tests.support.models import NUM_TOKENIZER_IDS, disturbed, tiny_model, tiny_tokenizer
 from tests.support.servers import (
     complete_all,
+    cut_for,
     draft_server,
     fused_server,
+    interrupted,
     pool_worker,
     run_command,
     target_server,
@@ -229,21 +228,11 @@ LONG = CompletionRequest("the wind", LAW, seed=3, max_new_tokens=300, ignore_eos
 async def test_a_draft_whose_link_is_cut_resumes(
     servers: Servers, models: dict[str, Path], tokenizer: tuple[str, ...]
 ) -> None:
-    (expected,) = await alone(servers.target, [LONG])
-    was_cut = False
     async with delay_proxy(servers.target.port) as link:
         near = replace(servers.target, address=link.address)
         async with draft_server(models["draft"], near, *tokenizer) as server:
-            token_ids: list[int] = []
-            async with open_channel(server.address) as channel:
-                async for event in RemoteCompleter(channel, server.address, deadline_s=60.0).complete(LONG):
-                    token_ids += event.token_ids if isinstance(event, Delta) else ()
-                    if len(token_ids) > 100 and not was_cut:
-                        was_cut = True
-                        link.cut()
-                        asyncio.get_running_loop().call_later(0.2, link.restore)
-    assert was_cut
-    assert token_ids == expected
+            cut = await interrupted(server, LONG, {100: cut_for(link, 0.2)})
+    assert [cut.token_ids] == await alone(servers.target, [LONG])
 
 
 @of_another_tokenizer
@@ -252,14 +241,7 @@ async def test_an_answer_goes_on_at_the_target_when_the_pair_dies(servers: Serve
 
     The fused server ends here, so this test is the last one.
     """
-    (expected,) = await alone(servers.target, [LONG])
     connection = ConnectionConfig(f"{servers.fused.address},{servers.target.address}", 1)
     async with connected(connection) as fleet:
-        token_ids: list[int] = []
-        async with aclosing(FailoverCompleter(fleet, connection).complete(LONG)) as events:
-            async for event in events:
-                token_ids += event.token_ids if isinstance(event, Delta) else ()
-                if len(token_ids) > 50 and servers.fused.process.returncode is None:
-                    servers.fused.process.kill()
-                    await servers.fused.process.wait()
-    assert token_ids == expected
+        cut = await interrupted(FailoverCompleter(fleet, connection), LONG, {50: servers.fused.process.kill})
+    assert [cut.token_ids] == await alone(servers.target, [LONG])

@@ -255,26 +255,17 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
     pool.
     """
     monkeypatch.setattr(service, "HEARTBEAT_S", 0.02)
-    async with serving() as target, open_channel(target.address) as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
-        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)
-        await call.write(pb.AssistRequest(attach=attach))
-        kinds = [(await call.read()).WhichOneof("message") for _ in range(4)]
-        assert kinds == ["attached", None, None, None]
-        call.cancel()
+    async with serving() as target, raw_worker(target.address, is_private=False) as worker:
+        assert [(await worker.call.read()).WhichOneof("message") for _ in range(3)] == [None, None, None]
 
 
 async def test_a_worker_reports_its_present_room() -> None:
     """A report of 0 slots is a fault that ends the worker's stream, and no client's session."""
-    async with serving() as target, open_channel(target.address) as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
-        attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)
-        await call.write(pb.AssistRequest(attach=attach))
-        assert (await call.read()).HasField("attached")
+    async with serving() as target, raw_worker(target.address, is_private=False) as sender:
         (worker,) = target.pool._workers
-        await call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=7)))
+        await sender.call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=7)))
         await until(lambda: worker.num_slots == 7)
-        await call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=0)))
-        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await sender.call.write(pb.AssistRequest(slots=pb.AssistSlots(num_slots=0)))
+        assert await sender.call.code() == grpc.StatusCode.INVALID_ARGUMENT
         await until(lambda: not target.pool._workers)
-        assert await tokens(channel) == tokens_at(3, 40)
+        assert await tokens(sender.channel) == tokens_at(3, 40)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.special import chdtrc  # type: ignore[import-untyped]
 
 from specdec.inference.model.decoder import Verdict
+from specdec.inference.model.slots import Span
 from specdec.inference.request import SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 
@@ -39,13 +40,22 @@ def toy_logits(rng: np.random.Generator, vocab_size: int, spread: float = 1.2) -
     return rng.normal(scale=spread, size=(vocab_size, vocab_size))
 
 
+class Bigrams:
+    """Backend over such a model, which keeps nothing in its slots."""
+
+    slot_bytes = 0
+
+    def __init__(self, logits: FloatArray, *, num_slots: int, max_length: int) -> None:
+        self.logits, self.vocab_size = logits.astype(np.float32), len(logits)
+        self.num_slots, self.max_length = num_slots, max_length
+
+    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
+        last = [t for span in spans for t in [*span.token_ids][len(span.token_ids) - span.num_logits :]]
+        return self.logits[last]
+
+
 def choice_table(
-    logits: FloatArray,
-    sampling: SamplingParams,
-    *,
-    num_seeds: int,
-    num_positions: int,
-    noise_key: NoiseKey = both,
+    logits: FloatArray, sampling: SamplingParams, *, num_seeds: int, num_positions: int, noise_key: NoiseKey = both
 ) -> Choices:
     """Return every choice that the model could make, for seeds 0 .. num_seeds-1 and positions 0 .. num_positions-1."""
     vocab_size = len(logits)

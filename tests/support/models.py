@@ -118,11 +118,7 @@ CONTRACTS: dict[tuple[str, str], Collection[str]] = {
 
 
 def tiny_model(
-    family: str,
-    *,
-    vocab_size: int = DEFAULT_VOCAB_SIZE,
-    seed: int = 0,
-    **overrides: Any,
+    family: str, *, vocab_size: int = DEFAULT_VOCAB_SIZE, seed: int = 0, **overrides: Any
 ) -> PreTrainedModel:
     """Return a random model in float32, ready to run.
 
@@ -192,6 +188,13 @@ def tiny_tokenizer(variant: TokenizerVariant = "plain", chat_template: str | Non
     tokenizer.add_special_tokens([BOS_TOKEN, EOS_TOKEN])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS_TOKEN, eos_token=EOS_TOKEN)
     fast.chat_template = chat_template
+    return fast
+
+
+def marked_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the tiny tokenizer with Llama's mark of a tool call, which is a special token."""
+    fast = tiny_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     return fast
 
 

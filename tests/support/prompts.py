@@ -2,36 +2,8 @@
 
 from __future__ import annotations
 
-_WORDS = [
-    "the",
-    "and",
-    "in",
-    "on",
-    "at",
-    "or",
-    "her",
-    "sing",
-    "wind",
-    "7",
-    "12",
-    "=",
-    "{",
-    "}",
-    "(",
-    ")",
-    ":",
-    ";",
-    "naïve",
-    "Ünïcode",
-    "東京",
-    "Жизнь",
-    "🙂",
-    "return",
-    "print",
-    "while",
-    "count",
-    "ten",
-]
+_TEXT = "the and in on at or her sing wind 7 12 = { } ( ) : ; naïve Ünïcode 東京 Жизнь 🙂 return print while count ten"
+_WORDS = _TEXT.split()
 
 
 def _text(number: int) -> str:

@@ -38,8 +38,7 @@ def config(directory: Path, **changes: Any) -> ComparisonConfig:
         "schedules": (Schedule.SYNC,),
         "network": NetworkConfig(rtts_ms=(0.0, 10.0)),
         "workload": WorkloadConfig(
-            prompt_sets=(PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was",))),
-            num_runs=2,
+            prompt_sets=(PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was",))), num_runs=2
         ),
         "usable_cores": (0, 1),
         "cores_per_machine": 1,

@@ -1,4 +1,7 @@
-"""A decoder and a proposer with tokens that follow from positions; a test can hold up or break their steps."""
+"""A decoder and a proposer with tokens that follow from positions, and a silent worker of the pool.
+
+A test can hold up or break the steps of the first two.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
+from specdec.inference.commit import Commit
+from specdec.inference.engine.contract import VerificationSession
+from specdec.inference.engine.pool import DraftPool
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.speculation.verify import verify
@@ -107,3 +113,25 @@ class ScriptedProposer:
         self.steps.append(list(drafts))
         self.gate.go_through()
         return [[DraftToken(token_at(len(draft.token_ids)))] for draft in drafts]
+
+
+class SilentWorker:
+    """A `Worker` of the pool that takes all sessions and proposes nothing."""
+
+    does_rounds, scope = True, ""
+
+    def __init__(self, name: str, num_slots: int, pool: DraftPool) -> None:
+        self.id = name
+        self.num_slots = num_slots
+        self._pool = pool
+        self.most = 0
+        self.sessions: set[str] = set()
+
+    def open(self, session: VerificationSession) -> None:
+        self.sessions.add(session.id)
+        self.most = max(self.most, len(self.sessions))
+
+    def commit(self, session: VerificationSession, commit: Commit) -> None: ...
+
+    def close(self, session: VerificationSession) -> None:
+        self.sessions.discard(session.id)

@@ -10,15 +10,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from specdec.comparison.run.proxy import DelayProxy
 from specdec.grpc_comm.channel import open_channel
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.commit import Delta, Finished, FinishReason, Started
 from specdec.inference.config import ROOT
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
@@ -42,19 +45,8 @@ def target_server(model: Path, *flags: str) -> AbstractAsyncContextManager[Serve
 def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
     """Start a `draft --serve` that verifies at `target`."""
     port = free_port()
-    arguments = (
-        "--model",
-        str(model),
-        "--port",
-        str(target.port),
-        "--serve",
-        str(port),
-        "--threads",
-        "1",
-        *PATIENT,
-        *flags,
-    )
-    return server_process("draft", "draft", *arguments, port=port)
+    arguments = ("--model", str(model), "--port", str(target.port), "--serve", str(port), "--threads", "1")
+    return server_process("draft", "draft", *arguments, *PATIENT, *flags, port=port)
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
@@ -79,6 +71,12 @@ async def pool_worker(
         while num_attached < len(addresses):
             num_attached += b"attached as" in await process.stderr.readline()
         yield process
+
+
+async def load_of(address: str) -> pb.GetLoadResponse:
+    async with open_channel(address) as channel:
+        load: pb.GetLoadResponse = await rpc.GenerationServiceStub(channel).GetLoad(pb.GetLoadRequest())
+        return load
 
 
 async def until_healthy(port: int) -> None:
@@ -166,6 +164,38 @@ async def complete(server: ServerProcess | str, request: CompletionRequest) -> C
     """Send one request to any GenerationService."""
     (completion,) = await complete_all(server, [request])
     return completion
+
+
+async def interrupted(
+    server: ServerProcess | str | Completer,
+    request: CompletionRequest,
+    strikes: Mapping[int, Callable[[], Awaitable[None] | None]],
+) -> Completion:
+    """Complete a request; call each strike as soon as the answer has so many tokens, of which it must have more."""
+    completion, due = Completion(), sorted(strikes)
+    async with AsyncExitStack() as stack:
+        if isinstance(server, ServerProcess | str):
+            address = server if isinstance(server, str) else server.address
+            channel = await stack.enter_async_context(open_channel(address))
+            server = RemoteCompleter(channel, address, deadline_s=60.0)
+        async for event in server.complete(request):
+            completion.record(event)
+            if due and len(completion.token_ids) >= due[0]:
+                done = strikes[due.pop(0)]()
+                if done is not None:
+                    await done
+    assert not due, "the answer ended too early"
+    return completion
+
+
+def cut_for(link: DelayProxy, seconds: float) -> Callable[[], None]:
+    """Return a strike that cuts a link for a time."""
+
+    def strike() -> None:
+        link.cut()
+        asyncio.get_running_loop().call_later(seconds, link.restore)
+
+    return strike
 
 
 async def complete_all(

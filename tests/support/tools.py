@@ -1,4 +1,4 @@
-"""Tools for the tests of chats and of the Responses API."""
+"""Tools for the tests of chats and of the Responses API, and an agent that calls one."""
 
 from __future__ import annotations
 
@@ -30,3 +30,28 @@ def tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **othe
 def response_tool(name: str = "f", parameters: dict[str, Any] | None = PARAMETERS, **others: Any) -> dict[str, Any]:
     """Return a function as the Responses API has it."""
     return {"type": "function", **tool(name, parameters, **others)["function"]}
+
+
+async def agent_runs(model: Any, **fields: Any) -> tuple[Any, Any, list[str]]:
+    """Run an agent that calls a tool once, whole and streamed; return both results and the steps of the stream."""
+    from agents import Agent, ModelSettings, RunConfig, Runner, function_tool
+
+    called: list[int] = []
+
+    @function_tool
+    def forecast(days: int) -> str:
+        """Return the weather of a place."""
+        called.append(days)
+        return "rain"
+
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=60, temperature=0.0)
+    agent: Any = Agent(name="a", instructions="Help.", model=model, model_settings=settings, tools=[forecast], **fields)
+    asked: Any = {"starting_agent": agent, "input": "Rain?", "run_config": RunConfig(tracing_disabled=True)}
+    result = await Runner.run(**asked)
+    assert len(called) == 1
+    streaming = Runner.run_streamed(**asked)
+    kinds: list[str] = [
+        event.name async for event in streaming.stream_events() if event.type == "run_item_stream_event"
+    ]
+    assert called == [called[0]] * 2
+    return result, streaming, kinds

@@ -28,11 +28,7 @@ class Memory:
 
     @torch.inference_mode()
     def run(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        mask: torch.Tensor,
-        rooms: list[int],
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, rooms: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [num_rows, width, vocab_size] and new keys and values of tokens after the columns of `mask`.
 
@@ -51,11 +47,7 @@ class Memory:
             cache.update(past[layer, 0], past[layer, 1], layer)
         bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
         output = self.model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=bias,
-            past_key_values=cache,
-            use_cache=True,
+            input_ids=input_ids, position_ids=position_ids, attention_mask=bias, past_key_values=cache, use_cache=True
         )
         new = torch.stack([torch.stack([layer.keys, layer.values])[..., length:, :] for layer in cache.layers])
         return output.logits.float(), new

@@ -170,10 +170,3 @@ def test_an_invalid_host_name_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(socket, "getfqdn", lambda: name)
     server("--tls_self_signed", tmp_path)
     ServerTls(tmp_path / "server.pem", tmp_path / "server.key")
-
-
-def test_plain_text_off_loopback_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--role", "target", "--host", "0.0.0.0", "--port", "0"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert "--tls_cert" in line
-    assert "--insecure" in line

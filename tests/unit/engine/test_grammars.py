@@ -20,13 +20,11 @@ from specdec.inference.request import GenerationRequest, Grammar, GrammarKind
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
-from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.answers import commits_of, each_commit
-from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
+from tests.support.grammars import COMPILER, TOKENIZER
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model
 from tests.support.scripted import ScriptedDecoder
 
-TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
-COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
 WORDS = Grammar(GrammarKind.REGEX, "(the|a)[0-9]{3}")
 REQUEST = GenerationRequest((7, 8, 9), max_new_tokens=20, stop_at_eos=True, grammar=WORDS)
 
@@ -105,12 +103,6 @@ async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
             pass
     assert (await other)[-1].token_ids[-1] == EOS_TOKEN_ID
     assert engine.num_running == 0
-
-
-async def test_a_faulty_grammar_takes_no_slot(engine: TargetEngine) -> None:
-    with pytest.raises(InvalidRequestError, match="regex"):
-        await commits(engine, GenerationRequest((7,), stop_at_eos=True, grammar=Grammar(GrammarKind.REGEX, "(")))
-    assert (engine.num_running, engine.num_waiting) == (0, 0)
 
 
 async def test_a_decoder_that_chooses_elsewhere_refuses_by_name() -> None:

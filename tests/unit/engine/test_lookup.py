@@ -8,30 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from specdec.inference.commit import Commit
 from specdec.inference.engine.contract import VerificationSession
-from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.model.decoder import Decoder
 from specdec.inference.model.proposer import Draft, DraftToken
-from specdec.inference.model.slots import Span
 from specdec.inference.request import GenerationRequest, Grammar, GrammarKind, SamplingParams, Schedule
 from specdec.inference.scheduling.draft_length import DraftLength
 from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from specdec.inference.speculation.tree import Branch
-from specdec.inference.text.grammar import GrammarCompiler
-from specdec.inference.text.tokenizer import Tokenizer
 from tests.support.answers import commits_of, each_commit, tokens
-from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
+from tests.support.grammars import grammars
+from tests.support.law import Bigrams
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID
+from tests.support.scripted import SilentWorker
 
-TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
-LIMITS = EngineLimits(gamma=8, eos_token_ids=TOKENIZER.eos_token_ids)
+LIMITS = EngineLimits(gamma=8, eos_token_ids=frozenset([EOS_TOKEN_ID]))
 PLAIN = GenerationRequest(tuple(range(20, 40)), max_new_tokens=64, logprobs=1)
 OBJECTS = Grammar(GrammarKind.REGEX, r'(\{"name":[a-e],"value":[0-9]+\}, ?){3,}')
 REQUESTS = {
@@ -44,18 +41,17 @@ REQUESTS = {
 }
 
 
-class TableModel:
-    """A first-order model: its greedy text repeats itself, so that lookups find something."""
+class Helper(SilentWorker):
+    """A worker of the pool that proposes after some commits."""
 
-    vocab_size, num_slots, max_length, slot_bytes = DEFAULT_VOCAB_SIZE, 4, 400, 0
+    def __init__(self, pool: DraftPool, truth: Sequence[int]) -> None:
+        super().__init__("helper", 4, pool)
+        self._truth, self._rng = truth, random.Random(5)
 
-    def __init__(self) -> None:
-        generator = np.random.default_rng(1)
-        self._table = generator.normal(scale=3.0, size=(self.vocab_size, self.vocab_size)).astype(np.float32)
-
-    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
-        last = [t for span in spans for t in span.token_ids[len(span.token_ids) - span.num_logits :]]
-        return self._table[last]
+    def commit(self, session: VerificationSession, commit: Commit) -> None:
+        branches = proposals(session, self._truth, self._rng)
+        if branches:
+            asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, branches)
 
 
 class Moody:
@@ -73,8 +69,14 @@ class Moody:
         return DraftToken(self._rng.randrange(DEFAULT_VOCAB_SIZE))
 
 
+def table_model() -> Bigrams:
+    """Return a model with a greedy text that repeats itself, so that lookups find something."""
+    logits = np.random.default_rng(1).normal(scale=3.0, size=(DEFAULT_VOCAB_SIZE, DEFAULT_VOCAB_SIZE))
+    return Bigrams(logits, num_slots=4, max_length=400)
+
+
 def engine_of(decoder: Decoder, limits: EngineLimits = LIMITS) -> TargetEngine:
-    return TargetEngine(decoder, limits, Grammars(GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)))
+    return TargetEngine(decoder, limits, grammars())
 
 
 _truths: dict[GenerationRequest, list[Commit]] = {}
@@ -89,12 +91,12 @@ async def plainly(request: GenerationRequest) -> list[Commit]:
 
 
 async def alone(request: GenerationRequest) -> list[Commit]:
-    async with running(engine_of(SlotDecoder(TableModel()))) as engine:
+    async with running(engine_of(SlotDecoder(table_model()))) as engine:
         return await commits_of(engine.generate(request))
 
 
 async def fused(request: GenerationRequest) -> list[Commit]:
-    async with running(engine_of(SpeculativeDecoder(SlotDecoder(TableModel()), Moody(), DraftLength()))) as engine:
+    async with running(engine_of(SpeculativeDecoder(SlotDecoder(table_model()), Moody(), DraftLength()))) as engine:
         return await commits_of(engine.generate(request))
 
 
@@ -112,7 +114,7 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
     async def run(request: GenerationRequest) -> list[Commit]:
         truth = tokens(await plainly(request))
         commits, rng = [], random.Random(4)
-        async with running(engine_of(SlotDecoder(TableModel()))) as engine:
+        async with running(engine_of(SlotDecoder(table_model()))) as engine:
             wanted = replace(request, gamma=8)
             session = engine.open(wanted, grammar=await engine.compiled(wanted))
             engine.begin_help(session, schedule)
@@ -127,30 +129,9 @@ def drafted(schedule: Schedule) -> Callable[[GenerationRequest], asyncio.Future[
     return run  # type: ignore[return-value]
 
 
-class Helper:
-    """A `Worker` of the pool that proposes after some commits."""
-
-    num_slots, does_rounds, scope = 4, True, ""
-
-    def __init__(self, pool: DraftPool, truth: Sequence[int], name: str = "helper") -> None:
-        self.id = name
-        self._pool, self._truth, self._rng = pool, truth, random.Random(5)
-
-    def open(self, session: VerificationSession) -> None:
-        pass
-
-    def commit(self, session: VerificationSession, commit: Commit) -> None:
-        branches = proposals(session, self._truth, self._rng)
-        if branches:
-            asyncio.get_running_loop().call_soon(self._pool.propose, self, session.help_id, branches)
-
-    def close(self, session: VerificationSession) -> None:
-        pass
-
-
 async def pooled(request: GenerationRequest) -> list[Commit]:
     truth = tokens(await plainly(request))
-    async with running(engine_of(SlotDecoder(TableModel()))) as engine:
+    async with running(engine_of(SlotDecoder(table_model()))) as engine:
         pool = DraftPool(engine)
         pool.attach(Helper(pool, truth))
         return await commits_of(pool.generate(request))
@@ -191,17 +172,15 @@ async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -
 
 async def test_gamma_0_and_the_setting_switch_it_off() -> None:
     assert not any(commit.num_draft_tokens for commit in await alone(replace(PLAIN, gamma=0)))
-    async with running(engine_of(SlotDecoder(TableModel()), replace(LIMITS, lookup=False))) as engine:
+    async with running(engine_of(SlotDecoder(table_model()), replace(LIMITS, lookup=False))) as engine:
         assert not any(commit.num_draft_tokens for commit in await commits_of(engine.generate(PLAIN)))
 
 
 async def test_lookups_earn_a_silent_worker_no_trust() -> None:
     """Accepted tokens raise a worker's limit of sessions; looked-up tokens must not."""
-    async with running(engine_of(SlotDecoder(TableModel()))) as engine:
+    async with running(engine_of(SlotDecoder(table_model()))) as engine:
         pool = DraftPool(engine)
-        silent = Helper(pool, (), "silent")
-        silent.num_slots, silent.commit = 100, lambda session, commit: None  # type: ignore[method-assign]
-        pool.attach(silent)
+        pool.attach(silent := SilentWorker("silent", 100, pool))
         trust = pool._workers[silent].trust
         commits = await commits_of(pool.generate(replace(PLAIN, max_new_tokens=150)))
         assert sum(commit.own.num_lookup_accepted for commit in commits) > 10

@@ -15,7 +15,7 @@ from specdec.inference.commit import Commit, FinishReason
 from specdec.inference.engine.admission import Admission
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.engine.target_session import TargetSession
-from specdec.inference.errors import CapacityError, InternalError, InvalidRequestError, UnavailableError
+from specdec.inference.errors import InvalidRequestError, UnavailableError
 from specdec.inference.model.decoder import Turn, Verdict
 from specdec.inference.request import GenerationRequest, Schedule
 from specdec.inference.serving.assembly import running
@@ -74,33 +74,6 @@ async def test_refuses_a_token_below_zero(engine: TargetEngine) -> None:
         engine.open(GenerationRequest((-1,)))
 
 
-async def test_first_come_first_served(engine: TargetEngine) -> None:
-    served: list[int] = []
-
-    async def run(number: int) -> None:
-        await finish(engine, request(3 + number))
-        served.append(number)
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(4):
-            group.create_task(run(number))
-            await asyncio.sleep(0)
-    assert served == [0, 1, 2, 3]
-
-
-async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Two slots and two places take four requests; the fifth is refused, and admitted after one has left."""
-    decoder.gate.close()
-    sessions = [engine.open(request()) for _ in range(4)]
-    await at_gate(decoder)
-    with pytest.raises(CapacityError, match=r"2 slots .* 2 requests wait .*limit 2") as caught:
-        engine.open(request())
-    assert caught.value.retry_after_s > 0
-    engine.close(sessions[3])
-    engine.close(engine.open(request()))
-    decoder.gate.open()
-
-
 async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
     """A request may be cancelled in the middle of its pass, which cannot be interrupted.
 
@@ -117,63 +90,6 @@ async def test_cancelled_in_the_middle_of_a_pass(engine: TargetEngine, decoder: 
     assert [tokens(await task) for task in following] == [tokens_at(3, 4), tokens_at(6, 4)]
     assert decoder.steps[1][0].start == 0
     await until_counts(engine, running=0)
-
-
-async def test_cancelled_while_waiting(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    decoder.gate.close()
-    running = [asyncio.create_task(finish(engine, request())) for _ in range(2)]
-    waiting = [asyncio.create_task(finish(engine, request())) for _ in range(2)]
-    await at_gate(decoder)
-    await until_counts(engine, running=2, waiting=2)
-    waiting[0].cancel()
-    await asyncio.gather(waiting[0], return_exceptions=True)
-    await until_counts(engine, running=2, waiting=1)
-    decoder.gate.open()
-    for task in (*running, waiting[1]):
-        assert len(tokens(await task)) == 4
-
-
-async def test_closing_twice_is_harmless(engine: TargetEngine) -> None:
-    session = drafted(engine, request())
-    await until_counts(engine, running=1)
-    engine.close(session)
-    engine.close(session)
-    assert len(tokens(await finish(engine, request()))) == 4
-    both = [drafted(engine, request()) for _ in range(3)]
-    await until_counts(engine, running=2, waiting=1)
-    for each in both:
-        engine.close(each)
-
-
-async def test_failed_pass_ends_its_sessions_alone(
-    engine: TargetEngine, decoder: ScriptedDecoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A failed pass ends its own sessions alone; the engine goes on.
-
-    A session that waits for its draft is not in the pass, and continues.
-    """
-    bystander = drafted(engine, request(1, max_new_tokens=2))
-    await until_counts(engine, running=1)
-    decoder.gate.fail(RuntimeError("out of luck"), times=2)  # the first failure is forgiven: the pass is made again
-    with pytest.raises(InternalError, match="log has the cause"):
-        await finish(engine, request())
-    assert caplog.text.count("RuntimeError: out of luck") == 2
-    engine.propose(bystander, [Branch(None, 1, tokens_at(1, 1))])
-    assert tokens(await commits_of(engine.answer(bystander))) == tokens_at(1, 2)
-    assert len(tokens(await finish(engine, request()))) == 4
-
-
-async def test_stop_lets_the_running_finish(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    decoder.gate.close()
-    running = asyncio.create_task(finish(engine, request()))
-    await at_gate(decoder)
-    stopping = asyncio.create_task(engine.stop(grace_s=10))
-    await asyncio.sleep(0)
-    with pytest.raises(UnavailableError, match="shutting down"):
-        engine.open(request())
-    decoder.gate.open()
-    assert len(tokens(await running)) == 4
-    await stopping
 
 
 async def test_stop_fails_what_is_left_after_the_grace_period(engine: TargetEngine) -> None:

@@ -12,23 +12,18 @@ from openai.types.responses import Response
 
 from specdec.inference.commit import FinishReason
 from specdec.inference.errors import UnavailableError
-from specdec.inference.gateway.app import create_app
 from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.workers.completion import ModelCard
-from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.tools import PARAMETERS, response_tool
-from tests.unit.gateway.test_app import PASSES, TEXT
+from tests.unit.gateway.test_app import PASSES, TEXT, post
 from tests.unit.gateway.test_tools import THINKING, TWO, stopping
 
 TOOL = response_tool(strict=None)
 
 
 async def ask(completer: ScriptedCompleter, card: ModelCard = CARD, **body: Any) -> httpx.Response:
-    served = gateway(completer)
-    served.card = card
-    transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        return await client.post("/v1/responses", json={"input": "hi", **body})
+    return await post(completer, "/v1/responses", {"input": "hi", **body}, card)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

@@ -16,14 +16,13 @@ from specdec.inference.commit import FinishReason
 from specdec.inference.config import ROOT
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.gateway import requests
-from specdec.inference.gateway.app import create_app
 from specdec.inference.request import Grammar, GrammarKind, Preamble
 from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.workers.completion import ModelCard
 from tests.support import llmperf
-from tests.support.completers import CARD, ScriptedCompleter, gateway
+from tests.support.completers import CARD, ScriptedCompleter
 from tests.support.tools import tool
-from tests.unit.gateway.test_app import HELLO, PASSES, events
+from tests.unit.gateway.test_app import HELLO, PASSES, events, post
 
 TEXTS = ["I look.\n", "<tool", '_call>\n{"name": "f", "argu', 'ments": {"a": ', "1}}\n</tool_call>"]
 TWO = [*TEXTS, "\n", *TEXTS[1:]]
@@ -31,18 +30,9 @@ THINKING = "{% if add_generation_prompt %}<think>{% endif %}"
 
 
 async def ask(
-    completer: ScriptedCompleter,
-    body: dict[str, Any],
-    card: ModelCard = CARD,
-    path: str = "chat/completions",
-    **settings: Any,
+    completer: ScriptedCompleter, body: dict[str, Any], card: ModelCard = CARD, **settings: Any
 ) -> httpx.Response:
-    served = gateway(completer, **settings)
-    served.card = card
-    transport = httpx.ASGITransport(create_app(served), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        headers, text = {"Content-Type": "application/json"}, json.dumps({"messages": [HELLO], **body})
-        return await client.post("/v1/chat/completions", content=text, headers=headers)
+    return await post(completer, "/v1/chat/completions", {"messages": [HELLO], **body}, card, **settings)
 
 
 async def grammar_of(body: dict[str, Any], card: ModelCard = CARD, **settings: Any) -> Grammar | None:

@@ -103,19 +103,10 @@ def gumbel_of_hash(token_hash: int) -> float:
 @pytest.mark.parametrize(
     ("seed", "outputs"),
     [
-        (
-            0,
-            [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B],
-        ),
+        (0, [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B]),
         (
             1234567,
-            [
-                6457827717110365317,
-                3203168211198807973,
-                9817491932198370423,
-                4593380528125082431,
-                16408922859458223821,
-            ],
+            [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821],
         ),
     ],
 )
@@ -163,8 +154,7 @@ def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
 
 @relaxed
 @given(
-    st.lists(st.tuples(any_seed, any_position), min_size=1, max_size=8),
-    st.lists(any_token_id, min_size=1, max_size=70),
+    st.lists(st.tuples(any_seed, any_position), min_size=1, max_size=8), st.lists(any_token_id, min_size=1, max_size=70)
 )
 def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], token_ids: list[int]) -> None:
     """Workers with and without torch must agree, in vectorised and scalar parts of both libraries."""
@@ -473,3 +463,49 @@ def test_one_survivor_is_greedy(logits_seed: int, vocab_size: int, params: Sampl
 def test_the_limits_themselves_are_allowed(params: dict[str, float]) -> None:
     built = SamplingParams(**params)  # type: ignore[arg-type]
     assert built.greedy == (built.temperature == 0.0)
+
+
+VOCAB_SIZE = 300
+SETTINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.7, seed=1),
+    SamplingParams(temperature=1.3, top_k=20, seed=2),
+    SamplingParams(temperature=1.0, top_p=0.8, seed=3),
+    SamplingParams(temperature=1.0, min_p=0.05, repetition_penalty=1.0, seed=4),
+    SamplingParams(logit_bias=((5, 30.0),)),
+]
+
+
+def naive(logits: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
+    """Return the scores of one row, by the definition."""
+    row = logits.astype(np.float64)
+    for token_id, bias in params.logit_bias:
+        row[token_id] += bias
+    if params.greedy:
+        return row
+    keys = np.asarray(noise_keys([params.seed], [position]))
+    noise = gumbel_noise(keys[:, None], np.arange(VOCAB_SIZE)[None, :])
+    scores: np.ndarray = (process_logits(row[None].astype(np.float32), [params]) + noise)[0]
+    return scores
+
+
+@pytest.mark.parametrize("sampling", [SETTINGS, SETTINGS[:1] * 6, SETTINGS[1:2] * 6, SETTINGS[2:4] * 3])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_best_tokens_are_ranked_by_score(sampling: list[SamplingParams], count: int) -> None:
+    """The first one is the choice; the others follow by their scores, in every library."""
+    logits, positions = random_logits(1, len(sampling), VOCAB_SIZE), [10 + row for row in range(len(sampling))]
+    for array in (logits.copy(), torch.from_numpy(logits)):
+        ranked = rank_tokens(array, sampling, positions, count=count)
+        assert [row[0][0] for row in ranked] == choose_tokens(array, sampling, positions)
+        assert np.array_equal(array, logits), "the given logits are unchanged"
+        for row, (params, position) in enumerate(zip(sampling, positions, strict=True)):
+            scores = naive(logits[row], params, position)
+            best = np.argsort(-scores, kind="stable")[:count]
+            assert [token_id for token_id, _ in ranked[row]] == best.tolist()
+            assert [score for _, score in ranked[row]] == pytest.approx(scores[best].tolist(), abs=1e-6)
+
+
+def test_nothing_comes_second_where_one_token_is_left() -> None:
+    greedy = SamplingParams(temperature=1.0, top_k=1)
+    ((_, (_, score)),) = rank_tokens(random_logits(1, 1, VOCAB_SIZE), [greedy], [3], count=2)
+    assert score == -math.inf

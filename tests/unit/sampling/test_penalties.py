@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,13 +17,13 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.model.decoder import Turn
-from specdec.inference.model.slots import Span
 from specdec.inference.request import GenerationRequest, SamplingParams
 from specdec.inference.sampling.choice import choose_tokens
 from specdec.inference.sampling.penalties import NONE_BEFORE, TokensBefore, adjust_logits, rows_before
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.tokens import Tally, TokenView
 from tests.support.faults import strikes
+from tests.support.law import Bigrams
 
 VOCAB_SIZE = 12
 relaxed = settings(deadline=None, max_examples=60)
@@ -135,8 +134,7 @@ def counted(row: TokensBefore) -> tuple[Counter[int], set[int]]:
 
 @relaxed
 @given(
-    sequences,
-    st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3), st.integers(1, 60))),
+    sequences, st.lists(st.tuples(st.lists(token_ids, max_size=4), st.lists(token_ids, max_size=3), st.integers(1, 60)))
 )
 def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
     """Counts of tokens that grow with the output equal a count of the whole output, also after an error.
@@ -150,19 +148,6 @@ def test_incremental_counts_equal_a_full_count(log: list[int], steps: list[tuple
         strikes(partial(TokensBefore.of, view, output_start, tally), number, ("specdec.inference.tokens",))
         row = TokensBefore.of(view, output_start, tally)
         assert counted(row) == counted(TokensBefore.of([*log, *drafts], output_start))
-
-
-class TableBackend:
-    """A first-order model: logits depend on the last token, and only penalties on earlier ones."""
-
-    vocab_size, num_slots, max_length, slot_bytes = VOCAB_SIZE, 4, 1000, 0
-
-    def __init__(self, seed: int) -> None:
-        self._table = random_logits(seed, VOCAB_SIZE)
-
-    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
-        last = [t for span in spans for t in span.token_ids[len(span.token_ids) - span.num_logits :]]
-        return self._table[last]
 
 
 def decoded(
@@ -184,29 +169,9 @@ def decoded(
 @given(st.integers(0, 2**32), penalizing, sequences)
 def test_speculation_does_not_change_penalized_output(seed: int, params: SamplingParams, prompt: list[int]) -> None:
     """The tokens are those of the target alone, whatever is proposed (drafter invariance)."""
-    decoder = SlotDecoder(TableBackend(seed))
+    decoder = SlotDecoder(Bigrams(random_logits(seed, VOCAB_SIZE).astype(np.float64), num_slots=4, max_length=1000))
     alone = decoded(decoder, params, prompt, 16, None)
     assert decoded(decoder, params, prompt, 16, random.Random(seed)) == alone
-
-
-def test_penalties_change_the_greedy_choice() -> None:
-    logits = np.array([[2.0, 1.9, -1.0]], dtype=np.float32)
-    for params, token_id in (
-        (SamplingParams(), 0),
-        (SamplingParams(logit_bias=((2, 10.0),)), 2),
-        (SamplingParams(presence_penalty=0.5), 1),
-        (SamplingParams(frequency_penalty=0.06), 1),
-        (SamplingParams(repetition_penalty=1.2), 1),
-    ):
-        assert choose_tokens(logits, [params], [5], [TokensBefore.of([0, 0], 0)]) == [token_id]
-
-
-def test_presence_and_frequency_count_output_only() -> None:
-    logits = np.array([[2.0, 1.0]], dtype=np.float32)
-    before = [TokensBefore.of([0, 0], 2)]  # all of it prompt
-    for params in (SamplingParams(presence_penalty=2.0), SamplingParams(frequency_penalty=2.0)):
-        assert adjust_logits(logits, [params], before).tolist() == [[2.0, 1.0]]
-    assert adjust_logits(logits, [SamplingParams(repetition_penalty=2.0)], before).tolist() == [[1.0, 1.0]]
 
 
 def test_a_resumed_output_begins_where_it_did() -> None:

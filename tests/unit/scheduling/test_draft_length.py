@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from specdec.inference.backends.pytorch.backend import TorchBackend
-from specdec.inference.model.decoder import Decoder, Turn
+from specdec.inference.model.decoder import Turn
 from specdec.inference.model.proposer import Draft, DraftToken
 from specdec.inference.request import SamplingParams
 from specdec.inference.scheduling.draft_length import FIRST_LENGTH, DraftLength
@@ -199,17 +199,10 @@ def test_lookups_that_fail_do_not_widen_passes() -> None:
     DraftLength.record_step(length, 4, 1e-5)
     target = SlotDecoder(TorchBackend(tiny_model("llama", seed=1), num_slots=4, max_length=96))
     decoder = SpeculativeDecoder(target, WrongLookup(), length)
-    num_drafted = decoded(decoder, [[5, 6], [8], [9], [7]], SamplingParams())[1]
-    assert 0 < num_drafted < 40, "of 160 passes and tokens"
-
-
-def decoded(decoder: Decoder, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], int]:
-    """Decode sequences of 40 new tokens together; return them and the number of draft tokens."""
-    sequences, held, num_drafted = [list(prompt) for prompt in prompts], [0] * len(prompts), 0
-    while any(len(sequence) < len(prompt) + 40 for sequence, prompt in zip(sequences, prompts, strict=True)):
-        turns = [Turn(i, held[i], tuple(sequence), sampling, gamma=6) for i, sequence in enumerate(sequences)]
-        for i, verdict in enumerate(decoder.step(turns)):
-            held[i] = len(sequences[i]) + verdict.num_accepted_tokens
-            sequences[i] += verdict.token_ids
+    sequences, num_drafted = [[5, 6], [8], [9], [7]], 0
+    for _ in range(40):
+        turns = [Turn(i, 0, tuple(sequence), SamplingParams(), gamma=6) for i, sequence in enumerate(sequences)]
+        for sequence, verdict in zip(sequences, decoder.step(turns), strict=True):
+            sequence += verdict.token_ids
             num_drafted += verdict.num_draft_tokens
-    return [sequence[: len(prompt) + 40] for sequence, prompt in zip(sequences, prompts, strict=True)], num_drafted
+    assert 0 < num_drafted < 40, "of 160 turns"

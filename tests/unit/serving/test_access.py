@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def dialling(trust: Pki, *, token: str | None = None, certificate: str | None = 
         file.write_text(token)
     pair = (None, None) if certificate is None else trust.pair("client", certificate)
     return DialSecurity(trust.ca, pair[0], pair[1], token_file=None if token is None else file)
+
+
+@asynccontextmanager
+async def remote(port: int, security: DialSecurity) -> AsyncGenerator[FailoverCompleter, None]:
+    """Yield a client of the server at this port."""
+    link = ConnectionConfig("127.0.0.1", port, 60.0, security=security)
+    async with connected(link) as fleet:
+        yield FailoverCompleter(fleet, link)
 
 
 METHODS = {
@@ -233,18 +242,15 @@ async def test_a_caller_without_its_certificate_gets_the_reason(at: Served, trus
 
 async def test_a_revoked_token_ends_with_the_file(at: Served, trust: Pki, auth_file: Path) -> None:
     """Calls on open connections end too; a half-written file changes nothing."""
-    security = dialling(trust, token=token_of("client"))
-    link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=security)
-    async with connected(link) as fleet:
-        remote = FailoverCompleter(fleet, link)
-        assert await remote.model() == CARD
+    async with remote(at.grpc, dialling(trust, token=token_of("client"))) as client:
+        assert await client.model() == CARD
         cut_in_half(auth_file)
-        assert await remote.model() == CARD
+        assert await client.model() == CARD
         write(auth_file, entry("other", "client"))
         with pytest.raises(UnauthenticatedError, match="the token is not known here"):
-            await remote.model()
+            await client.model()
         write(trust.folder / "token", token_of("other"))  # the client follows its file too
-        assert await remote.model() == CARD
+        assert await client.model() == CARD
 
 
 @pytest.mark.parametrize(
@@ -416,18 +422,17 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
     It was once otherwise: long names of users were cut, so two names with the same beginning were one account.
     """
     write(auth_file, entry("gateway", "client", "speaks_for_others = true"))
-    async with served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at:
-        link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of("gateway")))
-        async with connected(link) as fleet:
-            remote = FailoverCompleter(fleet, link)
-            for length in (64, 65):
-                with request_context(Caller("a" * length), ""):
-                    asking = remote.complete(CompletionRequest("x"))
-                    if length == 64:
-                        assert [event async for event in asking]
-                        continue
-                    with pytest.raises(InvalidRequestError, match="x-specdec-user has 65 characters, the limit is 64"):
-                        await anext(asking)
+    async with (
+        served(PortSecurity(*trust.pair("server"), auth_file=auth_file)) as at,
+        remote(at.grpc, dialling(trust, token=token_of("gateway"))) as gateway,
+    ):
+        with request_context(Caller("a" * 64), ""):
+            assert [event async for event in gateway.complete(CompletionRequest("x"))]
+        with (
+            request_context(Caller("a" * 65), ""),
+            pytest.raises(InvalidRequestError, match="x-specdec-user has 65 characters, the limit is 64"),
+        ):
+            await anext(gateway.complete(CompletionRequest("x")))
 
 
 async def test_a_gateway_names_the_account_of_each_request(
@@ -439,11 +444,9 @@ async def test_a_gateway_names_the_account_of_each_request(
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)
     async with served(security) as at:
         for name in ("gateway", "client"):
-            link = ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=dialling(trust, token=token_of(name)))
-            async with connected(link) as fleet:
-                remote = FailoverCompleter(fleet, link)
+            async with remote(at.grpc, dialling(trust, token=token_of(name))) as asking:
                 with request_context(Caller("alice"), "id-of-alice"):
-                    _ = [event async for event in remote.complete(CompletionRequest("x"))]
+                    _ = [event async for event in asking.complete(CompletionRequest("x"))]
         async with https(trust) as client:
             headers = {"Authorization": f"Bearer {token_of('client')}", "X-Request-Id": "id-of-bob"}
             url = f"https://127.0.0.1:{at.http}/v1/completions"

@@ -14,7 +14,6 @@ from specdec.inference.caller import Caller, request_context
 from specdec.inference.commit import Commit, Opened, TokenEvent, TokenSource
 from specdec.inference.config import PortSecurity
 from specdec.inference.engine.draft import DraftEngine
-from specdec.inference.engine.grammars import Grammars
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import EngineLimits, TargetEngine
 from specdec.inference.model.decoder import Decoder
@@ -24,20 +23,18 @@ from specdec.inference.serving.assembly import running
 from specdec.inference.speculation.model_proposer import ModelProposer
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
-from specdec.inference.text.grammar import GrammarCompiler
-from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.drafting.pool_worker import PoolWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from specdec.inference.workers.drafting.stream import Offer
-from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
+from tests.support.grammars import grammars
+from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model
 from tests.support.ports import served
 from tests.support.scripted import until
 
 NUM_SLOTS = 2
 LIMITS = EngineLimits(gamma=4, eos_token_ids=frozenset([EOS_TOKEN_ID]))
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
-TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{50}")
 PENALIZED = SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.3, frequency_penalty=0.4)
 LONG = [
@@ -51,10 +48,6 @@ SHORT = [GenerationRequest((30 + i, 31), SamplingParams(1.0, seed=i), max_new_to
 
 def backend(*, seed: int, num_slots: int = 3) -> TorchBackend:
     return TorchBackend(tiny_model("llama", seed=seed), num_slots=num_slots, max_length=128)
-
-
-def grammars() -> Grammars:
-    return Grammars(GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE))
 
 
 def engine(decoder: Decoder) -> TargetEngine:

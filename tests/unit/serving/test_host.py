@@ -1,4 +1,7 @@
-"""The life of a server: it tries ports before slow work, drains at one signal, and ends at a second one."""
+"""The life of a server: it tries ports before slow work, watches it, drains at one signal, and ends at a second one.
+
+It reports what breaks or hangs, and ends also then.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,12 +22,16 @@ from typing import TypeAlias
 import pytest
 
 from specdec.inference.config import ROOT, HttpConfig, ObserveConfig, PortSecurity, ServerConfig
-from specdec.inference.errors import ConfigError, UnavailableError
+from specdec.inference.engine.target import EngineLimits, TargetEngine
+from specdec.inference.errors import ConfigError, InternalError, UnavailableError
+from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import GenerationRequest
 from specdec.inference.serving import host as host_module
 from specdec.inference.serving.fronts import check_ports
 from specdec.inference.serving.host import Host
 from specdec.inference.serving.processes import free_port
-from tests.support import scripted
+from tests.support.answers import commits_of
+from tests.support.scripted import ScriptedDecoder, until
 
 
 def test_a_taken_port_is_named_whichever_it_is() -> None:
@@ -56,47 +65,53 @@ def test_free_ports_stay_free() -> None:
 
 
 class Recorder:
-    """A front and a work that record the calls of their methods."""
+    """A front and a work that record the calls of their methods, and their times."""
 
-    fault = broken = None
+    ports = {"grpc": 1}
     hangs = False
+    fault: str | None = None
+    broken: str | None = None
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.at: list[float] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    def _note(self, word: str) -> None:
+        self.told.append(word)
+        self.at.append(time.monotonic())
 
     def report(self, *, ready: bool, alive: bool = True) -> None:
-        self.told.append("report")
+        self._note(f"ready={ready} alive={alive}")
 
     async def open(self) -> None:
-        self.told.append("open")
-
-    @property
-    def ports(self) -> dict[str, int]:
-        return {"grpc": 1}
+        self._note("open")
 
     async def refuse_new(self) -> None:
-        self.told.append("refuse")
+        self._note("refuse")
 
     async def close(self) -> None:
-        self.told.append("close")
+        self._note("close")
 
     async def stop(self, *, grace_s: float) -> None:
-        self.told.append(f"stop {grace_s:g}")
+        self._note(f"stop {grace_s:g}")
+        await self.may_end.wait()
 
 
 async def test_one_order_of_draining() -> None:
     recorder, ended = Recorder(), asyncio.Event()
 
-    async def until() -> None:
+    async def end() -> None:
         await ended.wait()
 
     host = Host(recorder, [recorder, recorder], config=ServerConfig(grace_s=3.0))
-    serving = asyncio.create_task(host.run(until()))
+    serving = asyncio.create_task(host.run(end()))
     await asyncio.sleep(0.01)
     assert recorder.told == ["open", "open"]
     ended.set()
     await serving
-    assert recorder.told[2:] == ["report", "report", "refuse", "refuse", "stop 3", "close", "close"]
+    assert recorder.told[2:] == ["ready=False alive=True"] * 2 + ["refuse", "refuse", "stop 3", "close", "close"]
 
 
 async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,19 +121,19 @@ async def test_a_first_wait_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplo
     """
     monkeypatch.setattr(host_module, "WATCH_S", 0.01)
     recorder = Recorder()
-    recorder.fault = "no target yet"  # type: ignore[assignment]
+    recorder.fault = "no target yet"
     caplog.set_level(logging.INFO, "specdec.inference.serving.host")
 
     def logged() -> list[tuple[str, str]]:
         return [(record.levelname, record.getMessage()) for record in caplog.records if "ready" in record.getMessage()]
 
-    async def until() -> None:
+    async def end() -> None:
         for num_lines, fault in ((1, None), (2, "lost"), (3, None)):
-            await scripted.until(lambda num_lines=num_lines: len(logged()) >= num_lines)  # type: ignore[misc]
-            recorder.fault = fault  # type: ignore[assignment]
-        await scripted.until(lambda: len(logged()) >= 4)
+            await until(lambda num_lines=num_lines: len(logged()) >= num_lines)  # type: ignore[misc]
+            recorder.fault = fault
+        await until(lambda: len(logged()) >= 4)
 
-    await Host(recorder, [recorder], config=ServerConfig(grace_s=0.0)).run(until())
+    await Host(recorder, [recorder], config=ServerConfig(grace_s=0.0)).run(end())
     first, later = logged()[:2], logged()[2:]
     assert first == [("INFO", "not ready: no target yet"), ("INFO", "ready")]
     assert later == [("WARNING", "not ready: lost"), ("WARNING", "ready again")]
@@ -132,10 +147,10 @@ async def test_loaded_objects_are_not_searched_for_garbage() -> None:
     """
     num_frozen = []
 
-    async def until() -> None:
+    async def end() -> None:
         num_frozen.append(gc.get_freeze_count())
 
-    await Host(Recorder(), config=ServerConfig()).run(until())
+    await Host(Recorder(), config=ServerConfig()).run(end())
     assert num_frozen[0] > 1000
     assert gc.get_freeze_count() == 0
 
@@ -143,11 +158,11 @@ async def test_loaded_objects_are_not_searched_for_garbage() -> None:
 async def test_failed_work_ends_the_host() -> None:
     recorder = Recorder()
 
-    async def until() -> None:
+    async def end() -> None:
         raise UnavailableError("every target refuses")
 
     with pytest.raises(UnavailableError, match="every target refuses"):
-        await Host(recorder, [recorder], config=ServerConfig(grace_s=0.0)).run(until())
+        await Host(recorder, [recorder], config=ServerConfig(grace_s=0.0)).run(end())
     assert recorder.told == ["open", "close"]
 
 
@@ -163,6 +178,109 @@ async def test_a_watch_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Host, "_watch", fail)
     with pytest.raises(RuntimeError, match="no such figure"):
         await Host(Recorder(), config=ServerConfig(grace_s=0.0)).run()
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list that gets the times at which the process would have ended itself."""
+    times: list[float] = []
+    monkeypatch.setattr(host_module, "_give_up", lambda: times.append(time.monotonic()))
+    return times
+
+
+async def hosted(
+    decoder: ScriptedDecoder, *, drain_delay_s: float = 0.0, pass_timeout_s: float = 60.0
+) -> tuple[TargetEngine, Recorder, asyncio.Task[None]]:
+    """Run a host of an engine over this decoder; return the engine, a front of the host, and the run."""
+    engine, front = TargetEngine(decoder, EngineLimits(pass_timeout_s=pass_timeout_s)), Recorder()
+    engine.start()
+    config = ServerConfig(grace_s=0.1, drain_delay_s=drain_delay_s)
+    running = asyncio.create_task(Host(engine, [front], config=config).run())
+    await until(lambda: front.told == ["open"])
+    return engine, front, running
+
+
+async def test_draining_is_reported_before_requests_are_refused(forced: list[float]) -> None:
+    """A server that drains reports it for a time before it refuses requests.
+
+    It was once otherwise: NOT_SERVING and refusals began at once, so balancers that had not noticed yet lost requests.
+    """
+    engine, front, running = await hosted(ScriptedDecoder(), drain_delay_s=0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: front.told[-1] == "ready=False alive=True")
+    request = GenerationRequest((1, 2), max_new_tokens=2)
+    assert [commit.position for commit in await commits_of(engine.generate(request))] == [2, 3]  # still served
+    await running
+    assert front.told == ["open", "ready=False alive=True", "refuse", "close"]
+    assert front.at[2] - front.at[1] >= 0.5
+    assert forced == []
+
+
+async def test_a_broken_engine_ends_the_process_with_an_error(forced: list[float]) -> None:
+    """A server with a broken engine ends with an error.
+
+    It was once otherwise: a server with a broken engine reported SERVING for ever, and was not restarted.
+    """
+    engine, front, running = await hosted(decoder := ScriptedDecoder())
+    decoder.gate.fail(RuntimeError("the device is gone"), times=100)
+    for _ in range(8):
+        with pytest.raises(Exception, match=r"failed|row"):
+            _ = await commits_of(engine.generate(GenerationRequest((1, 2))))
+    async with asyncio.timeout(60):
+        with pytest.raises(InternalError, match="in a row"):
+            await running
+    assert front.told == ["open", "ready=False alive=False", "refuse", "close"]
+
+
+async def test_a_hanging_pass_makes_the_server_unready(monkeypatch: pytest.MonkeyPatch, forced: list[float]) -> None:
+    monkeypatch.setattr(host_module, "FORCE_AFTER_S", 0.5)
+    engine, front, running = await hosted(decoder := ScriptedDecoder(), pass_timeout_s=0.1)
+    decoder.gate.close()
+    try:
+        session = engine.open(GenerationRequest((1, 2)))
+        await until(lambda: front.told[-1:] == ["ready=False alive=False"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(60):
+            with pytest.raises(InternalError, match="still running"):
+                await running
+            await until(lambda: forced != [])  # the interpreter would wait for the pass
+        engine.close(session)
+    finally:
+        decoder.gate.open()
+
+
+async def test_a_pass_whose_sessions_have_gone_elsewhere_may_end(forced: list[float]) -> None:
+    """A drained server lets its last pass end, and exits with code 0.
+
+    It was once otherwise: a drain moved all requests while their last pass ran, and the process ended with code 1.
+    """
+    engine, front, running = await hosted(decoder := ScriptedDecoder())
+    decoder.gate.close()
+    session = engine.open(GenerationRequest((1, 2)))
+    await until(lambda: engine._thread.began is not None)
+    engine.close(session)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: front.told[-1:] == ["refuse"])
+    await asyncio.sleep(0.1)
+    decoder.gate.open()
+    await running
+    assert engine.broken is None
+    assert forced == []
+
+
+async def test_a_loop_that_came_late_is_a_figure(forced: list[float]) -> None:
+    engine, metrics = TargetEngine(ScriptedDecoder()), Metrics("tiny")
+    engine.start()
+    running = asyncio.create_task(Host(engine, config=ServerConfig(grace_s=0.1), metrics=metrics).run())
+
+    def figure(name: str) -> float:
+        return metrics.registry.get_sample_value(name, {"model_name": "tiny"}) or 0.0
+
+    await until(lambda: figure("specdec_event_loop_tasks") > 1)  # it has looked once
+    time.sleep(0.4)  # noqa: ASYNC251 - what a large message used to do
+    await until(lambda: figure("specdec_event_loop_lag_seconds") > 0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
 
 
 Streams: TypeAlias = tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]

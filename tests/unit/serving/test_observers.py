@@ -1,8 +1,9 @@
-"""Traces are optional: without the flag nothing is imported, and missing packages are one clear line."""
+"""Traces and the port for metrics need no package that is not asked for, and a missing one is one clear line."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import time
 
@@ -53,3 +54,15 @@ def test_a_silent_collector_does_not_delay_the_end() -> None:
                     pass
             began = time.monotonic()
         assert time.monotonic() - began < 5
+
+
+def test_the_port_for_metrics_needs_no_fastapi() -> None:
+    """The port for metrics works without FastAPI.
+
+    It was once otherwise: beside vLLM's older FastAPI, a target with --metrics_port loaded its model, and then failed.
+    """
+    code = (
+        "import sys; sys.modules['fastapi'] = None; from specdec.inference.gateway.door.middleware import HttpGate; "
+        "from specdec.inference.gateway.door.port import Probes, SidePort; import specdec.inference.serving.target"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

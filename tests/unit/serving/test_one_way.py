@@ -28,13 +28,7 @@ from tests.support.models import tiny_model, tiny_tokenizer
 from tests.support.ports import served
 
 ROOT = Path(__file__).parents[3]
-GATEWAY = [
-    "stream.py:chunks",
-    "requests.py:events_of",
-    "scope.py:complete",
-    "resuming.py:events",
-    "remote.py:complete",
-]
+GATEWAY = ["stream.py:chunks", "requests.py:events_of", "scope.py:complete", "resuming.py:events", "remote.py:complete"]
 TARGET = [
     "guard.py:guard",
     "generation.py:Generate",

@@ -10,13 +10,7 @@ import httpx
 import pytest
 
 from specdec.grpc_comm.guard import OPEN
-from specdec.inference.config import (
-    ConnectionConfig,
-    DialSecurity,
-    ObserveConfig,
-    PortSecurity,
-    ServerConfig,
-)
+from specdec.inference.config import ConnectionConfig, DialSecurity, ObserveConfig, PortSecurity, ServerConfig
 from specdec.inference.errors import ConfigError
 from specdec.inference.serving.fronts import GrpcFront, Ports
 from specdec.inference.workers.calls.fleet import connected

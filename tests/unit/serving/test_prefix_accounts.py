@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.caller import Caller
-from specdec.inference.commit import Commit, Started
+from specdec.inference.commit import Started
 from specdec.inference.config import ConnectionConfig, DialSecurity, DraftConfig, PortSecurity
 from specdec.inference.engine.contract import VerificationSession
 from specdec.inference.engine.draft import DraftEngine
@@ -39,7 +39,7 @@ from specdec.inference.workers.drafting.private import PrivateWorker
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.models import DEFAULT_VOCAB_SIZE, tiny_model, tiny_tokenizer
 from tests.support.ports import Served, entry, served, token_of
-from tests.support.scripted import until
+from tests.support.scripted import SilentWorker, until
 
 WORDS = Vocabulary("f", DEFAULT_VOCAB_SIZE)
 SYSTEM = "Alice's safe opens with the code "
@@ -69,23 +69,15 @@ class Drafting(DraftEngine):
         return session
 
 
-class Helper:
+class Helper(SilentWorker):
     """A worker of the pool that never drafts, and records the salts of its requests."""
 
-    num_slots, does_rounds, scope = 9, True, ""
-
-    def __init__(self) -> None:
-        self.id = "w"
-        self.salts: list[str] = []
+    def __init__(self, pool: DraftPool, salts: list[str]) -> None:
+        super().__init__("w", 9, pool)
+        self._salts = salts
 
     def open(self, session: VerificationSession) -> None:
-        self.salts.append(session.request.cache_salt)
-
-    def commit(self, session: VerificationSession, commit: Commit) -> None:
-        pass
-
-    def close(self, session: VerificationSession) -> None:
-        pass
+        self._salts.append(session.request.cache_salt)
 
 
 @dataclass
@@ -107,14 +99,14 @@ class Scene:
         file.write_text(token_of(who))
         return ConnectionConfig("127.0.0.1", at.grpc, 60.0, security=DialSecurity(token_file=file))
 
-    async def target(self, auth: str | None, *, fused: bool = False, helper: Helper | None = None) -> Served:
+    async def target(self, auth: str | None, *, fused: bool = False, salts: list[str] | None = None) -> Served:
         decoder: Decoder = SlotDecoder(backend(seed=1))
         if fused:
             decoder = SpeculativeDecoder(SlotDecoder(backend(seed=1)), ModelProposer(backend(seed=2)))
         engine = await self.stack.enter_async_context(running(TargetEngine(decoder)))
         pool = DraftPool(engine)
-        if helper is not None:
-            pool.attach(helper)
+        if salts is not None:
+            pool.attach(Helper(pool, salts))
         verification = VerificationServicer(pool, WORDS)
         security = self.port_security("target", auth)
         return await self.stack.enter_async_context(served(security, LocalCompleter(pool, tokenizer()), verification))
@@ -239,12 +231,12 @@ async def test_workers_of_the_pool_keep_accounts_apart_too(scene: Scene) -> None
 
     They report no cached tokens, but the time of their first proposal would reveal a shared prefix.
     """
-    helper = Helper()
-    target = await scene.target(CLIENTS + SHOP, helper=helper)
+    salts: list[str] = []
+    target = await scene.target(CLIENTS + SHOP, salts=salts)
     async with over_http(target) as ask:
         for who in ("alice", "bob", "carol", "bob"):
             await ask(who)
-    alice, bob, carol, again = helper.salts
+    alice, bob, carol, again = salts
     assert (alice == carol, bob == again, alice == bob) == (True, True, False)
 
 

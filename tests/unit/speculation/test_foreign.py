@@ -16,7 +16,6 @@ import pytest
 
 from specdec.inference.backends.pytorch.backend import TorchBackend
 from specdec.inference.model.proposer import Draft, DraftToken
-from specdec.inference.model.slots import Span
 from specdec.inference.model.token_map import TokenMap
 from specdec.inference.request import SamplingParams
 from specdec.inference.speculation import model_proposer as module
@@ -26,7 +25,17 @@ from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
 from tests.support import law
 from tests.support.models import tiny_model
 from tests.support.scripted import ids_of
-from tests.unit.speculation.test_padding import ALPHA, ASKED, NUM_SEEDS, Bigrams, sampled, within_error
+from tests.unit.speculation.test_model_proposer import widths_of
+from tests.unit.speculation.test_padding import (
+    ALPHA,
+    ASKED,
+    NUM_SEEDS,
+    bigrams,
+    promised,
+    sampled,
+    toy_pair,
+    within_error,
+)
 
 Columns = npt.NDArray[np.int64]
 NUM_TARGET, NUM_OWN = 6, 7
@@ -35,38 +44,22 @@ OWN = {0: (5,), 1: (3,), 2: (0,), 3: (6,), 4: (1, 2), 5: ()}
 COLUMNS = np.array([6, 4, 1, 7, 0, 0])
 TOY = TokenMap(NUM_TARGET, "toy", COLUMNS, OWN)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
-
-
-def toy_pair() -> tuple[law.FloatArray, law.FloatArray]:
-    """Return the logits of a target, and of a draft that is near it on common tokens."""
-    rng = np.random.default_rng(1)
-    target, draft = law.toy_logits(rng, NUM_TARGET), law.toy_logits(rng, NUM_OWN)
-    shared = np.flatnonzero(COLUMNS)
-    near = target[np.ix_(shared, shared)] + law.toy_logits(rng, len(shared), spread=0.4)
-    draft[np.ix_(COLUMNS[shared] - 1, COLUMNS[shared] - 1)] = near
-    return target, draft
+SHARED = np.flatnonzero(COLUMNS)
+PAIR = SHARED, COLUMNS[SHARED] - 1
+TARGET, DRAFT = toy_pair(NUM_TARGET, NUM_OWN, PAIR)
+PROMISED = promised(TARGET, DRAFT, PAIR, OWN[0][-1])
 
 
 def pair_with(token_map: TokenMap) -> SpeculativeDecoder:
-    target, draft = toy_pair()
-    return SpeculativeDecoder(SlotDecoder(Bigrams(target)), ModelProposer(Bigrams(draft)), token_map=token_map)
-
-
-def promised() -> float:
-    """Return the probability that target and draft choose the same token after token 0 with shared noise."""
-    target, draft = toy_pair()
-    shared, q = np.flatnonzero(COLUMNS), np.zeros(NUM_TARGET)
-    q[shared] = law.exact_distribution(draft[OWN[0][-1], COLUMNS[shared] - 1].tolist(), ASKED)
-    return law.shared_noise_match(np.asarray(law.exact_distribution(target[0].tolist(), ASKED)), q)
+    return SpeculativeDecoder(SlotDecoder(bigrams(TARGET)), ModelProposer(bigrams(DRAFT)), token_map=token_map)
 
 
 def test_samples_have_the_targets_law_and_the_draft_its_promise() -> None:
-    target, _ = toy_pair()
     found = sampled(pair_with(TOY))
-    choices = law.choice_table(target.astype(np.float32), ASKED, num_seeds=NUM_SEEDS, num_positions=4)
+    choices = law.choice_table(TARGET.astype(np.float32), ASKED, num_seeds=NUM_SEEDS, num_positions=4)
     assert found.outputs == law.decode([table[1:] for table in choices])
-    assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
-    assert within_error(found.acceptance, promised(), 4.0)
+    assert law.law_p_value(found.outputs, TARGET, ASKED) > ALPHA
+    assert within_error(found.acceptance, PROMISED, 4.0)
 
 
 def off_by_one(columns: Columns) -> Columns:
@@ -85,10 +78,9 @@ def special_as_text(columns: Columns) -> Columns:
 
 @pytest.mark.parametrize("wrong", [off_by_one, with_and_without_space, special_as_text])
 def test_a_wrong_map_keeps_the_law_but_not_the_promise(wrong: Callable[[Columns], Columns]) -> None:
-    target, _ = toy_pair()
     found = sampled(pair_with(replace(TOY, columns=wrong(COLUMNS), _moved={})))
-    assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
-    assert not within_error(found.acceptance, promised(), 8.0)
+    assert law.law_p_value(found.outputs, TARGET, ASKED) > ALPHA
+    assert not within_error(found.acceptance, PROMISED, 8.0)
 
 
 SPELLED = {token_id: tuple((token_id * 7 + n) % 287 + 1 for n in range(token_id % 4)) for token_id in range(288)}
@@ -164,15 +156,7 @@ def test_branches_and_prefixes_begin_where_their_own_tokens_agree(backend: Torch
 
 def watched(backend: TorchBackend, proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
     """Run a step and check its tokens; return how many tokens it reads for each draft."""
-    widths: list[int] = []
-    forward = backend.forward
-
-    def forward_measured(spans: Sequence[Span]) -> object:
-        widths.extend(len(span.token_ids) for span in spans)
-        return forward(spans)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "forward", forward_measured)
+    with widths_of(backend) as widths:
         chosen = ids_of(proposer.extend(drafts))
     assert chosen == [fresh(backend, draft) for draft in drafts]
     return widths

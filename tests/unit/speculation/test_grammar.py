@@ -20,13 +20,11 @@ from specdec.inference.speculation.lookup import NgramProposer
 from specdec.inference.speculation.model_proposer import ModelProposer
 from specdec.inference.speculation.slot_decoder import SlotDecoder
 from specdec.inference.speculation.speculative_decoder import SpeculativeDecoder
-from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
-from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.grammar import GrammarMatcher
 from tests.support.faults import assert_faults_cost_no_token
-from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_model, tiny_tokenizer
+from tests.support.grammars import COMPILER, TOKENIZER
+from tests.support.models import EOS_TOKEN_ID, tiny_model
 
-TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
-COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "on": {"type": "boolean"}},

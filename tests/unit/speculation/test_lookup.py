@@ -57,16 +57,6 @@ def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[i
         proposer.extend([Draft(0, TokenView(log, tail=drafts), SamplingParams(), limit)])
 
 
-def test_a_loop_is_continued_beyond_its_end() -> None:
-    assert lookup([1, 2, 3, 1, 2, 3, 1, 2], 3) == [3, 1, 2]
-    assert lookup([1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-
-
-def test_nothing_to_propose() -> None:
-    assert lookup([1, 2, 3], 4) == []
-    assert lookup([7], 4) == []
-
-
 def test_batched_as_alone() -> None:
     proposer = NgramProposer(num_slots=4, max_length=100)
     drafts = [Draft(slot, ids, SamplingParams(), limit=3) for slot, ids in enumerate([[1, 2, 1], [5], [4, 4, 4]])]

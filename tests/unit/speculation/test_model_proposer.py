@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
@@ -35,20 +36,6 @@ def fresh(backend: TorchBackend, token_ids: Sequence[int], sampling: SamplingPar
 def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
     """Return one proposed token per draft."""
     return [token_id for extension in ids_of(proposer.extend(drafts)) for token_id in extension or ()]
-
-
-def test_random_histories(backend: TorchBackend) -> None:
-    """Chains grow, are cut anywhere, change in the middle, or belong to another sequence."""
-    rng = random.Random(4)
-    proposer, chains = ModelProposer(backend), [[5, 6, 7], [8]]
-    samplings = (GREEDY, SAMPLED)
-    for _ in range(60):
-        slots = rng.sample([0, 1], rng.choice([1, 2]))
-        drafts = [Draft(slot, tuple(chains[slot]), samplings[slot], limit=4) for slot in slots]
-        for draft, token_id in zip(drafts, extended(proposer, drafts), strict=True):
-            assert token_id == fresh(backend, draft.token_ids, draft.sampling)
-            chains[draft.slot].append(token_id)
-            chains[draft.slot] = changed(chains[draft.slot], rng)
 
 
 def changed(chain: list[int], rng: random.Random) -> list[int]:
@@ -150,10 +137,18 @@ def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
         chains = [changed(chain, rng) for chain in chains]
 
 
-def test_a_fork_saves_reading_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_saves_reading_the_prefix() -> None:
     backend = TorchBackend(tiny_model("llama", seed=1), num_slots=2, max_length=96)
     proposer, prompt = ModelProposer(backend, num_branches=1), tuple(range(2, 42))
     extended(proposer, [Draft(0, prompt, GREEDY, limit=1)])
+    with widths_of(backend) as widths:
+        extended(proposer, [Draft(1, (*prompt[:30], 7), GREEDY, limit=1, source_slot=0)])
+    assert widths == [1]
+
+
+@contextmanager
+def widths_of(backend: TorchBackend) -> Iterator[list[int]]:
+    """Yield a list that gets the number of tokens of each span that the backend reads."""
     widths: list[int] = []
     forward = backend.forward
 
@@ -161,9 +156,9 @@ def test_a_fork_saves_reading_the_prefix(monkeypatch: pytest.MonkeyPatch) -> Non
         widths.extend(len(span.token_ids) for span in spans)
         return forward(spans)
 
-    monkeypatch.setattr(backend, "forward", forward_measured)
-    extended(proposer, [Draft(1, (*prompt[:30], 7), GREEDY, limit=1, source_slot=0)])
-    assert widths == [1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "forward", forward_measured)
+        yield widths
 
 
 class Unforkable:

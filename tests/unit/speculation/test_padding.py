@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +57,8 @@ def answer(decoder: Decoder, sampling: SamplingParams, prompt: Sequence[int], nu
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
 def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
     target, draft = toy_pair(target_size, draft_size)
-    alone = SlotDecoder(Bigrams(target))
-    pair = SpeculativeDecoder(alone, ModelProposer(Bigrams(draft)))
+    alone = SlotDecoder(bigrams(target))
+    pair = SpeculativeDecoder(alone, ModelProposer(bigrams(draft)))
     prompt = [5, 17, target_size - 1, 40]  # the draft may not have the third id
     asked = [*PARAMETERS.values(), *([LACKED] if target_size == LARGE else [])]
     for sampling in asked:
@@ -107,20 +107,11 @@ ALPHA = 0.01 / 2
 ALPHA_WRONG = ALPHA * 1e-6
 
 
-class Bigrams:
-    """First-order model, which keeps nothing in its slots."""
-
-    num_slots, max_length, slot_bytes = BATCH, 64, 0
-
-    def __init__(self, logits: FloatArray) -> None:
-        self.logits, self.vocab_size = logits.astype(np.float32), len(logits)
-
-    def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
-        ids = itertools.chain(*([*span.token_ids][len(span.token_ids) - span.num_logits :] for span in spans))
-        return self.logits[[*ids]]
+def bigrams(logits: FloatArray) -> law.Bigrams:
+    return law.Bigrams(logits, num_slots=BATCH, max_length=64)
 
 
-class PaddedInFront(Bigrams):
+class PaddedInFront(law.Bigrams):
     """Wrong model: its ids begin one column later, so they get the noise of other tokens."""
 
     def forward(self, spans: Sequence[Span]) -> npt.NDArray[np.float32]:
@@ -160,23 +151,29 @@ def sampled(decoder: SpeculativeDecoder | Changed) -> Sampled:
     return Sampled(outputs, num_accepted / NUM_SEEDS)
 
 
-def toy_pair(target_size: int, draft_size: int) -> tuple[FloatArray, FloatArray]:
-    """Return the logits of a target, and of a draft that is near it on common ids."""
+Pair: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""The target's ids that the draft has too, and the draft's ids for them."""
+
+
+def same_ids(target_size: int, draft_size: int) -> Pair:
+    return (np.arange(min(target_size, draft_size)),) * 2
+
+
+def toy_pair(target_size: int, draft_size: int, pair: Pair | None = None) -> tuple[FloatArray, FloatArray]:
+    """Return the logits of a target, and of a draft that is near it on common tokens."""
     rng = np.random.default_rng(1)
+    ours, theirs = pair or same_ids(target_size, draft_size)
     target, draft = law.toy_logits(rng, target_size), law.toy_logits(rng, draft_size)
-    common = min(target_size, draft_size)
-    near = target[:common, :common] + law.toy_logits(rng, common, spread=0.4)
-    draft[:common, :common] = near
+    draft[np.ix_(theirs, theirs)] = target[np.ix_(ours, ours)] + law.toy_logits(rng, len(ours), spread=0.4)
     return target, draft
 
 
-def promised(target: FloatArray, draft: FloatArray) -> float:
-    """Return the probability that target and draft choose the same token after token 0 with shared noise."""
-    p, q = np.zeros((2, max(len(target), len(draft))))
-    p[: len(target)] = law.exact_distribution(target[0].tolist(), ASKED)
-    common = min(len(target), len(draft))
-    q[:common] = law.exact_distribution(draft[0, :common].tolist(), ASKED)
-    return law.shared_noise_match(p, q)
+def promised(target: FloatArray, draft: FloatArray, pair: Pair | None = None, row: int = 0) -> float:
+    """Return the probability that both choose the same token after token 0, the draft's `row`, with shared noise."""
+    ours, theirs = pair or same_ids(len(target), len(draft))
+    q = np.zeros(len(target))
+    q[ours] = law.exact_distribution(draft[row, theirs].tolist(), ASKED)
+    return law.shared_noise_match(np.asarray(law.exact_distribution(target[0].tolist(), ASKED)), q)
 
 
 def within_error(rate: float, expected: float, num_errors: float) -> bool:
@@ -189,7 +186,7 @@ TOY_SIZES = [(NUM_PADDED, NUM_COMMON), (NUM_COMMON, NUM_PADDED)]
 @pytest.mark.parametrize(("target_size", "draft_size"), TOY_SIZES)
 def test_samples_have_the_targets_law_and_the_draft_its_promise(target_size: int, draft_size: int) -> None:
     target, draft = toy_pair(target_size, draft_size)
-    found = sampled(SpeculativeDecoder(SlotDecoder(Bigrams(target)), ModelProposer(Bigrams(draft))))
+    found = sampled(SpeculativeDecoder(SlotDecoder(bigrams(target)), ModelProposer(bigrams(draft))))
     choices = law.choice_table(target.astype(np.float32), ASKED, num_seeds=NUM_SEEDS, num_positions=1 + NUM_POSITIONS)
     assert found.outputs == law.decode([table[1:] for table in choices])  # the first output token has position 1
     assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
@@ -208,7 +205,7 @@ def reads_as_stand_in(verdict: Verdict) -> Verdict:
 @pytest.mark.parametrize("wrong", [cut_to_the_drafts_ids, reads_as_stand_in])
 def test_a_wrong_commit_of_what_the_draft_lacks_fails(wrong: Callable[[Verdict], Verdict]) -> None:
     target, draft = toy_pair(NUM_PADDED, NUM_COMMON)
-    pair = SpeculativeDecoder(SlotDecoder(Bigrams(target)), ModelProposer(Bigrams(draft)))
+    pair = SpeculativeDecoder(SlotDecoder(bigrams(target)), ModelProposer(bigrams(draft)))
     assert law.law_p_value(sampled(Changed(pair, wrong)).outputs, target, ASKED) < ALPHA_WRONG
 
 
@@ -216,21 +213,18 @@ def test_a_target_kept_to_the_drafts_ids_fails() -> None:
     target, draft = toy_pair(NUM_PADDED, NUM_COMMON)
     kept = target.copy()
     kept[:, NUM_COMMON:] = -math.inf
-    pair = SpeculativeDecoder(SlotDecoder(Bigrams(kept)), ModelProposer(Bigrams(draft)))
+    pair = SpeculativeDecoder(SlotDecoder(bigrams(kept)), ModelProposer(bigrams(draft)))
     assert law.law_p_value(sampled(pair).outputs, target, ASKED) < ALPHA_WRONG
-
-
-def uncut(_: TokenMap, logits: Any) -> Any:
-    return logits
 
 
 @pytest.mark.parametrize("wrong", ["padded in front", "uncut"])
 def test_a_wrong_draft_keeps_the_law_but_not_the_promise(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the draft lowers the acceptance, and changes nothing else."""
     target, draft = toy_pair(NUM_COMMON, NUM_PADDED)
-    proposer = ModelProposer((PaddedInFront if wrong == "padded in front" else Bigrams)(draft))
+    kind = PaddedInFront if wrong == "padded in front" else law.Bigrams
+    proposer = ModelProposer(kind(draft, num_slots=BATCH, max_length=64))
     if wrong == "uncut":
-        monkeypatch.setattr(TokenMap, "carry", uncut)
+        monkeypatch.setattr(TokenMap, "carry", lambda _, logits: logits)
     found = sampled(SpeculativeDecoder(_Tolerant(target), proposer))
     assert law.law_p_value(found.outputs, target, ASKED) > ALPHA
     assert not within_error(found.acceptance, promised(target, draft), 8.0)
@@ -240,7 +234,7 @@ class _Tolerant(SlotDecoder):
     """A target that cuts a proposal before an id that it lacks, where the real one refuses it."""
 
     def __init__(self, logits: FloatArray) -> None:
-        super().__init__(Bigrams(logits))
+        super().__init__(bigrams(logits))
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
         known = [[*itertools.takewhile(lambda each: each < self.vocab_size, turn.proposal)] for turn in turns]

@@ -12,11 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -26,13 +24,12 @@ from specdec.inference.config import BUNDLED_TARGET
 from specdec.inference.errors import InternalError, InvalidRequestError
 from specdec.inference.request import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
 from specdec.inference.text import grammar_trial
-from specdec.inference.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.inference.text.grammar import GrammarCompiler
 from specdec.inference.text.grammar_source import LIMITS
 from specdec.inference.text.tokenizer import Tokenizer
+from tests.support.grammars import COMPILER, TOKENIZER, allowed_ids, compiled, is_whole, walk
 from tests.support.models import DEFAULT_VOCAB_SIZE, EOS_TOKEN_ID, tiny_tokenizer
 
-TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset([EOS_TOKEN_ID]))
-COMPILER = GrammarCompiler(TOKENIZER, DEFAULT_VOCAB_SIZE)
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"enum": ["a", "on", None, True]}},
@@ -46,32 +43,6 @@ GRAMMARS = (
     Grammar(GrammarKind.CHOICE, '["the end", "the ending", "other"]'),
     Grammar(GrammarKind.GRAMMAR, 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]+/'),
 )
-
-
-def compiled(kind: GrammarKind, text: str) -> GrammarMatcher:
-    return COMPILER.compile(Grammar(kind, text))
-
-
-def allowed_ids(mask: bytes | None) -> list[int]:
-    assert mask is not None
-    ids: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
-    return ids
-
-
-def walk(matcher: GrammarMatcher, rng: random.Random, *, limit: int) -> list[int]:
-    """Draw tokens from the masks, from the middle on with a preference for the end; return them without that token."""
-    output: list[int] = []
-    while len(output) < limit:
-        choices = allowed_ids(matcher.masks(output, ())[0])
-        ends = EOS_TOKEN_ID in choices and (len(output) > limit // 2 or rng.random() < 0.2)
-        output.append(EOS_TOKEN_ID if ends else rng.choice(choices))
-        if output[-1] == EOS_TOKEN_ID:
-            break
-    return output
-
-
-def is_whole(output: Sequence[int]) -> bool:
-    return output[-1] == EOS_TOKEN_ID
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)

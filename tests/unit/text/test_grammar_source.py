@@ -18,8 +18,8 @@ from specdec.inference.text.calls.formats import FORMATS, HERMES, LLAMA3_JSON, C
 from specdec.inference.text.calls.grammar import MAX_CALLS, arguments_of, calls_anywhere, only_calls
 from specdec.inference.text.grammar_source import written_out
 from specdec.inference.text.schema_fault import fault_of_schema
+from tests.support.grammars import COMPILER, TOKENIZER, is_whole, walk
 from tests.support.models import EOS_TOKEN_ID
-from tests.unit.text.test_grammar import COMPILER, TOKENIZER, is_whole, walk
 
 OUTPUTS = {
     Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array", "items": {"type": "boolean"}}'): "[true,false]",

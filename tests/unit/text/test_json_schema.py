@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specdec.inference.errors import InvalidRequestError
 from specdec.inference.request import Grammar, GrammarKind
 from specdec.inference.text.json_schema import adapted, closed
-from tests.unit.text.test_grammar import COMPILER, TOKENIZER, compiled, is_whole, walk
+from tests.support.grammars import COMPILER, TOKENIZER, compiled, is_whole, walk
 
 TEXT, NUMBER = {"type": "string", "maxLength": 3}, {"type": "integer", "minimum": 0, "maximum": 9}
 

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from specdec.inference.errors import InvalidRequestError
+from specdec.inference.errors import ConfigError, InvalidRequestError
 from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.text.tokenizer import MAX_SILENT_TOKENS, MAX_TEMPLATE_CHARACTERS, Tokenizer, plain_chat
-from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, save_tiny_model, tiny_tokenizer
+from tests.support.models import CHAT_TEMPLATE, NUM_TOKENIZER_IDS, marked_tokenizer, save_tiny_model, tiny_tokenizer
 
 relaxed = settings(deadline=None, max_examples=150)
 texts = st.text(alphabet=" abthe\n\u00e9\u6771\u4eac\U0001f642\u0301\u2581", max_size=25)
@@ -208,9 +208,7 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
     """Llama's <|python_tag|> is a special token, which has text only here; the text around it is unchanged."""
-    fast = tiny_tokenizer()
-    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
-    tokenizer = Tokenizer(fast, frozenset())
+    tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.call_markers
     token_ids = [*tokenizer.encode("a\u00e9"), mark, *tokenizer.encode(" the\u00e9"), mark]
     for shown, text in (
@@ -224,9 +222,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
     """After the marker a new text begins; bytes of a character before it are not repeated."""
-    fast = tiny_tokenizer()
-    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
-    tokenizer = Tokenizer(fast, frozenset())
+    tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     (mark,) = tokenizer.call_markers
     first_half = tokenizer.encode("\u00e9")[:1]
     stream = tokenizer.stream(tokenizer.call_markers)
@@ -245,15 +241,11 @@ def test_a_template_that_refuses_messages() -> None:
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    from specdec.inference.errors import ConfigError
-
     with pytest.raises(ConfigError, match="tokenizer"):
         Tokenizer.load(tmp_path)
 
 
 def test_the_template_of_another_server_has_a_limit(tmp_path: Path) -> None:
-    from specdec.inference.errors import ConfigError
-
     save_tiny_model(tmp_path, "llama")
     tokenizer = Tokenizer.load(tmp_path)
     with pytest.raises(ConfigError, match=f"exceeds {MAX_TEMPLATE_CHARACTERS}"):

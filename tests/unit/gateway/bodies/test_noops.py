@@ -77,15 +77,8 @@ async def test_missing_abilities_of_a_model_are_named(messages: list[dict[str, A
 
 async def test_an_answer_goes_back_as_a_message() -> None:
     """The message of an answer is accepted in the next conversation, with all its empty fields."""
-    answer: dict[str, Any] = {
-        "role": "assistant",
-        "content": "x",
-        "refusal": None,
-        "annotations": [],
-        "audio": None,
-        "tool_calls": [],
-    }
-    messages = [HELLO, {**answer, "function_call": None}, HELLO]
+    empty: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "tool_calls": [], "function_call": None}
+    messages = [HELLO, {"role": "assistant", "content": "x", **empty}, HELLO]
     assert (await post(ScriptedCompleter(PASSES), "/v1/chat/completions", {"messages": messages})).is_success
 
 

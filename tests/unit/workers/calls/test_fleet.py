@@ -78,9 +78,7 @@ def is_ready(fleet: Fleet, place: Place) -> bool:
     return place.address in fleet.addresses and fleet.is_ready(fleet._replicas[place.address])
 
 
-async def test_joining_servers_are_used_leaving_ones_drain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_joining_servers_are_used_leaving_ones_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = Resolver(monkeypatch, "127.0.0.1")
     old = Place(Counting())
     new = Place(Counting(), "127.0.0.2", old.server.port)

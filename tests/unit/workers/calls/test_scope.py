@@ -15,6 +15,7 @@ from specdec.inference.commit import TextEvent
 from specdec.inference.errors import CapacityError, DeadlineError, InvalidRequestError, UnavailableError
 from specdec.inference.observe.metrics import Metrics
 from specdec.inference.request import RequestDefaults
+from specdec.inference.workers.calls.admitting import private_scope
 from specdec.inference.workers.calls.observer import Observer
 from specdec.inference.workers.calls.scope import RequestScope, SupervisedCompleter
 from specdec.inference.workers.completion import CompletionRequest
@@ -204,3 +205,21 @@ async def test_a_line_names_the_caller_and_never_the_prompt(caplog: pytest.LogCa
     assert second == "request=id-1 caller=alice user=- model=tiny tokens=0"
     assert [line.rpartition("status=")[2] for line in lines] == ["OK", "RESOURCE_EXHAUSTED"]
     assert "secret" not in caplog.text
+
+
+def scope(name: str, user: str = "", peer: str = "ipv4:127.0.0.1:1") -> str:
+    with request_context(Caller(name, speaks_for_others=bool(user), user=user), "1"):
+        return private_scope(peer)
+
+
+def test_the_worker_of_an_edge_drafts_for_all_of_its_users() -> None:
+    """The target uses an edge's draft worker for requests of all of the edge's users.
+
+    It was once otherwise: an edge sent a request for alice, and the target looked for a worker of alice, not of the
+    edge.
+    """
+    assert scope("edge", user="alice") == scope("edge", user="bob") == scope("edge")
+
+
+def test_no_worker_drafts_for_another_caller_or_connection() -> None:
+    assert len({scope("edge"), scope("alice"), scope("edge", peer="ipv4:127.0.0.1:2")}) == 3

@@ -41,29 +41,26 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
         assert back.retry_after_s == 2.5
 
 
-def test_details_for_callers_survive_two_hops() -> None:
-    """A gateway needs the name of the field at fault and, for its log, the address of the server that failed."""
-    told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
+def two_hops(told: errors.SpecDecError) -> errors.SpecDecError:
+    """Return an error of a target as the client of a draft worker gets it."""
     for address in ("target:1", "draft:2"):
         status = to_status(told)
         assert status is not None
         assert "target" not in status.message
-        back = from_rpc_error(failed_call(status), address)
-        assert isinstance(back, errors.InvalidRequestError)
-        told = back
+        told = from_rpc_error(failed_call(status), address)
+    return told
+
+
+def test_details_for_callers_survive_two_hops() -> None:
+    """A gateway needs the name of the field at fault and, for its log, the address of the server that failed."""
+    told = two_hops(errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p"))
+    assert isinstance(told, errors.InvalidRequestError)
     assert (told.message, told.field) == ("top_p 0 is outside (0, 1]", "top_p")
     assert str(told) == "draft:2: target:1: top_p 0 is outside (0, 1]"
-
-
-def test_a_final_failure_survives_two_hops() -> None:
-    told: errors.SpecDecError = errors.UnavailableError("the target died over it")
-    assert not told.is_final
-    told.is_final = True
-    for address in ("target:1", "draft:2"):
-        status = to_status(told)
-        assert status is not None
-        told = from_rpc_error(failed_call(status), address)
-        assert (type(told), told.is_final) == (errors.UnavailableError, True)
+    final = errors.UnavailableError("it died over the request")
+    assert not two_hops(final).is_final
+    final.is_final = True
+    assert two_hops(final).is_final
 
 
 def test_every_error_of_a_request_has_a_status() -> None:

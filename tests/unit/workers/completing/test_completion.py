@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -17,9 +15,8 @@ from specdec.inference.text.chat import Chat, ChatMessage
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.workers.calls.convert import event_from_message, event_to_message
 from specdec.inference.workers.completing.local import LocalCompleter
-from specdec.inference.workers.completing.prompt import MAX_INLINE_CHARACTERS
 from specdec.inference.workers.completion import CompletionRequest
-from tests.support.models import tiny_tokenizer
+from tests.support.models import marked_tokenizer, tiny_tokenizer
 
 
 class RefusingGenerator:
@@ -30,32 +27,6 @@ class RefusingGenerator:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         raise InvalidRequestError(f"the prompt has {len(request.prompt_token_ids)} tokens")
         yield
-
-
-@pytest.mark.parametrize("is_chat", [False, True])
-async def test_a_long_prompt_is_tokenized_beside_the_others(monkeypatch: pytest.MonkeyPatch, is_chat: bool) -> None:
-    """A long prompt is tokenized in a thread, beside the event loop.
-
-    It was once otherwise: a prompt of 7 MB, which was then refused, stopped every stream of the server for seven
-    seconds.
-    """
-    loop_went_on = threading.Event()
-    encode = Tokenizer.encode
-
-    def slow(self: Tokenizer, text: str, *, special: bool = True) -> tuple[int, ...]:
-        assert loop_went_on.wait(timeout=60), "tokenized on the event loop"
-        return encode(self, text, special=special)
-
-    monkeypatch.setattr(Tokenizer, "encode", slow)
-    completer = LocalCompleter(RefusingGenerator(), Tokenizer(tiny_tokenizer(), frozenset()))
-    text = "the wind " * MAX_INLINE_CHARACTERS
-    prompt = Chat.of(("user", text)) if is_chat else text
-    asking = asyncio.create_task(anext(completer.complete(CompletionRequest(prompt))))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    loop_went_on.set()
-    with pytest.raises(InvalidRequestError, match="tokens"):
-        await asking
 
 
 class WritingGenerator:
@@ -97,9 +68,7 @@ async def test_offsets_count_the_text_that_tokens_have(
 
 @pytest.mark.parametrize("tools", ["", '[{"type": "function"}]'])
 async def test_call_markers_are_text_without_tools(tools: str) -> None:
-    fast = tiny_tokenizer()
-    fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
-    tokenizer = Tokenizer(fast, frozenset())
+    tokenizer = Tokenizer(marked_tokenizer(), frozenset())
     token_ids = (*tokenizer.call_markers, *tokenizer.encode("the"))
     request = CompletionRequest(Chat((ChatMessage("user", "x"),), tools))
     completer = LocalCompleter(WritingGenerator(token_ids), tokenizer)

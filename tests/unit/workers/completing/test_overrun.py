@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
@@ -19,26 +19,21 @@ import pytest
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.commit import Delta, OwnDrafts
-from specdec.inference.config import ConnectionConfig, DraftConfig
-from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.config import ConnectionConfig
 from specdec.inference.errors import InvalidRequestError, UnavailableError
 from specdec.inference.gateway.app import create_app
 from specdec.inference.speculation.tree import MAX_TREE_TOKENS
-from specdec.inference.text.tokenizer import Tokenizer
-from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.calls.convert import card_to_message
 from specdec.inference.workers.calls.fleet import Fleet
 from specdec.inference.workers.completing import resuming
 from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
-from specdec.inference.workers.completing.reading import Reader
 from specdec.inference.workers.completing.resuming import MAX_BARREN_RESUMES
 from specdec.inference.workers.completion import Completer, CompletionRequest
-from specdec.inference.workers.drafting.private import PrivateWorker
 from tests.support.completers import CARD, gateway
-from tests.support.models import tiny_tokenizer
+from tests.support.edges import edge
 from tests.support.ports import listening
-from tests.support.scripted import VOCAB_SIZE, ScriptedProposer, token_at, tokens_at, until
+from tests.support.scripted import token_at, tokens_at
 
 PROMPT = (1, 2, 3)
 NUM_TOKENS = 6
@@ -123,7 +118,7 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
     max_request_bytes = 10_000
 
     def __init__(self, *recipes: Recipe, text: str = "") -> None:
-        self._recipes = list(recipes)
+        self.recipes = list(recipes)
         self._text = text
         self.num_asked = 0
 
@@ -139,7 +134,7 @@ class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  #
 
     async def Generate(self, asked: pb.GenerateRequest, context: Any) -> None:
         self.num_asked += 1
-        recipe = self._recipes.pop(0) if len(self._recipes) > 1 else self._recipes[0]
+        recipe = self.recipes.pop(0) if len(self.recipes) > 1 else self.recipes[0]
         done = len(asked.committed_token_ids.ids)
         limit = asked.max_new_tokens if asked.HasField("max_new_tokens") else NUM_TOKENS
         scores = [SCORE] * 200_000 if recipe is prompt_scores else []
@@ -184,19 +179,8 @@ async def client_of(port: int) -> AsyncGenerator[Completer, None]:
 @asynccontextmanager
 async def asked_by_draft(target: Target) -> AsyncGenerator[Completer, None]:
     """Yield a completer that sends requests through an edge draft."""
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(listening(target))
-        fleet = await stack.enter_async_context(fleet_of(server.port))
-        engine = DraftEngine(ScriptedProposer(), max_waiting=1)
-        engine.start()
-        stack.push_async_callback(engine.stop)
-        link = ConnectionConfig("127.0.0.1", server.port, 60.0)
-        tokenizer = Tokenizer(tiny_tokenizer(), frozenset())
-        reader = Reader(tokenizer, max_length=1000, vocab_size=VOCAB_SIZE)
-        worker = PrivateWorker(engine, fleet, DraftConfig(link), Vocabulary("f", VOCAB_SIZE), reader)
-        stack.push_async_callback(worker.stop)
-        await until(lambda: any(stream.is_attached for stream, _ in worker._streams.values()))
-        yield FailoverCompleter(fleet, link, worker)
+    async with listening(target) as server, edge(server.port) as client:
+        yield client.completer
 
 
 @asynccontextmanager
@@ -228,24 +212,17 @@ async def read(completer: Completer, seen: list[int], request: CompletionRequest
 
 @pytest.mark.parametrize("asked_by", ASKED_BY)
 @pytest.mark.parametrize("recipe", HOSTILE)
-async def test_a_surplus_is_an_error_without_retry(recipe: Recipe, asked_by: Any) -> None:
+async def test_a_surplus_is_an_error_and_an_honest_target_goes_on(recipe: Recipe, asked_by: Any) -> None:
     num_good, words = HOSTILE[recipe]
-    target, seen = Target(recipe), list[int]()
+    target, honestly, seen = Target(recipe, honest), list[int](), list[int]()
     async with asked_by(target) as completer:
+        await read(completer, honestly)
+        assert (honestly, target.num_asked > 1) == (WHOLE, True)
+        target.recipes, target.num_asked = [recipe], 0
         with pytest.raises(UnavailableError, match=words):
             await read(completer, seen)
     assert seen == WHOLE[:num_good]
     assert target.num_asked <= NUM_TOKENS + MAX_BARREN_RESUMES  # each stream gives a token, or is one of the barren
-
-
-@pytest.mark.parametrize("asked_by", ASKED_BY)
-@pytest.mark.parametrize("recipe", HOSTILE)
-async def test_an_honest_target_goes_on_behind_a_surplus(recipe: Recipe, asked_by: Any) -> None:
-    target, seen = Target(recipe, honest), list[int]()
-    async with asked_by(target) as completer:
-        await read(completer, seen)
-    assert seen == WHOLE
-    assert target.num_asked > 1
 
 
 async def test_an_open_length_takes_the_servers_default() -> None:

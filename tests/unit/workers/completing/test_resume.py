@@ -169,24 +169,34 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
                 assert shown([*seen, *rest]) == shown(whole)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model_id": "other"}, "model_id other, here it is m"),
-        ({"model_id": ""}, "model_id unknown"),
-        ({"grammar_version": "older"}, "grammar_version older"),
-        ({"prompt_digest": "0123"}, "prompt_digest 0123"),
-    ],
-)
-async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """A server continues an answer only if its model and tokenizer are those that began it.
+CANNOT_BE: list[tuple[str, tuple[int, ...], dict[str, str], type[Exception], str]] = [
+    ("m", (5,), {"model_id": "other"}, IncompatibleDraftError, "model_id other, here it is m"),
+    ("m", (5,), {"model_id": ""}, IncompatibleDraftError, "model_id unknown"),
+    ("m", (5,), {"grammar_version": "older"}, IncompatibleDraftError, "grammar_version older"),
+    ("m", (5,), {"prompt_digest": "0123"}, IncompatibleDraftError, "prompt_digest 0123"),
+    ("", (), {}, IncompatibleDraftError, "model_id unknown"),
+    ("m", (5,) * 24, {}, InvalidRequestError, "max_new_tokens is 24"),
+    ("m", (1000,), {}, InvalidRequestError, "token id 1000 is outside"),
+]
+
+
+@pytest.mark.parametrize(("model_id", "token_ids", "change", "error", "words"), CANNOT_BE)
+async def test_resumes_that_cannot_be(
+    model: ModelConfig,
+    model_id: str,
+    token_ids: tuple[int, ...],
+    change: dict[str, str],
+    error: type[Exception],
+    words: str,
+) -> None:
+    """A server continues an answer only if its model and tokenizer are those that began it, and only to its limit.
 
     It was once otherwise: a target was restarted with another tokenizer, and completed the other target's text with it.
     """
-    async with server(model) as completer:
-        asked = REQUESTS["a grammar"]
-        resume = Resume((5,), replace((await begun(completer, asked)).provenance, **change))
-        with pytest.raises(IncompatibleDraftError, match=words):
+    asked = REQUESTS["a grammar"]
+    async with server(model, model_id=model_id) as completer:
+        resume = Resume(token_ids, replace((await begun(completer, asked)).provenance, **change))
+        with pytest.raises(error, match=words):
             await events_of(completer, replace(asked, resume=resume))
 
 
@@ -203,23 +213,6 @@ async def test_an_adapter_is_a_part_of_the_model_that_others_must_have(model: Mo
             resumed = replace(asked, resume=Resume((), started.provenance), seed=started.seed)
             with nullcontext() if digest == "1" else pytest.raises(IncompatibleDraftError, match=r"m\+2"):
                 assert await events_of(completer, resumed)
-
-
-@pytest.mark.parametrize(
-    ("model_id", "token_ids", "error", "words"),
-    [
-        ("", (), IncompatibleDraftError, "model_id unknown"),
-        ("m", (5,) * 5, InvalidRequestError, "max_new_tokens is 5"),
-        ("m", (1000,), InvalidRequestError, "token id 1000 is outside"),
-    ],
-)
-async def test_resumes_that_cannot_be(
-    model: ModelConfig, model_id: str, token_ids: tuple[int, ...], error: type[Exception], words: str
-) -> None:
-    async with server(model, model_id=model_id) as completer:
-        started = await begun(completer, REQUESTS["token ids"])
-        with pytest.raises(error, match=words):
-            await events_of(completer, replace(REQUESTS["token ids"], resume=Resume(token_ids, started.provenance)))
 
 
 async def test_tokens_that_the_engine_refuses_are_not_made_text(

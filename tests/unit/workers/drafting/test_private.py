@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from specdec.inference.commit import Delta
-from specdec.inference.config import ConnectionConfig, DraftConfig
-from specdec.inference.engine.draft import DraftEngine
 from specdec.inference.engine.pool import DraftPool
 from specdec.inference.engine.target import TargetEngine
 from specdec.inference.model.decoder import Turn, Verdict
@@ -20,23 +18,18 @@ from specdec.inference.request import Noise, Schedule
 from specdec.inference.serving.assembly import running
 from specdec.inference.text.tokenizer import Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
-from specdec.inference.workers.calls.fleet import Fleet, connected
-from specdec.inference.workers.completing.failover import FailoverCompleter
 from specdec.inference.workers.completing.generation import GenerationServicer
 from specdec.inference.workers.completing.local import LocalCompleter
-from specdec.inference.workers.completing.reading import Reader
 from specdec.inference.workers.completion import CompletionRequest
-from specdec.inference.workers.drafting.private import PrivateWorker
+from specdec.inference.workers.drafting import private
 from specdec.inference.workers.drafting.service import VerificationServicer
 from tests.support.completers import CARD
+from tests.support.edges import WORDS, Edge, edge
 from tests.support.models import tiny_tokenizer
 from tests.support.ports import listening
-from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, ScriptedProposer, tokens_at, until
+from tests.support.scripted import VOCAB_SIZE, ScriptedDecoder, tokens_at, until
 
-WORDS = Vocabulary("f", VOCAB_SIZE)
-TOKENIZER = Tokenizer(tiny_tokenizer(), frozenset())
 REQUEST = CompletionRequest((1, 2, 3), seed=1, max_new_tokens=34, ignore_eos=True)
-WHOLE = tokens_at(3, 34)
 
 
 class SlowDecoder(ScriptedDecoder):
@@ -47,52 +40,31 @@ class SlowDecoder(ScriptedDecoder):
         return super().step(turns)
 
 
-@dataclass
-class Edge:
-    """A client and its draft worker, attached to a target."""
-
-    fleet: Fleet
-    worker: PrivateWorker
-    completer: FailoverCompleter
-    proposer: ScriptedProposer
-
-    @property
-    def is_attached(self) -> bool:
-        return all(stream.is_attached for stream, _ in self.worker._streams.values())
-
-    async def deltas(self, request: CompletionRequest = REQUEST) -> list[Delta]:
-        """Return the answer's deltas; check that the tokens are the target's."""
-        async with asyncio.timeout(60):
-            deltas = [event async for event in self.completer.complete(request) if isinstance(event, Delta)]
-        assert [token_id for delta in deltas for token_id in delta.token_ids] == WHOLE
-        return deltas
-
-
 @asynccontextmanager
-async def edge(
+async def attached(
     schedule: Schedule = Schedule.ASYNC,
     *,
     words: Vocabulary = WORDS,
     max_waiting: int = 4,
     noise: Noise = Noise.SPECDEC,
 ) -> AsyncGenerator[Edge, None]:
-    async with AsyncExitStack() as stack:
-        pool = DraftPool(await stack.enter_async_context(running(TargetEngine(SlowDecoder(num_slots=4)))))
-        generation = GenerationServicer(LocalCompleter(pool, TOKENIZER), CARD)
-        verification = VerificationServicer(pool, words, noise=noise)
-        server = await stack.enter_async_context(listening(generation, verification))
-        link = ConnectionConfig("127.0.0.1", server.port, 60.0)
-        fleet = await stack.enter_async_context(connected(link))
-        proposer = ScriptedProposer()
-        drafts = await stack.enter_async_context(running(DraftEngine(proposer, max_waiting=max_waiting)))
-        config = DraftConfig(link, gamma=4, schedule=schedule)
-        reader = Reader(TOKENIZER, max_length=1000, vocab_size=VOCAB_SIZE)
-        worker = PrivateWorker(drafts, fleet, config, WORDS, reader)
-        stack.push_async_callback(worker.stop)
-        held = Edge(fleet, worker, FailoverCompleter(fleet, link, worker), proposer)
-        if words is WORDS:
-            await until(lambda: bool(worker._streams) and held.is_attached)
-        yield held
+    """Yield a client at a target with this vocabulary and rule of random numbers."""
+    async with running(TargetEngine(SlowDecoder(num_slots=4))) as engine:
+        pool = DraftPool(engine)
+        generation = GenerationServicer(LocalCompleter(pool, Tokenizer(tiny_tokenizer(), frozenset())), CARD)
+        async with (
+            listening(generation, VerificationServicer(pool, words, noise=noise)) as server,
+            edge(server.port, schedule, max_waiting=max_waiting) as client,
+        ):
+            yield client
+
+
+async def answered(client: Edge, request: CompletionRequest = REQUEST) -> list[Delta]:
+    """Return the answer's deltas; check that the tokens are the target's."""
+    async with asyncio.timeout(60):
+        deltas = [event async for event in client.completer.complete(request) if isinstance(event, Delta)]
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == tokens_at(3, 34)
+    return deltas
 
 
 def num_accepted(deltas: list[Delta]) -> int:
@@ -101,21 +73,21 @@ def num_accepted(deltas: list[Delta]) -> int:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_request_is_drafted_for_and_its_cost_is_known(schedule: Schedule) -> None:
-    async with edge(schedule) as each:
-        deltas = await each.deltas()
+    async with attached(schedule) as each:
+        deltas = await answered(each)
         assert num_accepted(deltas) > 0
         assert sum(delta.counts.bytes_up for delta in deltas) > 0
         assert sum(delta.counts.bytes_down for delta in deltas) > 0
         assert (sum(delta.timings.draft_us for delta in deltas) > 0) == (schedule is Schedule.SYNC)
-        assert num_accepted(await each.deltas(replace(REQUEST, seed=None, gamma=2))) > 0
-        assert num_accepted(await each.deltas(replace(REQUEST, gamma=0))) == 0
+        assert num_accepted(await answered(each, replace(REQUEST, seed=None, gamma=2))) > 0
+        assert num_accepted(await answered(each, replace(REQUEST, gamma=0))) == 0
         assert each.worker.num_undrafted == 0
 
 
 @pytest.mark.parametrize("noise", Noise)
 async def test_a_worker_draws_by_the_targets_noise(noise: Noise) -> None:
-    async with edge(noise=noise) as each:
-        await each.deltas()
+    async with attached(noise=noise) as each:
+        await answered(each)
         assert {draft.sampling.noise for step in each.proposer.steps for draft in step} == {noise}
 
 
@@ -125,8 +97,8 @@ async def test_requests_beyond_the_drafts_slots_go_on_alone(schedule: Schedule) 
 
     It was once otherwise: a target waited a minute for proposals for requests that had no slot of the draft.
     """
-    async with edge(schedule, max_waiting=0) as each:
-        answers = await asyncio.gather(*(each.deltas() for _ in range(4)))
+    async with attached(schedule, max_waiting=0) as each:
+        answers = await asyncio.gather(*(answered(each) for _ in range(4)))
         assert sum(num_accepted(deltas) > 0 for deltas in answers) >= 2
 
 
@@ -136,13 +108,16 @@ async def test_a_request_survives_its_draft(schedule: Schedule) -> None:
 
     It was once otherwise: after a draft's model had failed, its target waited a minute for proposals in rounds.
     """
-    async with edge(schedule) as each:
+    async with attached(schedule) as each:
         each.proposer.gate.fail(RuntimeError("out of luck"), times=8)
-        await each.deltas()
+        await answered(each)
 
 
-async def test_a_target_that_refuses_the_worker_still_answers(caplog: pytest.LogCaptureFixture) -> None:
-    async with edge(words=Vocabulary("another", VOCAB_SIZE)) as each:
+async def test_a_target_that_refuses_the_worker_still_answers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "ATTACH_S", 0.1)
+    async with attached(words=Vocabulary("another", VOCAB_SIZE)) as each:
         await until(lambda: "go on without drafts" in caplog.text)
-        assert num_accepted(await each.deltas()) == 0
+        assert num_accepted(await answered(each)) == 0
         assert each.worker.num_undrafted == 1

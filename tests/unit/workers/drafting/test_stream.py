@@ -18,16 +18,19 @@ from specdec.grpc_comm.server import Server
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.grpc_comm.tls import ServerTls
-from specdec.inference.caller import NamesRequests
+from specdec.inference.caller import ANYBODY, NamesRequests, request_context
 from specdec.inference.config import DialSecurity
 from specdec.inference.engine.draft import DraftEngine, TargetWords
+from specdec.inference.engine.target_session import TargetSession
 from specdec.inference.errors import HandshakeError, IncompatibleDraftError, InternalError
 from specdec.inference.observe.metrics import Metrics
+from specdec.inference.request import GenerationRequest
 from specdec.inference.serving.processes import free_port
 from specdec.inference.text.tokenizer import MAX_PACKED_BYTES, Tokenizer
 from specdec.inference.text.vocabulary import Vocabulary
 from specdec.inference.workers.drafting import stream as module
 from specdec.inference.workers.drafting.pool_worker import PoolWorker
+from specdec.inference.workers.drafting.service import StreamWorker
 from specdec.inference.workers.drafting.stream import AssistStream, Offer
 from tests.support.certificates import pki
 from tests.support.http2 import answering
@@ -44,27 +47,8 @@ def pool_worker(*addresses: str, offer: Offer = OFFER) -> PoolWorker:
     return PoolWorker(engine, addresses, offer, Metrics("tiny"))
 
 
-async def test_one_refusal_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    async def run(self: AssistStream, channel: object) -> None:
-        asked.append(self.address)
-        if self.address == "a:1":
-            raise REFUSAL
-        await asyncio.sleep(3600)
-
-    monkeypatch.setattr(AssistStream, "run", run)
-    both = pool_worker("a:1", "b:1")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(both.refused(), timeout=0.05)
-    assert sorted(asked) == ["a:1", "b:1"]
-    await both.stop(grace_s=0)
-    with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
-        await pool_worker("a:1").refused()
-
-
-async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool worker dials a target that has refused it again.
+async def test_a_target_that_refused_is_asked_again_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool worker serves other targets beside one that has refused it, and dials that one again.
 
     It was once otherwise: a pool worker never returned to a target that had refused it once, and reported itself ready.
     """
@@ -73,7 +57,7 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
 
     async def run(self: AssistStream, channel: object) -> None:
         asked.append(self.address)
-        if self.address == "a:1" and asked.count("a:1") < 3:
+        if self.address == "a:1" and asked.count("a:1") % 3:
             raise REFUSAL
         await asyncio.sleep(3600)
 
@@ -81,7 +65,11 @@ async def test_a_target_that_refused_is_asked_again(monkeypatch: pytest.MonkeyPa
     both = pool_worker("a:1", "b:1")
     await until(lambda: asked.count("a:1") == 3)
     assert asked.count("b:1") == 1
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(both.refused(), timeout=0.05)
     await both.stop(grace_s=0)
+    with pytest.raises(IncompatibleDraftError, match="another vocabulary"):
+        await pool_worker("a:1").refused()
 
 
 async def test_an_untrusted_target_is_not_redialled_for_ever(tmp_path: Path) -> None:
@@ -365,3 +353,13 @@ async def test_slots_are_shared_anew_when_targets_come_and_go(tmp_path: Path, mo
     await worker.stop(grace_s=0)
     for server in servers:
         await server.close()
+
+
+def test_a_worker_knows_the_request_that_it_helps() -> None:
+    """A worker gets the id of the request that it helps, though a session is lent outside of its request's context."""
+    with request_context(ANYBODY, "abc"):
+        session = TargetSession(GenerationRequest((1, 2, 3)), max_length=100, gamma=4)
+    worker = StreamWorker(pb.Attach(num_slots=1), Vocabulary("f", 1000))
+    worker.open(session)
+    opened = worker.outbox.get_nowait().open
+    assert (opened.session_id, opened.request_id) == (session.help_id, "abc")

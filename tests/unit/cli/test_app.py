@@ -1,13 +1,84 @@
-"""Filter of the log: lines of libraries that are shown, and others that are not."""
+"""A program's end, its lost output, and the lines of libraries that its log shows."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
 from specdec.inference.caller import OneLine
 from specdec.inference.cli.app import QuietLibraries
+from specdec.inference.config import ROOT
+
+DONE = """
+import asyncio, concurrent.futures, sys, time
+import specdec.inference.cli.app as app
+import specdec
+
+async def work():
+    asyncio.get_running_loop().run_in_executor({executor}, time.sleep, 600)
+    return 3
+
+app.main = lambda arguments: app._run(work())
+sys.exit(specdec.main())
+"""
+
+
+@pytest.mark.parametrize("executor", ["None", "concurrent.futures.ThreadPoolExecutor(1)"])
+def test_an_endless_thread_does_not_delay_the_end(executor: str) -> None:
+    """A drained process ends, even if one of its threads does not.
+
+    It was once otherwise: a thread at a silent DNS server, or in an endless template, held a drained process for
+    minutes.
+    """
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", DONE.format(executor=executor)], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert time.monotonic() - began < 30
+    assert done.returncode == 3
+    assert "a thread that is still at work" in done.stderr
+
+
+WRITER = """
+import asyncio, sys
+from specdec.inference.cli import app
+from specdec.inference.cli.prompts import topologies
+
+async def write(job, connection):
+    async with asyncio.TaskGroup():
+        print("x", flush=True)
+
+topologies.run_client = write
+sys.exit(app.main(["--role", "fused_client"]))
+"""
+
+
+def written_to(stdout: int) -> tuple[int, str]:
+    """Return exit code and stderr of a client that writes to `stdout` from a task group, as for prompts."""
+    done = subprocess.run([sys.executable, "-c", WRITER], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return done.returncode, done.stderr
+
+
+def test_a_reader_that_left_is_no_failure() -> None:
+    """A command ends without an error if the reader of its output has left.
+
+    It was once otherwise: `fused_client --format json | head -1` printed an ExceptionGroup of a BrokenPipeError.
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert written_to(writer) == (1, "")
+    os.close(writer)
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        assert written_to(full.fileno()) == (1, "error: [Errno 28] No space left on device\n")
+
 
 NXDI = "/opt/venv/neuronx_distributed_inference/models/config.py"
 

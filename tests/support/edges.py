@@ -1,0 +1,44 @@
+"""A client with a draft worker in this process, at a target of any kind; the worker proposes the scripted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from specdec.inference.config import PLAIN, ConnectionConfig, DialSecurity, DraftConfig
+from specdec.inference.engine.draft import DraftEngine
+from specdec.inference.request import Schedule
+from specdec.inference.serving.assembly import LoadedDraft, private_worker
+from specdec.inference.text.tokenizer import Tokenizer
+from specdec.inference.text.vocabulary import Vocabulary
+from specdec.inference.workers.calls.fleet import connected
+from specdec.inference.workers.completing.failover import FailoverCompleter
+from specdec.inference.workers.drafting.private import PrivateWorker
+from tests.support.models import tiny_tokenizer
+from tests.support.scripted import VOCAB_SIZE, ScriptedProposer
+
+WORDS = Vocabulary("f", VOCAB_SIZE)
+
+
+@dataclass
+class Edge:
+    """The parts of such a client."""
+
+    completer: FailoverCompleter
+    worker: PrivateWorker
+    engine: DraftEngine
+    proposer: ScriptedProposer
+
+
+@asynccontextmanager
+async def edge(
+    port: int, schedule: Schedule = Schedule.ASYNC, *, security: DialSecurity = PLAIN, max_waiting: int = 4
+) -> AsyncGenerator[Edge, None]:
+    """Yield a client whose worker has attached, unless the target refuses it."""
+    proposer = ScriptedProposer()
+    draft = LoadedDraft(proposer, Tokenizer(tiny_tokenizer(), frozenset()), WORDS)
+    connection = ConnectionConfig("127.0.0.1", port, 60.0, security=security)
+    config = DraftConfig(connection, gamma=4, schedule=schedule, max_waiting=max_waiting)
+    async with connected(connection) as fleet, private_worker(draft, config, fleet, None) as (worker, engine):
+        yield Edge(FailoverCompleter(fleet, connection, worker), worker, engine, proposer)
