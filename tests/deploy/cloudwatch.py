@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from specdec.inference.serving.processes import free_port
 
 START_S = 60.0
@@ -48,6 +50,10 @@ class CloudWatch:
 
     environment: dict[str, str]
     log: Path
+
+    def reset(self) -> None:
+        """Forget all metrics, buckets and repositories."""
+        httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=START_S).raise_for_status()
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
         """Return the answer of CloudWatch's call ListMetrics."""
@@ -84,7 +90,7 @@ def without_credentials() -> dict[str, str]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[CloudWatch]:
-    """Run a stand-in for CloudWatch that has no metrics yet; its log is in `folder`."""
+    """Run a stand-in for AWS; its log is in `folder`."""
     port, log = free_port(), folder / "moto.log"
     command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:

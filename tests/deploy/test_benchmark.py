@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,10 +16,10 @@ import pytest
 from specdec.inference.config import ROOT, model_name
 from specdec.inference.gateway.bodies.schema import ChatBody
 from specdec.inference.serving.processes import free_port, server_process
-from tests.deploy.cloudwatch import CloudWatch, moto, python_with_boto3
+from tests.deploy.cloudwatch import CloudWatch, python_with_boto3
 from tests.deploy.consistency import pod_of
 from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind
-from tests.deploy.test_scripts import stand_in
+from tests.deploy.stand_ins import stand_in
 from tests.test_tutorials import LLMPERF
 
 pytestmark = pytest.mark.deploy
@@ -79,12 +79,6 @@ class Pod:
         command = [shell, str(KUBERNETES / "benchmark" / Path(script).name), *own, *further]
         known = {**environment, **self.variables, **self.paths}
         return subprocess.run(command, env=known, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def cloudwatch(tmp_path: Path) -> Iterator[CloudWatch]:
-    with moto(tmp_path) as service:
-        yield service
 
 
 @asynccontextmanager
