@@ -83,7 +83,7 @@ def study(arguments: Sequence[str]) -> int:
     config = parse_study(arguments)
     _prepare(config.comparison)
     done = _run(config.comparison, conduct_study(config, _console()))
-    results, output = in_full(partial(write_study, done), done.config.output, partial(json_of_study, done))
+    output = in_full(done.config, "study.json", results := json_of_study(done), partial(write_study, done))
     for sentence in done.sentences:
         print(f"- {sentence}", file=sys.stderr)
     service = "none" if done.is_withheld else output / "service.toml"
@@ -170,7 +170,7 @@ async def samples_of(config: ComparisonConfig, console: Console) -> list[Sample]
 def _report(findings: Findings, console: Console) -> int:
     if findings.config.page:  # first, since pictures take a while
         write_part(findings.config.page, load_table(findings))
-    results, output = in_full(partial(write_report, findings), findings.config.output, partial(json_of, findings))
+    output = in_full(findings.config, "results.json", results := json_of(findings), partial(write_report, findings))
     del results["requests"]
     print_tables(console, findings)
     for difference in findings.agreement.differences:
@@ -185,7 +185,9 @@ def _report(findings: Findings, console: Console) -> int:
 
 
 def _report_capacities(found: Capacities) -> int:
-    results, output = in_full(partial(write_capacities, found), found.config.output, partial(json_of_capacities, found))
+    output = in_full(
+        found.config, "capacity.json", results := json_of_capacities(found), partial(write_capacities, found)
+    )
     print(f"\n{text_of(found)}\nreport: {output / 'capacity.md'}", file=sys.stderr)
     for difference in found.differences:
         print(f"error: {difference}", file=sys.stderr)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from specdec.comparison.report.findings import Findings, json_of
+from specdec.comparison.plan.config import ComparisonConfig
+from specdec.comparison.report.findings import Findings, cells_of
 from specdec.comparison.report.llmperf import write_llmperf
 from specdec.inference.errors import ConfigError, SpecDecError
 
@@ -33,45 +34,48 @@ def prepare_directory(directory: Path) -> None:
         raise ConfigError(f"output directory {directory} cannot be written: {exc}") from exc
 
 
-def in_full(write: Callable[[Path], Figures], directory: Path, figures: Callable[[], Figures]) -> tuple[Figures, Path]:
+def in_full(config: ComparisonConfig, name: str, figures: Figures, write: Callable[[Path], None]) -> Path:
     """Write the files of a report; where their directory cannot take them all, write all into a temporary one.
 
     What was measured took minutes or hours, and a disk may fill up meanwhile. If no directory takes the files, their
     figures are printed on stdout.
 
     Args:
-        figures: function that returns the content of the JSON file, which `write` returns too.
+        name: name of the JSON file with the figures.
+        write: function that writes the other files, except for config.toml, into a directory.
 
     Returns:
-        The content, and the directory that has the files.
+        The directory that has the files.
 
     Raises:
         SpecDecError: no directory takes them.
     """
+
+    def written(directory: Path) -> Path:
+        (directory / "config.toml").write_text(config.asked, encoding="utf-8")
+        (directory / name).write_text(json.dumps(figures, indent=1) + "\n")
+        write(directory)
+        return directory
+
     try:
-        return write(directory), directory
+        return written(config.output)
     except OSError as exc:
-        fault = f"{directory}: {exc.strerror or exc}"
+        fault = f"{config.output}: {exc.strerror or exc}"
     try:
-        refuge = Path(tempfile.mkdtemp(prefix="specdec-report-"))
-        content = write(refuge)
+        refuge = written(Path(tempfile.mkdtemp(prefix="specdec-report-")))
     except OSError:
-        print(json.dumps(figures(), separators=(",", ":")), flush=True)
+        print(json.dumps(figures, separators=(",", ":")), flush=True)
         raise SpecDecError(f"{fault}; all figures are on stdout instead: keep them as results.json") from None
     logger.error("%s. Nothing is lost: the report is drawn in %s; free some space, and move it", fault, refuge)
-    return content, refuge
+    return refuge
 
 
-def write_report(findings: Findings, directory: Path) -> dict[str, Any]:
-    """Write every file; return the content of results.json. Without matplotlib there is no picture and no page."""
-    results = json_of(findings)
-    (directory / "config.toml").write_text(findings.config.asked, encoding="utf-8")
-    (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    _write_csv(results["cells"], directory / "results.csv")
+def write_report(findings: Findings, directory: Path) -> None:
+    """Write the files of a comparison but for its JSON. Without matplotlib there is no picture and no page."""
+    _write_csv(cells_of(findings), directory / "results.csv")
     if findings.config.llmperf:
         write_llmperf(findings, directory / "llmperf")
     write_page(directory / "report.html", lambda: _page(findings, directory))
-    return results
 
 
 def write_page(file: Path, page: Callable[[], str]) -> None:

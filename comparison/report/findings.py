@@ -271,9 +271,9 @@ _SITES = {
 
 def json_of(findings: Findings) -> dict[str, Any]:
     """Return the content of results.json; times are in seconds."""
-    agreement, emulated = findings.agreement, str(findings.config.backend.emulation) or None
+    agreement = findings.agreement
     return {
-        "emulated": emulated,
+        "emulated": str(findings.config.backend.emulation) or None,
         "same_tokens": agreement.holds if agreement.is_known else None,
         "not_comparable": list(agreement.not_comparable),
         "warnings": findings.warnings,
@@ -283,10 +283,16 @@ def json_of(findings: Findings) -> dict[str, Any]:
         "duration_s": round(findings.duration_s, 1),
         "conditions": dict(findings.conditions),
         "load": {**asdict(findings.load), "spread": spread_of(findings.summaries)},
-        "cells": [{**row(summary), "emulated": emulated} for summary in findings.summaries],
+        "cells": cells_of(findings),
         "statistics": [_statistics(findings, service) for service in findings.services],
         "requests": [[_rounded(request) for request in service.requests] for service in findings.services],
     }
+
+
+def cells_of(findings: Findings) -> list[dict[str, Any]]:
+    """Return the rows of results.csv."""
+    emulated = str(findings.config.backend.emulation) or None
+    return [{**row(summary), "emulated": emulated} for summary in findings.summaries]
 
 
 def _statistics(findings: Findings, service: Service) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -39,18 +38,14 @@ def json_of(found: Capacities) -> dict[str, Any]:
     }
 
 
-def write_capacities(found: Capacities, directory: Path) -> dict[str, Any]:
-    """Write the files, the picture only with matplotlib, and the page if one was asked for; return capacity.json."""
-    results, page = json_of(found), found.config.page
-    (directory / "capacity.json").write_text(json.dumps(results, indent=1) + "\n")
-    (directory / "config.toml").write_text(found.config.asked, encoding="utf-8")
-    text = text_of(found)
+def write_capacities(found: Capacities, directory: Path) -> None:
+    """Write capacity.md, its picture only with matplotlib, and the page if one was asked for."""
+    text, page = text_of(found), found.config.page
     write_page(directory / "capacity.md", lambda: _with_picture(found, directory / "capacity.png", text))
     if page:
         file, name = page_part(page)
         draw(found, file.with_name(f"{name}.png"))
         write_part(page, f"![{PICTURE}]({name}.png)\n\n{text}")
-    return results
 
 
 def _json(it: Capacity) -> dict[str, Any]:

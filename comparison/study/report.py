@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,19 +68,15 @@ class Study:
 _WITHHELD = "So there is no advice, and no service.toml; --anyway gives both."
 
 
-def write_study(study: Study, directory: Path) -> dict[str, Any]:
-    """Write study.json, config.toml, service.toml (with advice) and study.html (with matplotlib); return the first."""
-    results = json_of(study)
-    (directory / "study.json").write_text(json.dumps(results, indent=1) + "\n")
-    reason = next(iter(sentences(study.evidence, None)))
-    (directory / "config.toml").write_text(study.config.asked, encoding="utf-8")
+def write_study(study: Study, directory: Path) -> None:
+    """Write service.toml (with advice) and study.html (with matplotlib)."""
     service = directory / "service.toml"
     if study.is_withheld:
         service.unlink(missing_ok=True)  # an earlier study's file would look like this one's
     else:
+        reason = next(iter(sentences(study.evidence, None)))
         service.write_text(service_toml(study.config, study.advised, reason), encoding="utf-8")
     write_page(directory / "study.html", lambda: _page(study, directory))
-    return results
 
 
 def json_of(study: Study) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import httpx
 
 from specdec.inference.serving.processes import free_port
 
-START_S = 180.0
+START_S = 60.0
 QUERY = """
 import boto3, datetime, json, sys
 namespace, unit = sys.argv[1:]
@@ -51,10 +51,9 @@ class CloudWatch:
     environment: dict[str, str]
     log: Path
 
-    def empty(self) -> None:
-        """Forget all of AWS's state, and the requests in the log."""
-        httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset").raise_for_status()
-        self.log.write_bytes(b"")
+    def reset(self) -> None:
+        """Forget all metrics, buckets and repositories."""
+        httpx.post(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=START_S).raise_for_status()
 
     def metrics(self, namespace: str) -> list[dict[str, Any]]:
         """Return the answer of CloudWatch's call ListMetrics."""
@@ -91,10 +90,10 @@ def without_credentials() -> dict[str, str]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[CloudWatch]:
-    """Run a stand-in for CloudWatch that has no metrics yet; its log is in `folder`."""
+    """Run a stand-in for AWS; its log is in `folder`."""
     port, log = free_port(), folder / "moto.log"
     command: Sequence[str] = ["moto_server", "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("ab") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
             _wait(port, log)
             yield CloudWatch(credentials(f"http://127.0.0.1:{port}"), log)

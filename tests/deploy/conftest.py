@@ -1,21 +1,35 @@
-"""CloudWatch's stand-in, which takes seconds to start: one for all tests, and each test finds it empty."""
+"""Fixtures of several tests of deploy/: the tokens of the demo, and a stand-in for CloudWatch."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.deploy.cloudwatch import CloudWatch, moto
+from tests.deploy.kustomize import KUBERNETES
+from tests.deploy.stand_ins import KUBECTL, stand_in
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Path:
+    """Make the Secret of tokens as access.sh does; return its folder on this machine."""
+    (kept := tmp_path / "kept").mkdir()
+    environment = stand_in(tmp_path, "kubectl", KUBECTL) | {"KEPT": str(kept)}
+    subprocess.run([KUBERNETES / "access.sh", "cpu-demo"], check=True, env=environment, stdin=subprocess.DEVNULL)
+    return kept
 
 
 @pytest.fixture(scope="session")
-def _moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudWatch]:
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudWatch]:
     with moto(tmp_path_factory.mktemp("moto")) as service:
         yield service
 
 
 @pytest.fixture
-def cloudwatch(_moto: CloudWatch) -> CloudWatch:
-    _moto.empty()
-    return _moto
+def cloudwatch(moto_server: CloudWatch) -> CloudWatch:
+    """Return the stand-in for AWS, without anything that an earlier test made."""
+    moto_server.reset()
+    return moto_server

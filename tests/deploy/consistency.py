@@ -207,14 +207,24 @@ def _pod_faults(pod: Manifest) -> Iterator[str]:
             yield f"{name} says not what it needs"
 
 
+def check_arguments(arguments: Mapping[str, str]) -> None:
+    """Check the flags of a role; see `check_role`."""
+    rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
+    check_role(["--role", arguments["--role"], *rest])
+
+
+def needed_s(arguments: Mapping[str, str]) -> float:
+    """Return the longest time that a server with these flags takes to end."""
+    return float(arguments.get("--drain_delay_s", 0)) + float(arguments.get("--grace_s", 0)) + FORCED_END_S
+
+
 def _argument_faults(arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:
     """Yield the faults that the role's parser finds in the flags, and hosts that no Service has."""
     role = arguments["--role"]
-    rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            check_role(["--role", role, *rest])
+            check_arguments(arguments)
     except (SystemExit, ConfigError, AssertionError) as error:
         yield f"{role} does not take its flags: {error} {complaint.getvalue().strip()}"
     yield from (f"{name} is {value}: a variable is not set" for name, value in arguments.items() if "$(" in value)
@@ -296,9 +306,8 @@ def _files_of(secret: Manifest) -> list[str]:
 
 
 def _grace_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
-    needed = float(arguments.get("--drain_delay_s", 0)) + float(arguments.get("--grace_s", 0)) + FORCED_END_S
-    if pod["terminationGracePeriodSeconds"] <= needed:
-        yield f"it is killed after {pod['terminationGracePeriodSeconds']} s, and may need {needed:g}"
+    if pod["terminationGracePeriodSeconds"] <= needed_s(arguments):
+        yield f"it is killed after {pod['terminationGracePeriodSeconds']} s, and may need {needed_s(arguments):g}"
 
 
 def _device_faults(pod: Manifest, arguments: Mapping[str, str], documents: list[Manifest]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from specdec.inference.serving.processes import free_port, server_process
 from tests.deploy.cloudwatch import CloudWatch, python_with_boto3
 from tests.deploy.consistency import pod_of
 from tests.deploy.kustomize import KUBERNETES, Manifest, manifests, of_kind
-from tests.deploy.test_scripts import stand_in
+from tests.deploy.stand_ins import stand_in
 from tests.test_tutorials import LLMPERF
 
 pytestmark = pytest.mark.deploy

@@ -19,24 +19,8 @@ TEXT = "".join(
     (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("deployment", "kubernetes", "eks")
 )
 FOREIGN = {
-    ".",
-    "docker",
-    "cd",
-    "cp",
-    "curl",
-    "sudo",
-    "aws",
-    "make",
-    "kind",
-    "kubectl",
-    "eksctl",
-    "helm",
-    "pip",
-    "env",
-    "serve",
-    "set",
-    "export",
-    "umask",
+    *(".", "docker", "cd", "cp", "curl", "sudo", "aws", "make", "kind", "kubectl", "eksctl", "helm", "pip"),
+    *("env", "serve", "set", "export", "umask"),
 }
 
 

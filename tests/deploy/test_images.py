@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.inference.config import ROOT
-from tests.deploy.test_scripts import stand_in
+from tests.deploy.stand_ins import stand_in
 
 pytestmark = pytest.mark.deploy
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +74,17 @@ def custom(documents: list[Manifest]) -> list[Manifest]:
     return [each for each in documents if (SCHEMAS / f"{each['kind']}.json").exists()]
 
 
+def check_custom(documents: list[Manifest]) -> set[str]:
+    """Check all custom resources, and that their schemas notice a field that does not exist; return the kinds."""
+    kinds = {each["kind"] for each in custom(documents)}
+    for kind in sorted(kinds):
+        found = of_kind(documents, kind)
+        assert custom_faults(kind, found) == ""
+        unheard_of = {**found[0], "spec": {**found[0]["spec"], "unheardOf": 1}}
+        assert "unheardOf" in custom_faults(kind, [unheard_of])
+    return kinds
+
+
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 def test_it_is_consistent(folder: str) -> None:
     assert faults(manifests(KUBERNETES / folder)) == []
@@ -89,30 +99,14 @@ def test_kubernetes_takes_all_of_it(version: str, tmp_path: Path) -> None:
 
 def test_custom_resources_fit_their_schemas() -> None:
     documents = [each for folder in KUSTOMIZATIONS for each in custom(manifests(KUBERNETES / folder))]
-    kinds = {each["kind"] for each in documents}
-    assert {"NodePool", "EC2NodeClass", "PodMonitor", "PrometheusRule"} <= kinds
-    for kind in sorted(kinds):
-        found = of_kind(documents, kind)
-        assert custom_faults(kind, found) == ""
-        unheard_of = {**found[0], "spec": {**found[0]["spec"], "unheardOf": 1}}
-        assert "unheardOf" in custom_faults(kind, [unheard_of])
+    assert {"NodePool", "EC2NodeClass", "PodMonitor", "PrometheusRule"} <= check_custom(documents)
 
 
 def test_every_kind_has_a_schema() -> None:
     """Every kind of resource in the manifests has a schema here: kubernetes-validate only warns of an unknown kind."""
     known = {each["apiVersion"] for folder in KUSTOMIZATIONS for each in core(manifests(KUBERNETES / folder))}
-    assert known <= {
-        *(
-            "v1",
-            "apps/v1",
-            "batch/v1",
-            "policy/v1",
-            "autoscaling/v2",
-            "networking.k8s.io/v1",
-            "resource.k8s.io/v1",
-            "scheduling.k8s.io/v1",
-        ),
-    }
+    groups = "v1 apps/v1 batch/v1 policy/v1 autoscaling/v2 networking.k8s.io/v1 resource.k8s.io/v1 scheduling.k8s.io/v1"
+    assert known <= set(groups.split())
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -124,7 +118,8 @@ def test_a_compile_job_is_its_server_but_for_compiling(name: str) -> None:
     assert (served.pop("--compile"), compiled.pop("--compile")) == ("never", "only")
     assert served == compiled
     assert of_kind(compiling, "StatefulSet", "Deployment", "Service") == []
-    assert served_priority(server) == "specdec-target"
+    classes = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), "PriorityClass")
+    assert pod_of(server)["priorityClassName"] in {each["metadata"]["name"] for each in classes}
     assert "priorityClassName" not in pod_of(job)
 
 
@@ -140,21 +135,9 @@ def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
     check_role(line.split())
 
 
-def served_priority(workload: Manifest) -> str:
-    """Return the priority class of a server's pods, which the manifests of nodes/ must define."""
-    classes = {each["metadata"]["name"] for each in of_kind(manifests(KUBERNETES / "nodes/reserved"), "PriorityClass")}
-    name: str = pod_of(workload)["priorityClassName"]
-    assert name in classes
-    return name
-
-
 def cpus(workload: Manifest) -> float:
     """Return the CPUs that one pod reserves; those of its init containers are not larger."""
     return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
-
-
-def devices(workload: Manifest) -> bool:
-    return "resourceClaims" in pod_of(workload)
 
 
 def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
@@ -167,8 +150,8 @@ def test_a_compile_job_fits_beside_two_servers_and_drafts() -> None:
     fused = of_kind(manifests(KUBERNETES / "overlays" / "trn2-fused"), "StatefulSet")[0]
     near = next(each for each in of_kind(distributed, "Deployment") if each["metadata"]["name"] == "draft-near")
     job = of_kind(manifests(KUBERNETES / "compile" / "trn2-fused"), "Job")[0]
-    assert not devices(job)
-    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "its log would go with its pod"
+    assert "resourceClaims" not in pod_of(job)
+    assert pod_of(job)["restartPolicy"] == "Never", "its log would go with its pod"
     assert cpus(of_kind(distributed, "StatefulSet")[0]) + cpus(fused) + cpus(near) + cpus(job) <= TRN2_CPUS
 
 
@@ -249,12 +232,18 @@ def test_one_place_sets_the_version_of_all_images(tmp_path: Path) -> None:
         }
 
 
+IMAGES = {
+    "overlays/trn2-distributed": {"cpu", "neuron"},
+    "overlays/gpu": {"cuda"},
+    "overlays/gpu-vllm": {"cpu", "vllm"},
+    "overlays/vllm-serve": {"cpu", "vllm"},
+    "compile/trn2-fused": {"neuron"},
+}
+
+
 def test_an_image_is_what_its_role_needs() -> None:
-    assert set(images_of(manifests(KUBERNETES / "overlays" / "trn2-distributed"))) == {"specdec-cpu", "specdec-neuron"}
-    assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu"))) == {"specdec-cuda"}
-    assert set(images_of(manifests(KUBERNETES / "overlays" / "gpu-vllm"))) == {"specdec-cpu", "specdec-vllm"}
-    assert set(images_of(manifests(KUBERNETES / "overlays" / "vllm-serve"))) == {"specdec-cpu", "specdec-vllm"}
-    assert set(images_of(manifests(KUBERNETES / "compile" / "trn2-fused"))) == {"specdec-neuron"}
+    found = {folder: set(images_of(manifests(KUBERNETES / folder))) for folder in IMAGES}
+    assert found == {folder: {f"specdec-{name}" for name in names} for folder, names in IMAGES.items()}
 
 
 def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,13 +310,19 @@ def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> No
     assert all(fault in each for each in found)
 
 
+def built_with(folder: Path, overlay: str, component: str) -> list[Manifest]:
+    """Build an overlay with one more component, and check it as the overlays themselves are checked."""
+    documents = with_components(folder, f"overlays/{overlay}", f"components/{component}")
+    assert faults(documents) == []
+    assert validated(core(documents), "1.34", folder) == ""
+    check_custom(documents)
+    return documents
+
+
 @pytest.mark.parametrize("overlay", ["cpu-demo", "trn2-distributed", "trn2-fused", "gpu-vllm", "vllm-serve"])
 def test_tls_everywhere(overlay: str, tmp_path: Path) -> None:
-    documents = with_components(tmp_path, f"overlays/{overlay}", "components/tls")
-    assert faults(documents) == []
-    assert validated(core(documents), "1.34", tmp_path) == ""
-    for kind in ("Certificate", "Issuer", *(["PodMonitor"] if overlay != "cpu-demo" else [])):
-        assert custom_faults(kind, of_kind(documents, kind)) == ""
+    documents = built_with(tmp_path, overlay, "tls")
+    assert len(of_kind(documents, "Certificate")) > 1
     for workload in of_kind(documents, "StatefulSet", "Deployment"):
         arguments = arguments_of(workload, documents)
         assert "--insecure" not in arguments
@@ -340,169 +335,95 @@ def test_a_route_from_outside_leads_to_the_api(overlay: str, tmp_path: Path) -> 
 
     There was once no such route.
     """
-    documents = with_components(tmp_path, f"overlays/{overlay}", "components/route")
-    assert faults(documents) == []
-    assert validated(core(documents), "1.34", tmp_path) == ""
+    documents = built_with(tmp_path, overlay, "route")
     [route] = of_kind(documents, "HTTPRoute")
-    assert custom_faults("HTTPRoute", [route]) == ""
     [rule] = route["spec"]["rules"]
     ports = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(documents, "Service")}
     assert [ports[each["name"]][0]["port"] for each in rule["backendRefs"]] == [rule["backendRefs"][0]["port"]]
     assert rule["timeouts"] == {"request": "0s"}
-    rule["timeout"] = rule.pop("timeouts")
-    assert "timeout" in custom_faults("HTTPRoute", [route])
 
 
-def lose_tokens(documents: list[Manifest]) -> None:
-    del pod(documents)["volumes"][0]["secret"]["items"]
+GONE = "(gone)"
+"""Value of a field that is removed."""
+POD = "spec template spec"
+SERVER = f"StatefulSet {POD} containers 0"
+MISTAKES: dict[tuple[str, str, object], str] = {
+    ("cpu-demo", "StatefulSet spec template metadata labels app.kubernetes.io/name", "spec"): "no pod has",
+    ("trn2-fused", "ResourceClaimTemplate metadata name", "x"): "no ResourceClaimTemplate xl-trn2",
+    ("trn2-fused", f"StatefulSet {POD} resourceClaims", GONE): "claims neurons, which the pod does not",
+    ("trn2-fused", "ResourceClaimTemplate spec spec devices requests 0 exactly count", 4): (
+        "4 devices are 16 logical cores, tp_degree is 32"
+    ),
+    ("trn2-baseline", "PersistentVolumeClaim metadata name", "x"): "no PersistentVolumeClaim models",
+    ("cpu-demo", f"{SERVER} livenessProbe httpGet port", "grpc"): "at port grpc",
+    ("cpu-demo", f"{SERVER} readinessProbe httpGet path", "/healthz"): "nobody answers GET /healthz",
+    ("cpu-demo", f"StatefulSet {POD} volumes 0 secret items", GONE): "there is no file /access/auth.toml",
+    ("cpu-demo", f"{SERVER} ports 1 containerPort", 8001): "port http is 8001, --http_port 8000",
+    ("cpu-demo", f"{SERVER} args +", "--max-model-len=1024"): "--max-model-len",
+    ("cpu-demo", "ConfigMap data TARGET_MODEL", GONE): "a variable is not set",
+    ("cpu-demo", "ConfigMap data TARGETS", "target-0.target:50051"): "no replica has the name target-0.target:50051",
+    ("cpu-demo", "StatefulSet spec replicas", 1): "no replica has the name target-1.targets:50051",
+    ("cpu-demo", f"Deployment/gateway {POD} containers 0 args +", "--target_host=api"): (
+        "gateway: no replica has the name api:50051"
+    ),
+    ("trn2-distributed", f"Deployment/gateway {POD} containers 0 args +", "--connect_timeout_s=240"): (
+        "gateway ends after 240 s, while a target may load for 3600"
+    ),
+    ("cpu-demo", f"StatefulSet {POD} terminationGracePeriodSeconds", 30): "may need 67",
+    ("cpu-demo", f"StatefulSet {POD} securityContext runAsNonRoot", False): "it may run as root",
+}
+"""Complaints by overlay, the place of a field in it, and a wrong value."""
 
 
-def pod(documents: list[Manifest], kind: str = "StatefulSet") -> Manifest:
-    return pod_of(of_kind(documents, kind)[0])
+def spoil(documents: list[Manifest], place: str, value: object) -> None:
+    """Change one field of the first resource of a kind, or of the one with KIND/NAME; "+" appends to a list."""
+    kind, *path = place.split()
+    kind, _, name = kind.partition("/")
+    holder: Any = next(each for each in of_kind(documents, kind) if name in ("", each["metadata"]["name"]))
+    *parents, last = (int(part) if part.isdigit() else part for part in path)
+    for part in parents:
+        holder = holder[part]
+    if last == "+":
+        holder.append(value)
+    elif value == GONE:
+        del holder[last]
+    else:
+        holder[last] = value
 
 
-def rename_label(documents: list[Manifest]) -> None:
-    of_kind(documents, "StatefulSet")[0]["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] = "spec"
-
-
-def lose_claim(documents: list[Manifest]) -> None:
-    documents.remove(of_kind(documents, "ResourceClaimTemplate")[0])
-
-
-def lose_pod_claim(documents: list[Manifest]) -> None:
-    del pod(documents)["resourceClaims"]
-
-
-def claim_fewer(documents: list[Manifest]) -> None:
-    requests = of_kind(documents, "ResourceClaimTemplate")[0]["spec"]["spec"]["devices"]["requests"]
-    requests[0]["exactly"]["count"] = 4
-
-
-def probe_grpc(documents: list[Manifest]) -> None:
-    pod(documents)["containers"][0]["livenessProbe"]["httpGet"]["port"] = "grpc"
-
-
-def probe_nowhere(documents: list[Manifest]) -> None:
-    pod(documents)["containers"][0]["readinessProbe"]["httpGet"]["path"] = "/healthz"
-
-
-def wrong_port(documents: list[Manifest]) -> None:
-    pod(documents)["containers"][0]["ports"][1]["containerPort"] = 8001
-
-
-def unknown_flag(documents: list[Manifest]) -> None:
-    pod(documents)["containers"][0]["args"].append("--max-model-len=1024")
-
-
-def unset_variable(documents: list[Manifest]) -> None:
-    del of_kind(documents, "ConfigMap")[0]["data"]["TARGET_MODEL"]
-
-
-def wrong_service(documents: list[Manifest]) -> None:
-    of_kind(documents, "ConfigMap")[0]["data"]["TARGETS"] = "target-0.target:50051"
-
-
-def gateway_arguments(documents: list[Manifest]) -> list[str]:
-    gateway = next(each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == "gateway")
-    arguments: list[str] = pod_of(gateway)["containers"][0]["args"]
-    return arguments
-
-
-def dial_one_address(documents: list[Manifest]) -> None:
-    arguments = gateway_arguments(documents)
-    arguments[arguments.index("--target_host=$(TARGETS)")] = "--target_host=api"
-
-
-def wait_less(documents: list[Manifest]) -> None:
-    gateway_arguments(documents).append("--connect_timeout_s=240")
-
-
-def one_replica_less(documents: list[Manifest]) -> None:
-    of_kind(documents, "StatefulSet")[0]["spec"]["replicas"] = 1
-
-
-def short_grace(documents: list[Manifest]) -> None:
-    pod(documents)["terminationGracePeriodSeconds"] = 30
-
-
-def run_as_root(documents: list[Manifest]) -> None:
-    pod(documents)["securityContext"]["runAsNonRoot"] = False
-
-
-def lose_volume(documents: list[Manifest]) -> None:
-    documents.remove(of_kind(documents, "PersistentVolumeClaim")[0])
-
-
-@pytest.mark.parametrize(
-    ("overlay", "spoil", "complaint"),
-    [
-        ("cpu-demo", rename_label, "no pod has"),
-        ("trn2-fused", lose_claim, "no ResourceClaimTemplate xl-trn2"),
-        ("trn2-fused", lose_pod_claim, "claims neurons, which the pod does not"),
-        ("trn2-fused", claim_fewer, "4 devices are 16 logical cores, tp_degree is 32"),
-        ("trn2-baseline", lose_volume, "no PersistentVolumeClaim models"),
-        ("cpu-demo", probe_grpc, "at port grpc"),
-        ("cpu-demo", probe_nowhere, "nobody answers GET /healthz"),
-        ("cpu-demo", lose_tokens, "there is no file /access/auth.toml"),
-        ("cpu-demo", wrong_port, "port http is 8001, --http_port 8000"),
-        ("cpu-demo", unknown_flag, "--max-model-len"),
-        ("cpu-demo", unset_variable, "a variable is not set"),
-        ("cpu-demo", wrong_service, "no replica has the name target-0.target:50051"),
-        ("cpu-demo", one_replica_less, "no replica has the name target-1.targets:50051"),
-        ("cpu-demo", dial_one_address, "gateway: no replica has the name api:50051"),
-        ("trn2-distributed", wait_less, "gateway ends after 240 s, while a target may load for 3600"),
-        ("cpu-demo", short_grace, "may need 67"),
-        ("cpu-demo", run_as_root, "it may run as root"),
-    ],
-)
-def test_a_mistake_is_noticed(overlay: str, spoil: Callable[[list[Manifest]], None], complaint: str) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake[1]} {mistake[2]}")
+def test_a_mistake_is_noticed(mistake: tuple[str, str, object]) -> None:
+    overlay, place, value = mistake
     documents = manifests(KUBERNETES / "overlays" / overlay)
-    spoil(documents)
-    assert any(complaint in fault for fault in faults(documents)), faults(documents)
+    spoil(documents, place, value)
+    assert any(MISTAKES[mistake] in fault for fault in faults(documents)), faults(documents)
 
 
 def test_a_misspelled_field_is_noticed(tmp_path: Path) -> None:
     documents = core(manifests(KUBERNETES / "overlays" / "cpu-demo"))
-    pod(documents)["terminationGracePeriod"] = 3
+    spoil(documents, f"StatefulSet {POD} terminationGracePeriod", 3)
     assert "terminationGracePeriod" in validated(documents, "1.34", tmp_path)
 
 
-def test_a_misspelled_field_of_a_custom_resource_is_noticed() -> None:
-    pool = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), "NodePool")[0]
-    pool["spec"]["replica"] = 2
-    assert "replica" in custom_faults("NodePool", [pool])
+KARPENTERS_RULES: tuple[tuple[str, object], ...] = (
+    ("NodePool spec limits", {"cpu": "192"}),
+    ("NodePool spec weight", 10),
+    ("NodePool spec disruption budgets 0 schedule", "@daily"),
+    ("NodePool spec template spec requirements 0 values", []),
+    ("NodePool spec template spec requirements 0 key", "karpenter.sh/capacity_type"),
+    ("NodePool spec template spec requirements 0 key", "karpenter.k8s.aws/instance-cpus"),
+    ("EC2NodeClass spec instanceProfile", "nodes"),
+    ("EC2NodeClass spec amiSelectorTerms 0 alias", "al2023"),
+    ("EC2NodeClass spec subnetSelectorTerms", []),
+)
 
 
-KARPENTERS_RULES: dict[str, list[tuple[str, object]]] = {
-    "NodePool": [
-        ("limits", {"cpu": "192"}),
-        ("weight", 10),
-        ("disruption.budgets.0.schedule", "@daily"),
-        ("template.spec.requirements.0.values", []),
-        ("template.spec.requirements.0.key", "karpenter.sh/capacity_type"),
-        ("template.spec.requirements.0.key", "karpenter.k8s.aws/instance-cpus"),
-    ],
-    "EC2NodeClass": [("instanceProfile", "nodes"), ("amiSelectorTerms.0.alias", "al2023"), ("subnetSelectorTerms", [])],
-}
-
-
-@pytest.mark.parametrize("kind", KARPENTERS_RULES)
-def test_karpenters_rules_between_fields_are_kept(kind: str) -> None:
+@pytest.mark.parametrize(("place", "value"), KARPENTERS_RULES)
+def test_karpenters_rules_between_fields_are_kept(place: str, value: object) -> None:
     """The node pools keep Karpenter's rules between fields, such as no limit of CPUs beside `replicas`.
 
     A plain schema takes what these rules refuse.
     """
-    wrong = [spoilt(kind, path, value) for path, value in KARPENTERS_RULES[kind]]
-    complaint = custom_faults(kind, wrong)
-    assert [number for number in range(len(wrong)) if f"{kind} {number}: " not in complaint] == []
-
-
-def spoilt(kind: str, path: str, value: object) -> Manifest:
-    """Return the node pool of nodes/reserved with one field of its spec replaced."""
-    [resource] = of_kind(manifests(KUBERNETES / "nodes" / "reserved"), kind)
-    *parents, last = path.split(".")
-    holder: Any = resource["spec"]
-    for each in parents:
-        holder = holder[int(each) if each.isdigit() else each]
-    holder[last] = value
-    return resource
+    documents, kind = manifests(KUBERNETES / "nodes" / "reserved"), place.split()[0]
+    spoil(documents, place, value)
+    assert custom_faults(kind, of_kind(documents, kind)) != ""

@@ -13,40 +13,23 @@ import pytest
 from specdec.inference.caller import Right
 from specdec.inference.workers.calls.auth_file import read_auth_file
 from tests.deploy.kustomize import KUBERNETES
+from tests.deploy.stand_ins import KUBECTL, stand_in
 
 pytestmark = pytest.mark.deploy
 
-KUBECTL = """#!/bin/sh
-case "$*" in
-    *"create secret"*)
-        echo "$*" >> "$KEPT/../asked"
-        while [ "$1" != --from-file ]; do shift; done
-        cp "$2"/* "$KEPT" ;;
-    *) cat > /dev/null ;;
-esac
-"""
 HF = """#!/bin/sh
 mkdir -p "$4/.cache" "$4/original"
 for file in a.safetensors config.json original/params.json; do echo "$2 $file" > "$4/$file"; done
 """
 
 
-def stand_in(folder: Path, name: str, script: str) -> dict[str, str]:
-    """Return an environment with `script` as the first program of this name on PATH."""
-    program = folder / "bin" / name
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(script)
-    program.chmod(0o755)
-    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHON": sys.executable}
-
-
-RIGHTS = (
-    ("worker", Right.WORKER),
-    ("gateway", Right.CLIENT),
-    ("ops", Right.OPS),
-    ("client", Right.CLIENT),
-    ("alice", Right.CLIENT),
-)
+RIGHTS = {
+    "worker": Right.WORKER,
+    "gateway": Right.CLIENT,
+    "ops": Right.OPS,
+    "client": Right.CLIENT,
+    "alice": Right.CLIENT,
+}
 
 
 def test_tokens_are_made_and_targets_know_their_hashes(tmp_path: Path) -> None:
@@ -58,7 +41,7 @@ def test_tokens_are_made_and_targets_know_their_hashes(tmp_path: Path) -> None:
     asked = (tmp_path / "asked").read_text()
     assert [name for name in names if f"--namespace specdec-{name} " in asked] == names
     known = read_auth_file(kept / "auth.toml")
-    for name, right in RIGHTS:
+    for name, right in RIGHTS.items():
         owner = known.of_token((kept / name).read_text().strip())
         assert owner is not None
         assert (owner.name, set(owner.rights)) == (name, {right})

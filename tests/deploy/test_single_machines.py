@@ -15,7 +15,7 @@ import yaml
 
 from specdec.inference import VERSION
 from specdec.inference.config import ROOT
-from tests.deploy.consistency import FORCED_END_S
+from tests.deploy.consistency import check_arguments, needed_s
 from tests.test_tutorials import check_role
 
 pytestmark = pytest.mark.deploy
@@ -35,20 +35,11 @@ def arguments_of(service: str) -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-def check(arguments: dict[str, str]) -> None:
-    rest = [f"{name}={value}" if value else name for name, value in arguments.items() if name != "--role"]
-    check_role(["--role", arguments["--role"], *rest])
-
-
-def needed_s(arguments: dict[str, str]) -> float:
-    return float(arguments.get("--drain_delay_s", 0)) + float(arguments.get("--grace_s", 0)) + FORCED_END_S
-
-
 @pytest.mark.parametrize("service", SERVERS)
 def test_a_service_of_compose_takes_its_command(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     arguments, settings = arguments_of(service), COMPOSE["services"][service]
-    check(arguments)
+    check_arguments(arguments)
     if "--grace_s" in arguments:
         assert int(settings["stop_grace_period"].removesuffix("s")) > needed_s(arguments)
     if "--probe_port" in arguments:
@@ -98,14 +89,13 @@ def test_units_share_the_memory_of_one_machine() -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
 def test_a_unit_takes_its_command(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    service = service_of(unit)
-    role = unit.stem.removeprefix("specdec-")
+    service, role = service_of(unit), unit.stem.removeprefix("specdec-")
     assert service["EnvironmentFile"] == f"/etc/specdec/{role}.env"
     flags = re.findall(r"^FLAGS=(.*)$", (unit.parent / f"{role}.env").read_text(), re.MULTILINE)[0]
     words = shlex.split(service["ExecStart"].replace("$FLAGS", flags))
     assert words[1:4] == ["main.py", "--role", role]
-    check_role(words[2:])
-    arguments = dict(zip(words[4::2], words[5::2], strict=True))
+    arguments = dict(zip(words[2::2], words[3::2], strict=True))
+    check_arguments(arguments)
     assert int(service["TimeoutStopSec"]) > needed_s(arguments)
 
 

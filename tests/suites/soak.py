@@ -6,33 +6,23 @@ warm-up, which is 10 % of the sessions and fills every slot once. Whole answers 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
-import httpx
 
 from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from tests.support.clients import (
-    FULL,
-    Answer,
-    Progress,
-    Question,
-    ask_http,
-    ask_on,
-    expected_answers,
-    questions,
-)
+from tests.support.clients import FULL, Answer, Ask, Progress, Question, expected_answers, questions
 from tests.support.cluster import Cluster, Member, cluster
-from tests.support.trial import Trial, run
+from tests.support.raw_worker import after, attach, proposing
+from tests.support.trial import Trial, parser_of, run
 
 SERVERS = ("target", "draft", "worker", "gateway", "fused")
 PARALLEL = 8
@@ -44,8 +34,6 @@ LATE = ("DEADLINE_EXCEEDED", "HTTP 504", "HTTP 408", "TIMEOUT")
 MORE_FDS, MORE_THREADS, MORE_TASKS = 4, 2, 4
 MORE_MEMORY, MORE_MIB = 0.1, 40.0
 """Growth, as a share and in MiB, of a server's memory with all slots touched: an allocator keeps so much."""
-
-Ask = Callable[..., Awaitable[Answer]]
 
 
 class Enough(Exception):
@@ -91,13 +79,7 @@ class Visitor:
     async def visit(self, numbers: Iterator[int], seed: int) -> None:
         """Run sessions by the next numbers until none is left."""
         async with AsyncExitStack() as stack:
-            ways: dict[str, Ask] = {}
-            for name in ("target", "draft", "fused"):
-                channel = await stack.enter_async_context(open_channel(self._where[name].address))
-                ways[name] = partial(ask_on, channel)
-            for name in ("gateway", "fused"):
-                client = httpx.AsyncClient(base_url=self._where[name].url, timeout=SESSION_LIMIT_S)
-                ways[f"{name} over HTTP"] = partial(ask_http, await stack.enter_async_context(client))
+            ways = await self._where.ways(stack)
             target = await stack.enter_async_context(open_channel(self._where["target"].address))
             for number in numbers:
                 draw = random.Random(f"{seed} {number}")
@@ -132,8 +114,6 @@ class Visitor:
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
         """Run a request with a worker of its own that proposes random tokens; both may leave at any time."""
-        attach = pb.Attach(protocol_version=2, num_slots=1, is_private=True, vocab_size=self._card.vocab_size)
-        attach.tokenizer_fingerprint = self._card.tokenizer_fingerprint
         name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=[5, 6, 7]),
@@ -144,11 +124,10 @@ class Visitor:
         call = rpc.VerificationServiceStub(target).Assist(timeout=timeout_s)
         answer = rpc.GenerationServiceStub(target).Generate(request, timeout=timeout_s)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(pb.AssistRequest(attach=attach))
+            await call.write(attach(self._card, num_slots=1, is_private=True))
             for _ in range(draw.randrange(24)):
-                branch = pb.Branch(prefix_length=draw.randrange(4), token_ids=[draw.randrange(500)])
-                propose = pb.Propose(branches=[branch] if draw.random() < 0.5 else [])
-                await call.write(pb.AssistRequest(propose=pb.AssistPropose(session_id=name.hex(), propose=propose)))
+                branch = after(draw.randrange(4), draw.randrange(500))
+                await call.write(proposing(name.hex(), *([branch] if draw.random() < 0.5 else [])))
                 if await answer.read() == grpc.aio.EOF:
                     break
         call.cancel()
@@ -189,9 +168,7 @@ async def soak(trial: Trial, *, sessions: int, seed: int) -> None:
     tally = Tally()
     async with cluster(SERVERS) as where:
         expected = await expected_answers(where["target"].address, questions(12, NUM_TOKENS))
-        async with open_channel(where["target"].address) as channel:
-            card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
-        full = await where.touch()
+        card, full = await where.card(), await where.touch()
         visitors = [Visitor(where, expected, tally, card) for _ in range(PARALLEL)]
         num_warm = max(40, sessions // 10)
         before = await _after(trial, where, visitors, range(num_warm), seed)
@@ -217,7 +194,8 @@ async def _after(trial: Trial, where: Cluster, visitors: list[Visitor], numbers:
 
 def _judge(trial: Trial, before: dict[str, Left], after: dict[str, Left], full: dict[str, float]) -> None:
     limits = {"num_requests": 0, "num_tasks": MORE_TASKS, "num_fds": MORE_FDS, "num_threads": MORE_THREADS}
-    for name, (was, now) in ((name, (before[name], after[name])) for name in before):
+    for name, was in before.items():
+        now = after[name]
         for what, more in limits.items():
             then, since = getattr(was, what), getattr(now, what)
             title = what.removeprefix("num_")
@@ -228,10 +206,7 @@ def _judge(trial: Trial, before: dict[str, Left], after: dict[str, Left], full: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=10_000, help="after the warm-up (%(default)s)")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
-    args = parser.parse_args()
+    args = parser_of(__doc__, sessions=(10_000, "after the warm-up")).parse_args()
     body = partial(soak, sessions=args.sessions, seed=args.seed)
     return run("soak", body, limit_s=480 + 0.5 * args.sessions)
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +70,10 @@ class Answer:
 
 Progress = Callable[[int], None]
 """Callback after each message, with the number of tokens so far, or of events over HTTP."""
+
+
+Ask = Callable[..., Awaitable[Answer]]
+"""Function from a question, and perhaps a callback and a deadline, to the answer."""
 
 
 async def ask(address: str, question: Question, told: Progress | None = None, *, gamma: int | None = None) -> Answer:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,8 +24,10 @@ import httpx
 from specdec.comparison.run.proxy import DelayProxy, delay_proxy
 from specdec.grpc_comm.channel import open_channel
 from specdec.grpc_comm.health import is_serving
+from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from specdec.inference.serving.processes import ServerProcess, free_port, server_process
-from tests.support.clients import touch
+from tests.support.clients import Ask, ask_http, ask_on, touch
 from tests.support.vitals import Vitals, vitals
 
 NUM_SLOTS = 8
@@ -167,6 +170,23 @@ class Cluster:
                 end = next((line for line in lines if not line.startswith(" ")), "")
                 found.append(f"{log.name}: {before.rstrip().rpartition(chr(10))[2]}: {end}")
                 before = block
+        return found
+
+    async def card(self) -> pb.GetModelResponse:
+        """Return the target's description of its model."""
+        async with open_channel(self["target"].address) as channel:
+            stub = rpc.GenerationServiceStub(channel)
+            card: pb.GetModelResponse = await stub.GetModel(pb.GetModelRequest(), timeout=60)
+        return card
+
+    async def ways(self, stack: AsyncExitStack) -> dict[str, Ask]:
+        """Return a function that asks for each server and API, over a connection that ends with the stack."""
+        found: dict[str, Ask] = {}
+        for name in ("target", "draft", "fused"):
+            found[name] = partial(ask_on, await stack.enter_async_context(open_channel(self[name].address)))
+        for name in ("gateway", "fused"):
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=self[name].url, timeout=120))
+            found[f"{name} over HTTP"] = partial(ask_http, client)
         return found
 
     async def touch(self) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,21 @@ def samples(config: ComparisonConfig) -> list[Sample]:
         )
         found.append(Sample(cell, repeat, tuple(records)))
     return found
+
+
+def slowed(sample: Sample, *factors: float) -> Sample:
+    """Return a sample with answers that take as many times as long as the contender's own; the factors take turns."""
+    cell = sample.cell
+    records = (
+        record(cell.contender, rtt_ms=cell.rtt_ms, prompt_index=it.prompt_index, slowdown=factor)
+        for it, factor in zip(sample.records, itertools.cycle(factors), strict=False)
+    )
+    return replace(sample, records=tuple(records))
+
+
+def changed(config: ComparisonConfig, change: Callable[[Sample], Sample]) -> Findings:
+    """Return the findings of a comparison in which every sample was changed."""
+    return findings(config, list(map(change, samples(config))))
 
 
 def findings(config: ComparisonConfig, measured: Sequence[Sample] | None = None, load: HostLoad = QUIET) -> Findings:

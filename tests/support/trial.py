@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import faulthandler
+import random
 import signal
 import sys
 import time
@@ -71,6 +73,15 @@ class Trial:
         promises = [asdict(one) for one in self._promises]
         print_json(self.name, {"kept": kept, "promises": promises, **self.results})
         return 0 if kept else 1
+
+
+def parser_of(doc: str | None, **defaults: tuple[Any, str]) -> argparse.ArgumentParser:
+    """Return a suite's parser: a flag for each default and its help, which sets its type, and --seed."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, (default, text) in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
+    return parser
 
 
 def run(name: str, body: Callable[[Trial], Awaitable[None]], *, limit_s: float) -> int:

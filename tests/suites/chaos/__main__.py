@@ -6,10 +6,8 @@ run is determined by --seed and its number: `--seed S --run N` repeats one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import random
 import statistics
 import time
 from collections import defaultdict
@@ -21,7 +19,7 @@ import httpx
 from tests.suites.chaos.cases import CASES, Recipe, recipe, strike
 from tests.support.clients import Answer, Progress, Question, ask, ask_http, expected_answers, questions
 from tests.support.cluster import Cluster, cluster
-from tests.support.trial import Trial, run
+from tests.support.trial import Trial, parser_of, run
 
 NUM_TOKENS = 200
 NUM_QUESTIONS = 6
@@ -147,10 +145,8 @@ def _report(trial: Trial, outcomes: list[Outcome], *, num_runs: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, help=f"(%(default)s); {len(CASES)} kinds of fault take turns")
+    parser = parser_of(__doc__, runs=(200, f"{len(CASES)} kinds of fault take turns"))
     parser.add_argument("--run", type=int, metavar="N", help="only this one of the seed's runs")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
     args = parser.parse_args()
     runs = range(args.runs) if args.run is None else range(args.run, args.run + 1)
     return run("chaos", partial(chaos, runs=runs, seed=args.seed), limit_s=480 + 20 * len(runs))

@@ -7,10 +7,8 @@ may take the larger of --bound_ms and --factor times the longest before the atta
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import random
 import sys
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -19,16 +17,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import httpx
-
-from specdec.grpc_comm.channel import open_channel
-from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
-from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.bystanders import Client
 from tests.suites.hostile.scene import Scene
-from tests.support.clients import ask_http, ask_on, expected_answers, questions
+from tests.support.clients import expected_answers, questions
 from tests.support.cluster import Cluster, cluster
-from tests.support.trial import Trial, run
+from tests.support.trial import Trial, parser_of, run
 from tests.support.vitals import reset_peak
 
 NUM_TOKENS = 150
@@ -40,6 +33,7 @@ BAD = ("UNKNOWN", "INTERNAL", "500")
 """Statuses that no request may end with, however wrong it is."""
 
 
+Lines = AsyncGenerator[dict[str, Any], None]
 Checks = dict[str, dict[str, float]]
 """Longest health check in seconds, by the attackers' recipe at that time and by server."""
 
@@ -49,25 +43,22 @@ class Watch:
 
     Attributes:
         phase: the current recipe.
-        worst: the longest checks, without waits for a core.
-        raw: the longest checks, with such waits.
+        worst: the longest checks.
         num_failed: checks that failed.
     """
 
     def __init__(self) -> None:
         self.phase = "calm"
         self.worst: Checks = defaultdict(dict)
-        self.raw: Checks = defaultdict(dict)
         self.num_failed = 0
 
     async def listen(self, prober: Lines) -> None:
         """Record the prober's figures for ever."""
-        async for news in prober.news():
+        async for news in prober:
             self.num_failed = news["failed"]
-            for all_seen, new in ((self.worst, news["worst"]), (self.raw, news["raw"])):
-                seen = all_seen[self.phase]
-                for name, took in new.items():
-                    seen[name] = max(seen.get(name, 0.0), took)
+            seen = self.worst[self.phase]
+            for name, took in news["worst"].items():
+                seen[name] = max(seen.get(name, 0.0), took)
 
 
 def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
@@ -76,34 +67,28 @@ def longest(checks: Checks, *, calm: bool) -> tuple[float, str]:
     return max(chosen, default=(0.0, "nothing"))
 
 
-class Lines:
-    """A module of this suite in a process of its own, and what it prints."""
+async def lines_of(process: asyncio.subprocess.Process) -> Lines:
+    """Yield the lines of JSON that a process prints, until it ends.
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def news(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the lines that the process prints, until it ends.
-
-        Raises:
-            RuntimeError: it ended with an error.
-        """
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            yield json.loads(line)
-        if code := await self._process.wait():
-            raise RuntimeError(f"a process of this suite ended with code {code}")
+    Raises:
+        RuntimeError: it ended with an error.
+    """
+    assert process.stdout is not None
+    async for line in process.stdout:
+        yield json.loads(line)
+    if code := await process.wait():
+        raise RuntimeError(f"a process of this suite ended with code {code}")
 
 
 @asynccontextmanager
 async def started(module: str, *arguments: object) -> AsyncGenerator[Lines, None]:
-    """Run a module of this suite until the block is left."""
+    """Run a module of this suite in a process until the block is left; yield its lines."""
     words = (json.dumps(argument) for argument in arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"tests.suites.hostile.{module}", *words, stdout=asyncio.subprocess.PIPE
     )
     try:
-        yield Lines(process)
+        yield lines_of(process)
     finally:
         if process.returncode is None:
             process.kill()
@@ -117,14 +102,9 @@ async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch
     servers = {name: where[name].address for name in ("target", "draft", "fused")}
     pages = {f"{name} over HTTP": where[name].url for name in ("gateway", "fused")}
     probed = {name: (address, where[name.split()[0]].pid) for name, address in (servers | pages).items()}
-    watch, clients = Watch(), []
+    watch = Watch()
     async with AsyncExitStack() as stack:
-        for name, address in servers.items():
-            channel = await stack.enter_async_context(open_channel(address))
-            clients.append(Client(name, partial(ask_on, channel)))
-        for name, url in pages.items():
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
-            clients.append(Client(name, partial(ask_http, client)))
+        clients = [Client(name, ask) for name, ask in (await where.ways(stack)).items()]
         prober = await stack.enter_async_context(started("probe", probed))
         work = [watch.listen(prober), *(client.run(expected) for client in clients)]
         tasks = [asyncio.create_task(one) for one in work]
@@ -143,7 +123,7 @@ async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> 
     """Run the attackers for `seconds`; return the number of each answer that they got."""
     seen: dict[str, Any] = {}
     async with started("attack", asdict(scene), seconds) as attackers:
-        async for news in attackers.news():
+        async for news in attackers:
             seen = news.get("seen", seen)
             watch.phase = news.get("recipe", watch.phase)
             trial.say(f"{watch.phase} {news.get('messages', '')}")
@@ -179,8 +159,7 @@ async def hostile(trial: Trial, *, seconds: float, bound_s: float, factor: float
 
 
 async def _scene(where: Cluster, seed: int) -> Scene:
-    async with open_channel(where["target"].address) as channel:
-        card = await rpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=60)
+    card = await where.card()
     return Scene(
         target=where["target"].address,
         draft=where["draft"].address,
@@ -206,22 +185,20 @@ def _judge_clients(trial: Trial, clients: list[Client]) -> None:
 def _judge_latency(trial: Trial, watch: Watch, bound_s: float, factor: float) -> None:
     calm, _ = longest(watch.worst, calm=True)
     worst, phase = longest(watch.worst, calm=False)
-    raw, raw_phase = longest(watch.raw, calm=False)
     limit = max(bound_s, factor * calm)
     figures = f"{worst * 1e3:.0f} ms ({phase}), calm {calm * 1e3:.0f} ms"
-    figures += f"; with waits for a core {raw * 1e3:.0f} ms ({raw_phase})"
     trial.promise("worst health check", figures, f"{limit * 1e3:.0f} ms", kept=worst <= limit)
     trial.promise("health checks that failed", watch.num_failed, 0, kept=watch.num_failed == 0)
-    trial.results |= {"worst_health_s": watch.worst, "worst_health_with_waits_for_a_core_s": watch.raw}
+    trial.results["worst_health_s"] = watch.worst
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=180.0, help="calm and attack together (%(default)s)")
-    parser.add_argument("--bound_ms", type=float, default=100.0, help="of a health check (%(default)s)")
-    parser.add_argument("--factor", type=float, default=3.0, help="of the calm's worst, if that is more (%(default)s)")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="(drawn at random)")
-    args = parser.parse_args()
+    args = parser_of(
+        __doc__,
+        seconds=(180.0, "calm and attack together"),
+        bound_ms=(100.0, "of a health check"),
+        factor=(3.0, "of the calm's worst, if that is more"),
+    ).parse_args()
     body = partial(hostile, seconds=args.seconds, bound_s=args.bound_ms / 1e3, factor=args.factor, seed=args.seed)
     return run("hostile", body, limit_s=480 + 3 * args.seconds)
 

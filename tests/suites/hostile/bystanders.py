@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.support.clients import FULL, Answer, Question
+from tests.support.clients import FULL, Answer, Ask, Question
 
 PAUSE_S = 0.5
 """Pause between two answers of a client: of five clients one always streams."""
-
-Ask = Callable[[Question], Awaitable[Answer]]
 
 
 @dataclass
@@ -28,7 +26,6 @@ class Client:
     ask: Ask
     num_answers: int = 0
     num_refused: int = 0
-    num_accepted_tokens: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     longest_gap_s: float = 0.0
 
@@ -41,7 +38,6 @@ class Client:
 
     def _judge(self, answer: Answer, expected: Answer) -> None:
         self.longest_gap_s = max(self.longest_gap_s, answer.longest_gap_s)
-        self.num_accepted_tokens += answer.num_accepted_tokens
         if answer.same_as(expected):
             self.num_answers += 1
         elif answer.fault in FULL and not answer.arrivals:

@@ -16,7 +16,8 @@ from google.protobuf.message import Message
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
 from tests.suites.hostile.mutator import Mutator
-from tests.suites.hostile.scene import BROKEN, RAW, Scene, Seen, dialled, note_status, proposing
+from tests.suites.hostile.scene import BROKEN, NAME, RAW, Scene, Seen, dialled, note_status
+from tests.support.raw_worker import after, below, proposing
 
 NUM_FUZZERS = 4
 CALL_S = 0.5
@@ -72,9 +73,12 @@ def _unary_seeds() -> list[tuple[str, Message]]:
 
 def _stream_seeds(scene: Scene) -> list[tuple[str, list[Message]]]:
     """Return each streaming method with its first message and messages that may follow."""
-    branches = [pb.Branch(prefix_length=3, token_ids=[5, 6]), pb.Branch(parent_node=0, token_ids=[7])]
+    branches = [after(3, 5, 6), below(0, 7)]
     method = f"{VERIFICATION}Assist"
-    return [(method, [scene.attach(2, is_private=is_private), proposing(*branches)]) for is_private in (True, False)]
+    return [
+        (method, [scene.attach(2, is_private=is_private), proposing(NAME.hex(), *branches)])
+        for is_private in (True, False)
+    ]
 
 
 def _disordered(mutator: Mutator, draw: random.Random, seeds: list[Message]) -> list[bytes]:
@@ -96,7 +100,7 @@ def _proposal(draw: random.Random) -> bytes:
     for _ in range(draw.randrange(4)):
         where = {"parent_node" if draw.random() < 0.01 else "prefix_length": draw.randrange(4)}
         branches.append(pb.Branch(**where, token_ids=[draw.randrange(500) for _ in range(draw.randrange(1, 9))]))
-    return proposing(*branches).SerializeToString()
+    return proposing(NAME.hex(), *branches).SerializeToString()
 
 
 async def _call(channel: Any, method: str, messages: list[bytes], seen: Seen) -> None:

@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
 from specdec.grpc_comm.specdec.v1 import specdec_pb2_grpc as rpc
-from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, observed, proposing
+from tests.suites.hostile.scene import ANY_SIZE, BROKEN, DEAF, RAW, Recipe, Scene, Seen, dialled, observed
 from tests.support.bombs import BOMBS, field
+from tests.support.raw_worker import after, proposing, raw_worker
 
 GENERATE = "/specdec.v1.GenerationService/Generate"
 ASSIST = "/specdec.v1.VerificationService/Assist"
@@ -56,31 +57,24 @@ async def bombs_on_streams(scene: Scene, seen: Seen) -> None:
 async def late_branches(scene: Scene, seen: Seen) -> None:
     """Send megabytes of draft tokens after text that is committed already."""
     prompt = [5] * 250
-    branches = [pb.Branch(prefix_length=0, token_ids=prompt)] * 16
-    async with dialled(scene.target) as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=30)
+    branches = [after(0, *prompt)] * 16
+    async with raw_worker(scene.target) as worker:
+        session = worker.request(scene.request(token_ids=pb.TokenIds(ids=prompt))).send()
         with suppress(*BROKEN):
-            await call.write(scene.attach(1, is_private=True))
-            request = scene.request(token_ids=pb.TokenIds(ids=prompt))
-            answer = rpc.GenerationServiceStub(channel).Generate(request, timeout=30)
             for _ in range(100):
-                await call.write(proposing(*branches))
-            await call.write(proposing(*branches * 64))
-            await observed(answer, seen, "branches")
-        await observed(call, seen, "branches")
+                await session.propose(*branches)
+            await session.propose(*branches * 64)
+            await observed(session.call, seen, "branches")
+        await observed(worker.call, seen, "branches")
 
 
 async def early_names(scene: Scene, seen: Seen) -> None:
     """Send megabytes of draft tokens for requests that never come."""
-    branches = [pb.Branch(prefix_length=3, token_ids=[5] * 250)] * 16
-    async with dialled(scene.target) as channel:
-        call = rpc.VerificationServiceStub(channel).Assist(timeout=30)
-        with suppress(*BROKEN):
-            await call.write(scene.attach(1, is_private=True))
-            for number in range(2000):
-                await call.write(proposing(*branches, session_id=f"{number}" * 100))
-                seen["early names"] += 1
-        call.cancel()
+    branches = [after(3, *[5] * 250)] * 16
+    async with raw_worker(scene.target) as worker:
+        for number in range(2000):
+            await worker.call.write(proposing(f"{number}" * 100, *branches))
+            seen["early names"] += 1
 
 
 async def flood(scene: Scene, seen: Seen) -> None:
@@ -133,22 +127,18 @@ async def dear_sampling(scene: Scene, seen: Seen) -> None:
 
 async def wide_rounds(scene: Scene, seen: Seen) -> None:
     """Attach workers that propose as many wrong tokens as a draft tree holds, for each pass."""
-    async with dialled(scene.target) as first, dialled(scene.target) as second:
-        await asyncio.gather(*(_wide_round(channel, scene, seen) for channel in (first, second)))
+    await asyncio.gather(_wide_round(scene, seen), _wide_round(scene, seen))
 
 
-async def _wide_round(channel: Any, scene: Scene, seen: Seen) -> None:
-    call, length = rpc.VerificationServiceStub(channel).Assist(timeout=10), 3
-    with suppress(*BROKEN):
-        await call.write(scene.attach(1, is_private=True))
-        answer = rpc.GenerationServiceStub(channel).Generate(scene.request(max_new_tokens=100), timeout=10)
+async def _wide_round(scene: Scene, seen: Seen) -> None:
+    async with raw_worker(scene.target) as worker:
+        session, length = worker.request(scene.request(max_new_tokens=100)).send(), 3
         while True:
-            await call.write(proposing(pb.Branch(prefix_length=length, token_ids=[scene.vocab_size - 1] * 256)))
-            if (message := await answer.read()) == grpc.aio.EOF:
+            await session.propose(after(length, *[scene.vocab_size - 1] * 256))
+            if (delta := await session.delta()) is None:
                 break
-            length = max(length, message.delta.position + len(message.delta.token_ids))
-        await observed(answer, seen, "wide rounds")
-    call.cancel()
+            length = max(length, delta.position + len(delta.token_ids))
+        await observed(session.call, seen, "wide rounds")
 
 
 async def dear_prompts(scene: Scene, seen: Seen) -> None:
@@ -231,44 +221,36 @@ async def churn(scene: Scene, seen: Seen) -> None:
 async def lying_worker(scene: Scene, seen: Seen) -> None:
     """Attach a pool worker that proposes for absent and for others' sessions, too much, and ids that are no token."""
     proposals = [
-        pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[pb.Branch(prefix_length=1, token_ids=[1])])),
+        pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[after(1, 1)])),
         pb.AssistPropose(),
         pb.AssistPropose(session_id="x" * 100_000),
     ]
     for _ in range(20):
-        async with dialled(scene.target) as channel:
-            call = rpc.VerificationServiceStub(channel).Assist(timeout=0.3)
-            with suppress(*BROKEN):
-                await call.write(scene.attach(4096))
+        with suppress(TimeoutError, *BROKEN):
+            async with raw_worker(scene.target, num_slots=4096, is_private=False) as worker, asyncio.timeout(0.3):
                 for message in proposals:
-                    await call.write(pb.AssistRequest(propose=message))
-                await _propose_for_whoever_comes(call, scene)
-            seen["lies"] += 1
+                    await worker.call.write(pb.AssistRequest(propose=message))
+                await _propose_for_whoever_comes(worker.call, scene)
+        seen["lies"] += 1
 
 
 async def _propose_for_whoever_comes(call: Any, scene: Scene) -> None:
-    ids = [scene.vocab_size - 1] * 16
     for _ in range(20):
         message = await call.read()
         if message == grpc.aio.EOF:
             return
         if message.WhichOneof("message") == "open":
             length = len(message.open.open.prompt_token_ids)
-            branch = pb.Branch(prefix_length=length, token_ids=ids)
-            await call.write(proposing(branch, session_id=message.open.session_id))
+            await call.write(proposing(message.open.session_id, after(length, *[scene.vocab_size - 1] * 16)))
 
 
 async def deaf_sessions(scene: Scene, seen: Seen) -> None:
     """Ask, never read, and propose nothing: each client has a slot until the target's patience ends."""
     schedules = (pb.SCHEDULE_SYNC, pb.SCHEDULE_ASYNC)
     while True:
-        async with dialled(scene.target, DEAF) as channel:
-            call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
-            with suppress(*BROKEN):
-                await call.write(scene.attach(1, is_private=True))
-                request = scene.request(schedule=schedules[seen["deaf session"] % 2])
-                await rpc.GenerationServiceStub(channel).Generate(request, timeout=60).code()
-            call.cancel()
+        async with raw_worker(scene.target, options=DEAF) as worker:
+            request = scene.request(schedule=schedules[seen["deaf session"] % 2])
+            await worker.request(request).send().call.code()
             seen["deaf session"] += 1
 
 
@@ -321,20 +303,16 @@ async def deaf_watchers(scene: Scene, seen: Seen) -> None:
 async def silent_worker(scene: Scene, seen: Seen) -> None:
     """Attach a pool worker that claims 4096 sessions and drafts for none."""
     while True:
-        async with dialled(scene.target) as channel:
-            call = rpc.VerificationServiceStub(channel).Assist()
-            await call.write(scene.attach(4096))
-            await observed(call, seen, "silent worker")
+        async with raw_worker(scene.target, num_slots=4096, is_private=False) as worker:
+            await observed(worker.call, seen, "silent worker")
 
 
 async def deaf_worker(scene: Scene, seen: Seen) -> None:
     """Attach a pool worker that never reads."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]
     while True:
-        async with dialled(scene.target, [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64)]) as channel:
-            call = rpc.VerificationServiceStub(channel).Assist()
-            with suppress(*BROKEN):
-                await call.write(scene.attach(4096))
-                await call.code()
+        async with raw_worker(scene.target, options=options, num_slots=4096, is_private=False) as worker:
+            await worker.call.code()
             seen["deaf worker"] += 1
 
 

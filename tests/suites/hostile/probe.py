@@ -1,8 +1,7 @@
 """The prober's process: it times health checks, and prints a line of JSON at intervals.
 
-The figure that counts is a check's time less the waits for a core: those of the server's event loop, of another of its
-threads, and of the prober. On a busy machine they are most of the time, and no attack causes them. Both figures are
-printed.
+A check's time is counted less the waits for a core: those of the server's event loop, of another of its threads, and of
+the prober. On a busy machine they are most of the time, and no attack causes them.
 """
 
 from __future__ import annotations
@@ -35,18 +34,16 @@ class Prober:
 
     def __init__(self) -> None:
         self._worst: dict[str, float] = defaultdict(float)
-        self._raw: dict[str, float] = defaultdict(float)
         self._num_failed = 0
 
     async def watch(self, name: str, pid: int, check: Check) -> None:
-        """Check a server for ever; keep the seconds of its longest check, with and without waits for a core."""
+        """Check a server for ever; keep the seconds of its longest check, without waits for a core."""
         await check()  # makes the connection
         while True:
             before, own, began = vitals.waited_s(pid), _own_wait_s(), time.monotonic()
             self._num_failed += not await check()
             took = time.monotonic() - began
             waited = waited_between(before, vitals.waited_s(pid), first=pid) + _own_wait_s() - own
-            self._raw[name] = max(self._raw[name], took)
             self._worst[name] = max(self._worst[name], took - waited)
             await asyncio.sleep(PROBE_S)
 
@@ -54,9 +51,8 @@ class Prober:
         """Print the longest checks of each interval, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
-            print(json.dumps({"worst": self._worst, "raw": self._raw, "failed": self._num_failed}), flush=True)
+            print(json.dumps({"worst": self._worst, "failed": self._num_failed}), flush=True)
             self._worst.clear()
-            self._raw.clear()
 
     async def watch_grpc(self, name: str, address: str, pid: int) -> None:
         """Check the liveness of a gRPC server for ever."""

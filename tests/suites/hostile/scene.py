@@ -13,6 +13,7 @@ import grpc
 from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[import-not-found]  # it has no public name
 
 from specdec.grpc_comm.specdec.v1 import specdec_pb2 as pb
+from tests.support.raw_worker import attach
 
 Seen = Counter[str]
 """Number of attackers' calls by their final status, and of the messages that they sent, as "messages"."""
@@ -56,14 +57,8 @@ class Scene:
 
     def attach(self, num_slots: int, *, is_private: bool = False) -> pb.AssistRequest:
         """Return a worker's first message."""
-        attach = pb.Attach(protocol_version=2, tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
-        attach.num_slots, attach.is_private = num_slots, is_private
-        return pb.AssistRequest(attach=attach)
-
-
-def proposing(*branches: pb.Branch, session_id: str = NAME.hex()) -> pb.AssistRequest:
-    """Return a worker's proposal, for the request of its own client unless it names another."""
-    return pb.AssistRequest(propose=pb.AssistPropose(session_id=session_id, propose=pb.Propose(branches=branches)))
+        words = pb.GetModelResponse(tokenizer_fingerprint=self.fingerprint, vocab_size=self.vocab_size)
+        return attach(words, num_slots=num_slots, is_private=is_private)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import io
 import os
 import resource
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from rich.console import Console
 from specdec.comparison.app import _compare as compare
 from specdec.comparison.app import loop_for
 from specdec.comparison.plan.flags import parse_config
-from specdec.comparison.report.files import prepare_directory, write_report
+from specdec.comparison.report.files import in_full, prepare_directory, write_report
+from specdec.comparison.report.findings import json_of
 from tests.support.foreign import foreign_server
 
 
 async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
     """One kind of prompt fails at times, and one always: its cells have no times, and the report is written."""
-    (tmp_path / "some.txt").write_text("plain\nit dies here\n")
+    (tmp_path / "some.txt").write_text("plain\nit dies here\nit fails\n")
     (tmp_path / "none.txt").write_text("busy\nbusy again\n")
     async with foreign_server() as one, foreign_server() as other:
         flags = ["--endpoint", f"one={one.url}", "--endpoint", f"other={other.url}", "--num_runs", "2"]
@@ -30,16 +32,18 @@ async def test_failures_are_counted_by_code(tmp_path: Path) -> None:
         config = parse_config([*flags, "--concurrency", "1,2", "--output", str(tmp_path / "report")])
         findings = await compare(config, Console(file=io.StringIO()))
     prepare_directory(config.output)
-    results = write_report(findings, config.output)
+    in_full(config, "results.json", results := json_of(findings), partial(write_report, findings))
     errors = {
         (it["endpoint"], it["kind"], it["concurrency"]): it["error_code_frequency"] for it in results["statistics"]
     }
-    assert errors["one", "some", 1] == {"DISCONNECTED": 2}
+    assert errors["one", "some", 1] == {"DISCONNECTED": 2, "IN_STREAM": 2}
     assert errors["other", "none", 2] == {"503": 8}
     assert {(cell["endpoint"], cell["kind"]) for cell in results["cells"]} == {("one", "some"), ("other", "some")}
+    said = {request["error_code"]: request["error_msg"] for cell in results["requests"] for request in cell}
+    assert ("come back later" in said["503"], "out of memory" in said["IN_STREAM"]) == (True, True)
     assert (results["same_tokens"], results["not_comparable"]) == (None, ["one", "other"])
     assert all(cell["client_share"] > 0 for cell in results["cells"])
-    assert findings.num_failed == 2 * ((2 + 4) + (4 + 8))
+    assert findings.num_failed == 2 * ((4 + 4) + (4 + 8))
     assert findings.agreement.holds
     page = (config.output / "report.html").read_text()
     assert "not comparable, models are not known to be the same: one, other" in page

@@ -44,7 +44,6 @@ from specdec.comparison.report.plots import (
 )
 from specdec.comparison.report.service import Service, describe
 from specdec.comparison.report.table import load_table
-from specdec.comparison.run.pairs import Output, Parting, first_difference
 from specdec.inference.config import ROOT, Emulation, PassTime
 from specdec.inference.errors import ConfigError, SpecDecError
 from specdec.inference.request import Schedule
@@ -54,25 +53,30 @@ from tests.support.samples import (
     STEP_S,
     TOKENS,
     VERIFY_S,
+    changed,
     config,
     findings,
     model_directory,
-    record,
     samples,
+    slowed,
 )
 
 ROUND_S = 3 * STEP_S + VERIFY_S
 NEAR = NetworkConfig((0.0,))
 ONE_KIND = (PromptSet("structured", ("1 2 3",)),)
 TWO_KINDS = (*ONE_KIND, PromptSet("open_ended", ("It was",)))
+TWO_PROMPTS = (PromptSet("k", ("a", "b")),)
 EMULATED = BackendConfig(emulation=Emulation(PassTime(0.025), PassTime(0.003)))
 LABEL = "EMULATED: passes asleep for at least target:25ms,draft:3ms"
 
 
 def written(found: Findings) -> Path:
     prepare_directory(found.config.output)
-    write_report(found, found.config.output)
-    return found.config.output
+    return in_full(found.config, "results.json", json_of(found), partial(write_report, found))
+
+
+def is_of(topology: Topology, sample: Sample) -> bool:
+    return sample.cell.contender.topology is topology
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +98,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
     """The second run is slower for all, so speeds vary and ratios do not; the target alone reaches its bound."""
-    found = findings(config(tmp_path))
-    fused, alone = (found.best(Contender(it), "structured", 0.0) for it in (Topology.FUSED, Topology.TARGET))
-    assert fused is not None
-    assert fused.speedup is not None
-    assert alone is not None
-    assert (fused.speedup.low, fused.speedup.high) == pytest.approx((3 * PASS_S / ROUND_S,) * 2)
-    assert fused.tokens_per_s.high / fused.tokens_per_s.low == pytest.approx(1.1)
-    assert fused.acceptance_rate == pytest.approx(2 / 3)
-    assert fused.mean_acceptance_length == 3
-    assert alone.bound_tokens_per_s == pytest.approx(1 / PASS_S)
-    assert alone.bound_speedup == 1.0
-    assert alone.percent_of_bound == pytest.approx(50 + 50 / 1.1)  # median of the two runs
+    cells = {cell["topology"]: cell for cell in json_of(findings(config(tmp_path, network=NEAR)))["cells"]}
+    alone, fused = cells["target"], cells["fused"]
+    assert [fused["speedup_min"], fused["speedup_max"]] == pytest.approx([3 * PASS_S / ROUND_S] * 2)
+    assert fused["tokens_per_s_max"] / fused["tokens_per_s_min"] == pytest.approx(1.1)
+    assert (fused["acceptance_rate"], fused["mean_acceptance_length"]) == (pytest.approx(2 / 3), 3)
+    assert (alone["bound_tokens_per_s"], alone["bound_speedup"]) == (pytest.approx(1 / PASS_S), 1.0)
+    assert alone["percent_of_bound"] == pytest.approx(50 + 50 / 1.1)  # median of the two runs
 
 
 def test_without_the_target_there_is_no_speedup(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_prompts_are_paired_with_the_target_alone(tmp_path: Path) -> None:
 
     The second run is slower for all servers, which cancels in pairs.
     """
-    found = findings(config(tmp_path, workload=WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=3)))
+    found = findings(config(tmp_path, workload=WorkloadConfig(TWO_PROMPTS, num_runs=3)))
     ratio = found.over_target(found.services[1], "end_to_end_latency_s")
     assert ratio is not None
     assert (ratio.low, ratio.high) == pytest.approx((ratio.estimate, ROUND_S / (3 * PASS_S)))
@@ -132,16 +131,13 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
 
     It was once otherwise: the page began with "0.81 times", while a table below had "no difference".
     """
-    workload = WorkloadConfig((PromptSet("k", ("a", "b")),), num_runs=2)
+    workload = WorkloadConfig(TWO_PROMPTS, num_runs=2)
     settings = config(tmp_path, topologies=(Topology.TARGET, Topology.FUSED), workload=workload)
-    equal = samples(settings)
-    assert speedups(findings(settings, equal)) == ["k, fused: 2.00 times at 0 ms, 2.00 times at 10 ms"]
-    scatter = itertools.cycle((3.0, 0.3, 2.5, 0.5))
+    assert speedups(findings(settings)) == ["k, fused: 2.00 times at 0 ms, 2.00 times at 10 ms"]
+    scatter = itertools.cycle((6.0, 0.6, 5.0, 1.0))
     noisy = [
-        replace(sample, records=tuple(record(ALONE, prompt_index=i, slowdown=next(scatter)) for i in range(2)))
-        if sample.cell.contender.topology is Topology.FUSED
-        else sample
-        for sample in equal
+        slowed(sample, next(scatter), next(scatter)) if is_of(Topology.FUSED, sample) else sample
+        for sample in samples(settings)
     ]
     for measured, doubt in ((noisy, "no difference"), ([it for it in noisy if it.repeat == 0], "too few to tell")):
         [sentence] = speedups(findings(settings, measured))
@@ -162,10 +158,10 @@ def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
 
 def test_quantiles_of_a_hundred_and_one_values() -> None:
     found = describe([float(value) for value in reversed(range(101))])
-    assert {name: found[name] for name in ("p25", "p50", "p75", "p90", "p95", "p99", "min", "max", "mean")} == {
-        "p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99, "min": 0, "max": 100, "mean": 50,
-    }  # fmt: skip
     assert found["stddev"] == pytest.approx(29.3002, abs=1e-4)
+    assert found == {f"p{at}": at for at in (25, 50, 75, 90, 95, 99)} | {
+        "min": 0, "max": 100, "mean": 50, "stddev": found["stddev"]
+    }  # fmt: skip
     assert (describe([2.0])["stddev"], describe([])) == (0.0, {})
 
 
@@ -213,7 +209,7 @@ def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample, tmp_path: Pa
     assert found["request_output_throughput_token_per_s"]["min"] == pytest.approx(1 / PASS_S)
     assert (found["number_input_tokens"]["max"], found["number_output_tokens"]["p25"]) == (4, 12)
     assert found["num_completed_requests_per_min"] == pytest.approx(60 / (len(TOKENS) * PASS_S))
-    fused = next(each for each in samples(config(tmp_path)) if each.cell.contender.topology is Topology.FUSED)
+    fused = next(each for each in samples(config(tmp_path)) if is_of(Topology.FUSED, each))
     found = Service.of([fused], Slo()).statistics()
     assert found["message_gap_s"]["p50"] == pytest.approx(ROUND_S)
     assert found["inter_token_latency_s"]["p50"] == pytest.approx(3 * ROUND_S / 11)
@@ -228,8 +224,7 @@ def test_failures_are_counted_by_code_and_not_measured(alone: Sample) -> None:
 
 
 def test_goodput_counts_only_what_kept_the_limits(alone: Sample) -> None:
-    slow = record(alone.cell.contender, prompt_index=1, slowdown=2.0)
-    mixed = replace(alone, records=(alone.records[0], slow), failures=(failed("INTERNAL"),))
+    mixed = replace(slowed(alone, 1.0, 2.0), failures=(failed("INTERNAL"),))
     found = statistics_of(mixed, "ttft:25ms,itl:0.025s")
     assert found["goodput_share"] == pytest.approx(1 / 3)
     assert found["goodput_requests_per_s"] == pytest.approx(1 / mixed.wall_s)
@@ -288,38 +283,32 @@ def test_llmperf_s_files_have_its_names(tmp_path: Path) -> None:
 # Agreement ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("expected", "actual", "parting"),
-    [
-        *(([1, 2], [1, 2], None), ([1, 2], [1, 3], (1, 2, 3)), ([1, 2], [1], (1, 2, None))),
-        *(([], [1], (0, None, 1)), ([], [], None), ("ab", "a", (1, "b", None))),
-    ],
-)
-def test_first_difference(expected: Output, actual: Output, parting: Parting | None) -> None:
-    assert first_difference(expected, actual) == parting
-
-
 def test_a_planted_difference_names_topology_prompt_and_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A difference gives exit code 1 and an error on stderr, in JSON and on the page; equal answers give 0."""
-    sets = (PromptSet("structured", ("1 2 3", "a b c")),)
-    topologies = Topology.TARGET, Topology.FUSED
-    settings = config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
-    measured = samples(settings)
-    index = next(i for i, it in enumerate(measured) if it.cell.contender.topology is Topology.FUSED)
-    first, second = measured[index].records
-    wrong = replace(second, token_ids=(*TOKENS[:5], 9, *TOKENS[6:]))
-    planted = [*measured[:index], replace(measured[index], records=(first, wrong)), *measured[index + 1 :]]
-    prepare_directory(settings.output)
-    assert report(findings(settings, measured), Console(stderr=True)) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert (json.loads(line)["same_tokens"], json.loads(line)["num_requests"]) == (True, 2 * len(measured))
-    assert report(findings(settings, planted), Console(stderr=True)) == 1
-    captured = capsys.readouterr()
-    place = (
-        f"fused (draft draft, gamma 3), structured prompt 2, output position 5: token 9 where target has {TOKENS[5]}"
+    settings = config(
+        tmp_path,
+        topologies=(Topology.TARGET, Topology.FUSED),
+        network=NEAR,
+        workload=WorkloadConfig(TWO_PROMPTS, num_runs=1),
     )
+
+    def plant(sample: Sample) -> Sample:
+        first, second = sample.records
+        wrong = replace(second, token_ids=(*TOKENS[:5], 9, *TOKENS[6:]))
+        return (
+            replace(sample, records=(first, wrong)) if is_of(Topology.FUSED, sample) and not sample.repeat else sample
+        )
+
+    num_requests = 2 * len(samples(settings))
+    prepare_directory(settings.output)
+    assert report(findings(settings), Console(stderr=True)) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["same_tokens"], json.loads(line)["num_requests"]) == (True, num_requests)
+    assert report(changed(settings, plant), Console(stderr=True)) == 1
+    captured = capsys.readouterr()
+    place = f"fused (draft draft, gamma 3), k prompt 2, output position 5: token 9 where target has {TOKENS[5]}"
     assert f"error: {place}" in captured.err
     (difference,) = json.loads(captured.out.splitlines()[-1])["differences"]
     assert difference.startswith(place)
@@ -339,10 +328,13 @@ def test_only_servers_of_the_same_model_are_compared() -> None:
     agreement = check_agreement([ours, same, unknown])
     assert (agreement.holds, agreement.not_comparable, agreement.by_text) == (True, ("b",), True)
     assert str(agreement).endswith("; not comparable, models are not known to be the same: b")
-    agreement = check_agreement([ours, _answer("a", "m", "ab", 1, 3), *others])
+    shorter, longer = _answer("e", "m", "a", 1), _answer("f", "m", "abc")
+    agreement = check_agreement([ours, _answer("a", "m", "ab", 1, 3), *others, shorter, longer])
     assert [str(it) for it in agreement.differences] == [
         "a, kind prompt 1, output position 1: token 3 where target has 2 (rtt 0 ms, concurrency 1, run 1)",
         "d, kind prompt 1, output position 1: character 'x' where c has 'y' (rtt 0 ms, concurrency 1, run 1)",
+        "e, kind prompt 1, output position 1: token None where target has 2 (rtt 0 ms, concurrency 1, run 1)",
+        "f, kind prompt 1, output position 2: character 'c' where target has None (rtt 0 ms, concurrency 1, run 1)",
     ]
 
 
@@ -358,12 +350,6 @@ def test_equality_is_claimed_only_when_asserted() -> None:
 # Warnings -------------------------------------------------------------------------------------------------------------
 
 
-def slower_runs(sample: Sample) -> Sample:
-    contender, rtt_ms = sample.cell.contender, sample.cell.rtt_ms
-    slow = [record(contender, rtt_ms=rtt_ms, prompt_index=it.prompt_index, slowdown=4.0) for it in sample.records]
-    return replace(sample, records=tuple(slow)) if sample.repeat else sample
-
-
 def kept(sample: Sample) -> Sample:
     return replace(sample, records=tuple(replace(each, num_cached_tokens=3) for each in sample.records))
 
@@ -372,7 +358,7 @@ FIRST = "fused (draft draft, gamma 3), structured, rtt 0 ms, concurrency 1"
 """Second cell of the samples."""
 DOUBTS: dict[str, tuple[Callable[[Sample], Sample], str]] = {
     "none": (lambda sample: sample, ""),
-    "spread": (slower_runs, "The machine was busy or unsteady: "),
+    "spread": (lambda it: slowed(it, 4.0) if it.repeat else it, "The machine was busy or unsteady: "),
     # A client with 32 streams read first tokens three times as late as they were sent.
     "client": (
         lambda it: replace(it, client_share=0.82 if str(it.cell) == FIRST else 0.5),
@@ -396,7 +382,7 @@ DOUBTS: dict[str, tuple[Callable[[Sample], Sample], str]] = {
 @pytest.mark.parametrize("name", DOUBTS)
 def test_doubtful_figures_have_a_warning(tmp_path: Path, name: str) -> None:
     change, expected = DOUBTS[name]
-    found = findings(config(tmp_path), list(map(change, samples(config(tmp_path)))))
+    found = changed(config(tmp_path), change)
     assert [warning.startswith(expected) for warning in json_of(found)["warnings"]] == ([True] if expected else [])
     assert expected in html.render(found, []).replace("&#39;", "'")
 
@@ -471,7 +457,7 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here, which only Linux has")
-@pytest.mark.parametrize(("name", "refuge"), [("results.json", True), ("report.html", True), ("results.json", False)])
+@pytest.mark.parametrize(("name", "refuge"), [("report.html", True), ("results.json", False)])
 def test_a_full_disk_loses_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -490,13 +476,13 @@ def test_a_full_disk_loses_nothing(
     found = findings(config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(ONE_KIND)))
     prepare_directory(found.config.output)
     (found.config.output / name).symlink_to(FULL)
-    write = partial(in_full, partial(write_report, found), found.config.output, partial(json_of, found))
+    write = partial(in_full, found.config, "results.json", results := json_of(found), partial(write_report, found))
     if not refuge:
         with pytest.raises(SpecDecError, match="No space left on device; all figures are on stdout"):
             write()
-        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(json_of(found)))
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(results))
         return
-    results, output = write()
+    output = write()
     assert output.parent == tmp_path / "elsewhere"
     assert json.loads((output / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (output / "report.html").stat().st_size > 10_000
@@ -509,13 +495,8 @@ def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: flo
     """Only the pool is slowed down. Synchronous rounds, which wait for the network, are not counted."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
-    measured = [
-        replace(sample, records=(record(sample.cell.contender, slowdown=slowdown),))
-        if sample.cell.contender.topology is Topology.POOL
-        else sample
-        for sample in samples(settings)
-    ]
-    text = load_table(findings(settings, measured))
+    found = changed(settings, lambda it: slowed(it, slowdown) if is_of(Topology.POOL, it) else it)
+    text = load_table(found)
     assert count in text
     assert ("(pool, structured, concurrency" in text.replace("\n", " ")) is (slowdown > 1)
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 * (2 + len(settings.contenders))
@@ -535,54 +516,46 @@ def test_a_page_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class _Page(HTMLParser):
-    """Parser that collects pictures, and everything that a browser would fetch."""
+    """Parser that collects the tags with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.images: list[str] = []
-        self.requests: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.tags.append((tag, values))
-        if tag == "img":
-            self.images.append(values["src"] or "")
-        elif values.get("src") or tag in ("link", "script", "iframe", "object"):
-            self.requests.append(tag)
+        self.tags.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
-        if re.search(r"@import|url\(", data):
-            self.requests.append(data)
+    def values(self, name: str, *tags: str) -> list[str]:
+        """Return the values of an attribute, of these tags alone if any are named."""
+        return [found[name] or "" for tag, found in self.tags if name in found and (not tags or tag in tags)]
 
 
 def test_page_contains_every_picture_and_asks_for_nothing(sweep: Path) -> None:
-    page = _Page((sweep / "report.html").read_text())
+    page = _Page(text := (sweep / "report.html").read_text())
     pictures = {file.read_bytes() for file in sweep.glob("*.png")}
     assert len(pictures) == 6
-    assert {base64.b64decode(source.partition(",")[2]) for source in page.images} == pictures
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
-    assert all(source.startswith("data:image/png;base64,") for source in page.images)
-    assert page.requests == []
+    assert {base64.b64decode(it.removeprefix("data:image/png;base64,")) for it in page.values("src")} == pictures
+    assert not {"link", "script", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not re.search(r"@import|url\(", text)
 
 
 def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
     """The page has landmarks, ordered headings, captions, scopes, and texts with the figures of its pictures."""
     text = (sweep / "report.html").read_text()
     page = _Page(text)
-    assert {"html", "header", "nav", "main", "section", "details"} <= {tag for tag, _ in page.tags}
-    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    tags = [tag for tag, _ in page.tags]
+    assert {"html", "header", "nav", "main", "section", "details"} <= set(tags)
+    levels = [int(tag[1]) for tag in tags if re.fullmatch("h[1-6]", tag)]
     assert (levels[0], levels.count(1)) == (1, 1)
     assert all(deeper <= level + 1 for level, deeper in itertools.pairwise(levels))
-    targets = {values["id"] for _, values in page.tags if "id" in values}
-    links = [values["href"] for tag, values in page.tags if tag == "a"]
+    links = page.values("href", "a")
     assert links[0] == "#main"
-    assert {link.removeprefix("#") for link in links if link} <= targets
-    assert text.count("<table") == text.count("<caption>") > 2
-    assert all(values.get("scope") in ("col", "row") for tag, values in page.tags if tag == "th")
-    texts = [values["alt"] or "" for tag, values in page.tags if tag == "img"]
-    assert all(re.search(r"structured, .*\d", shown) for shown in texts)
+    assert {link.removeprefix("#") for link in links if link} <= set(page.values("id"))
+    assert tags.count("table") == tags.count("caption") > 2
+    assert len(page.values("scope", "th")) == tags.count("th")
+    assert all(re.search(r"structured, .*\d", shown) for shown in page.values("alt", "img"))
 
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
@@ -602,8 +575,9 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The page states the conditions and the verdict; each picture has the conditions too."""
+    """The page states the conditions and the verdict; each picture has the conditions too. Nothing was emulated."""
     text = (sweep / "report.html").read_text()
+    assert "EMULATED" not in text
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):
         assert words in text
     captions = re.findall("<figcaption>(.*?)</figcaption>", text, re.DOTALL)
@@ -655,13 +629,8 @@ def test_a_faster_kind_of_prompt_is_not_cut_off(tmp_path: Path) -> None:
     picture.
     """
     settings = config(tmp_path, workload=WorkloadConfig(TWO_KINDS, num_runs=2))
-    measured = [
-        sample
-        if sample.cell.kind == "structured"
-        else replace(sample, records=(record(sample.cell.contender, rtt_ms=sample.cell.rtt_ms, slowdown=0.4),))
-        for sample in samples(settings)
-    ]
-    for axes in tokens_over_rtt(findings(settings, measured)).axes:
+    found = changed(settings, lambda it: it if it.cell.kind == "structured" else slowed(it, 0.4))
+    for axes in tokens_over_rtt(found).axes:
         low, high = axes.get_ylim()
         assert low == 0.0
         for line in axes.lines:
@@ -690,10 +659,7 @@ def test_many_round_trips_make_a_picture_longer_and_not_wider(tmp_path: Path) ->
     assert three.get_figwidth() == one.get_figwidth()
 
 
-@pytest.mark.parametrize("backend", [BackendConfig(), EMULATED], ids=["real", "emulated"])
-def test_pictures_and_files_name_emulation_and_conditions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendConfig
-) -> None:
+def test_pictures_and_files_name_emulation_and_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures, tables and rows name emulation and conditions, since each may be shown without its page.
 
     None may pass for figures of this machine.
@@ -707,16 +673,14 @@ def test_pictures_and_files_name_emulation_and_conditions(
 
     monkeypatch.setattr(Figure, "savefig", keep)
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
-    settings, is_emulated = config(tmp_path, gammas=(1, 3), workload=workload, backend=backend), backend is EMULATED
-    output = written(findings(settings))
+    output = written(findings(config(tmp_path, gammas=(1, 3), workload=workload, backend=EMULATED)))
     assert len(saved) >= 4
-    assert {figure.get_suptitle() for figure in saved} == {LABEL if is_emulated else ""}
+    assert {figure.get_suptitle() for figure in saved} == {LABEL}
     assert all("2 runs" in figure.legends[0].get_title().get_text() for figure in saved)
-    assert ((output / "report.html").read_text().count("EMULATED") >= 3) is is_emulated
-    named = "target:25ms,draft:3ms" if is_emulated else None
-    assert json.loads((output / "results.json").read_text())["emulated"] == named
+    assert (output / "report.html").read_text().count("EMULATED") >= 3
+    assert json.loads((output / "results.json").read_text())["emulated"] == "target:25ms,draft:3ms"
     with (output / "results.csv").open() as file:
-        assert {row["emulated"] for row in csv.DictReader(file)} == {named or ""}
+        assert {row["emulated"] for row in csv.DictReader(file)} == {"target:25ms,draft:3ms"}
 
 
 def test_rates_of_many_clients_are_named(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ import pytest
 
 from specdec.comparison.app import main
 from specdec.comparison.plan.config import PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.grid import Sample
 from specdec.comparison.report.findings import json_of
-from tests.support.samples import config, findings, record, samples
+from tests.support.samples import changed, config, slowed
 
 SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("It was", "He is")))
 
@@ -23,19 +23,15 @@ SETS = (PromptSet("structured", ("1 2 3", "a b c")), PromptSet("open_ended", ("I
 def _measured(directory: Path, seed: int, *, fused: float = 1.0) -> Path:
     """Write a results.json with 3 % of noise, and with the fused pair's times multiplied by `fused`."""
     directory.mkdir()
-    settings = config(directory, workload=WorkloadConfig(SETS, num_runs=5))
     rng = random.Random(seed)
-    noisy = []
-    for sample in samples(settings):
+
+    def noisy(sample: Sample) -> Sample:
         factor = fused if sample.cell.contender.topology is Topology.FUSED else 1.0
-        cell = sample.cell
-        records = (
-            record(cell.contender, rtt_ms=cell.rtt_ms, prompt_index=i, slowdown=factor * rng.lognormvariate(0, 0.03))
-            for i in range(len(sample.records))
-        )
-        noisy.append(replace(sample, records=tuple(records)))
+        return slowed(sample, *(factor * rng.lognormvariate(0, 0.03) for _ in sample.records))
+
+    found = changed(config(directory, workload=WorkloadConfig(SETS, num_runs=5)), noisy)
     file = directory / "results.json"
-    file.write_text(json.dumps(json_of(findings(settings, noisy))))
+    file.write_text(json.dumps(json_of(found)))
     return file
 
 

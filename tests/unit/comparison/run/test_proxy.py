@@ -38,9 +38,13 @@ async def _link(conditions: LinkConditions) -> AsyncGenerator[DelayProxy, None]:
 
 
 @asynccontextmanager
-async def _connection(proxy: DelayProxy) -> AsyncGenerator[_Streams, None]:
+async def _connection(proxy: DelayProxy, *, is_warm: bool = True) -> AsyncGenerator[_Streams, None]:
+    """Connect through a proxy, and send a byte there and back unless the connection should stay cold."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     try:
+        if is_warm:
+            writer.write(b"!")
+            await reader.readexactly(1)
         yield reader, writer
     finally:
         writer.close()
@@ -59,8 +63,6 @@ async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tup
     """Conditions change while connections are open; each connection carries all bytes in order."""
     async with _link(LinkConditions()) as proxy, AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(_connection(proxy)) for _ in num_bytes]
-        for reader, writer in streams:
-            await _warm(reader, writer)
         proxy.conditions = conditions
         started, sent = time.monotonic(), [(bytes(range(256)) * 8192)[:count] for count in num_bytes]
         for (_, writer), data in zip(streams, sent, strict=True):
@@ -75,8 +77,7 @@ async def test_no_end_holds_small_writes_back() -> None:
 
     It was once otherwise: a port that did not name TCP kept Nagle's algorithm on, and each link added 40 ms to TTFT.
     """
-    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
-        await _warm(reader, writer)
+    async with _link(LinkConditions()) as proxy, _connection(proxy):
         sockets = [end._transport.get_extra_info("socket") for end in proxy.ends if end._transport is not None]
         assert [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0 for each in sockets] == [True, True]
 
@@ -84,7 +85,6 @@ async def test_no_end_holds_small_writes_back() -> None:
 async def test_delay_does_not_limit_throughput() -> None:
     """A delay does not limit throughput: ten messages in a row arrive in a row, not a round trip apart."""
     async with _link(LinkConditions(rtt_s=0.4)) as proxy, _connection(proxy) as (reader, writer):
-        await _warm(reader, writer)
         started = time.monotonic()
         for _ in range(10):
             writer.write(b"x" * 1000)
@@ -92,11 +92,6 @@ async def test_delay_does_not_limit_throughput() -> None:
         await reader.readexactly(10_000)
         elapsed_s = time.monotonic() - started
         assert 0.4 <= elapsed_s < 10 * 0.4
-
-
-async def _warm(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"!")
-    await reader.readexactly(1)
 
 
 async def test_jitter_keeps_the_order() -> None:
@@ -109,15 +104,14 @@ async def test_jitter_keeps_the_order() -> None:
 
 
 async def test_cut_resets_connections_and_refuses_new_ones() -> None:
-    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
-        await _warm(reader, writer)
+    async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, _):
         proxy.cut()
         assert await _is_closed(reader)
-        async with _connection(proxy) as (new_reader, _):
+        async with _connection(proxy, is_warm=False) as (new_reader, _):
             assert await _is_closed(new_reader)
         proxy.restore()
-        async with _connection(proxy) as (new_reader, new_writer):
-            await _warm(new_reader, new_writer)
+        async with _connection(proxy):
+            pass
 
 
 async def _is_closed(reader: asyncio.StreamReader) -> bool:
@@ -129,7 +123,6 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
 
 async def test_blackhole_is_silent_until_restored() -> None:
     async with _link(LinkConditions()) as proxy, _connection(proxy) as (reader, writer):
-        await _warm(reader, writer)
         proxy.blackhole()
         writer.write(b"lost?")
         with pytest.raises(TimeoutError):
@@ -146,11 +139,11 @@ async def test_closing_one_end_closes_the_other() -> None:
 
     server = await asyncio.start_server(greet_and_leave, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with delay_proxy(port, LinkConditions(rtt_s=0.05)) as proxy, _connection(proxy) as (reader, _):
+    async with delay_proxy(port, LinkConditions(rtt_s=0.05)) as proxy, _connection(proxy, is_warm=False) as (reader, _):
         assert await reader.read() == b"bye"
     server.close()
 
 
 async def test_no_server_behind_it_closes_the_connection(unused_tcp_port: int) -> None:
-    async with delay_proxy(unused_tcp_port) as proxy, _connection(proxy) as (reader, _):
+    async with delay_proxy(unused_tcp_port) as proxy, _connection(proxy, is_warm=False) as (reader, _):
         assert await _is_closed(reader)

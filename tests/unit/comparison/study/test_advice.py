@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from specdec.comparison.plan.roles import commands, service_toml
 from specdec.comparison.report.summary import Spread
 from specdec.comparison.study.advice import Evidence, Prices, Trial, crossovers, sentences
 from specdec.comparison.study.plots import over_conditions
-from specdec.comparison.study.report import Study, write_study
+from specdec.comparison.study.report import Study, json_of, write_study
 from specdec.comparison.study.space import Group, Space
 from specdec.inference.cli.roles.registry import parser_of
 from specdec.inference.config import Emulation, PassTime
@@ -159,8 +158,9 @@ def test_the_service_can_be_started(tmp_path: Path, contender: Contender | None)
 
 def test_files_name_emulation_and_gaps(tmp_path: Path) -> None:
     settings = config(tmp_path, backend=BackendConfig(emulation=Emulation(PassTime(0.025))), output=tmp_path)
-    write_study(Study(settings, evidence(), (), None, 60.0, QUIET), tmp_path)
-    results = json.loads((tmp_path / "study.json").read_text())
+    study = Study(settings, evidence(), (), None, 60.0, QUIET)
+    write_study(study, tmp_path)
+    results = json_of(study)
     assert results["emulated"] == "target:25ms"
     assert results["recommended"]["topology"] == "fused"
     assert results["not_tried"][0]["rtt_ms"] == 80.0
@@ -177,20 +177,23 @@ def test_a_busy_machine_gets_no_advice(tmp_path: Path) -> None:
     fast.
     """
     quiet = Study(config(tmp_path, output=tmp_path), evidence(), (), None, 60.0, QUIET, spread=1.1)
-    write_study(quiet, tmp_path)
-    assert "serve with fused" in (tmp_path / "service.toml").read_text()
-    for study in (replace(quiet, load=BUSY), replace(quiet, spread=2.3)):
-        results = write_study(study, tmp_path)
-        assert study.is_withheld
-        assert (results["recommended"], results["load"]["before"]) == (None, study.load.before)
-        assert [text.partition(":")[0] for text in results["warnings"]] == ["The machine was busy or unsteady"]
-        assert not any("serve with" in text for text in results["advice"])
-        assert not (tmp_path / "service.toml").exists()
-        assert str(study.load) in (tmp_path / "study.html").read_text()
-        results = write_study(replace(study, anyway=True), tmp_path)
-        assert results["recommended"]["topology"] == "fused"
-        assert results["warnings"] == [study.warning] == results["advice"][:1]
+    unsteady = replace(quiet, spread=2.3)
+    assert [study.is_withheld for study in (quiet, unsteady, replace(unsteady, anyway=True))] == [False, True, False]
     assert not quiet.warning
+    (tmp_path / "service.toml").touch()  # of an earlier study
+    study = replace(quiet, load=BUSY)
+    write_study(study, tmp_path)
+    results = json_of(study)
+    assert (results["recommended"], results["load"]["before"]) == (None, study.load.before)
+    assert [text.partition(":")[0] for text in results["warnings"]] == ["The machine was busy or unsteady"]
+    assert not any("serve with" in text for text in results["advice"])
+    assert not (tmp_path / "service.toml").exists()
+    assert str(study.load) in (tmp_path / "study.html").read_text()
+    write_study(study := replace(study, anyway=True), tmp_path)
+    results = json_of(study)
+    assert results["recommended"]["topology"] == "fused"
+    assert results["warnings"] == [study.warning] == results["advice"][:1]
+    assert "serve with fused" in (tmp_path / "service.toml").read_text()
 
 
 def test_one_run_has_no_range() -> None:

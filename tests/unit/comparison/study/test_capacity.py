@@ -18,7 +18,7 @@ from specdec.comparison.plan.grid import Cell, Sample
 from specdec.comparison.plan.record import RequestRecord, Round
 from specdec.comparison.run.progress import Progress
 from specdec.comparison.study.capacity import RESOLUTION, Capacities, Capacity, Probe, Searcher, probe_of, search
-from specdec.comparison.study.capacity_report import text_of, write_capacities
+from specdec.comparison.study.capacity_report import json_of, text_of, write_capacities
 from specdec.comparison.study.search import Budget
 from specdec.inference.commit import Timings
 from tests.support.samples import QUIET
@@ -89,11 +89,12 @@ def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
     page.write_text(
         "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
     )
-    results = write_capacities(capacities(config("--output", str(tmp_path), "--page", f"{page}#here")), tmp_path)
+    found = capacities(config("--output", str(tmp_path), "--page", f"{page}#here"))
+    write_capacities(found, tmp_path)
     (fused,) = [line for line in page.read_text().splitlines() if line.startswith("| fused")]
     assert re.split(r" *\| *", fused)[1:6] == ["fused", "up to 50", "at least 32", "8.0", "200"]
     assert "here 1.25" in page.read_text().replace("\n", " ")
-    assert results["predicted_over_fused"] == 1.25
+    assert json_of(found)["predicted_over_fused"] == 1.25
     assert "old" not in page.read_text()
     assert "kept" in page.read_text()
     assert (tmp_path / "capacity.png").stat().st_size > 1000

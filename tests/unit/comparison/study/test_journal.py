@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specdec.comparison.plan.backend import BackendConfig
-from specdec.comparison.plan.config import ALONE, ComparisonConfig, NetworkConfig, PromptSet, Topology, WorkloadConfig
+from specdec.comparison.plan.config import ComparisonConfig, Topology
 from specdec.comparison.plan.grid import Sample
 from specdec.comparison.study import laboratory
 from specdec.comparison.study.flags import StudyConfig, parse_study
 from specdec.comparison.study.journal import FILE
 from specdec.comparison.study.laboratory import conduct_study
 from specdec.inference.errors import UnavailableError
-from tests.support.samples import config, model_directory, samples
-
-PROMPTS = (PromptSet("structured", ("1 2 3",)), PromptSet("open_ended", ("It was",)))
+from tests.support.samples import model_directory, samples
 
 
 class Servers:
@@ -38,8 +35,8 @@ class Servers:
     async def deployment(self, part: ComparisonConfig) -> AsyncGenerator[ComparisonConfig]:
         (contender, *_) = part.chosen
         self.started.append((contender.draft_name, contender.gamma))
-        assert part.gammas == ((contender.gamma,) if contender.topology is Topology.FUSED else (6, 4, 5))
-        if self.broken is not None and contender.gamma == self.broken:
+        assert contender.topology is not Topology.FUSED or part.gammas == (contender.gamma,)
+        if contender.gamma == (self.broken or -1):
             raise UnavailableError("the compiler was killed")
         yield part
 
@@ -52,29 +49,16 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return Servers(monkeypatch)
 
 
-def study(folder: Path, **changes: Any) -> StudyConfig:
+def study(folder: Path, *flags: str) -> StudyConfig:
     """Return a study of two drafts and three lengths, compiled as one graph each, under one set of conditions."""
-    folder.mkdir(exist_ok=True)
     (folder / "report").mkdir(exist_ok=True)
-    drafts = tuple(str(model_directory(folder, name)) for name in ("small", "large"))
-    settings: dict[str, Any] = {
-        "draft_models": drafts,
-        "topologies": (Topology.TARGET, Topology.FUSED),
-        "gammas": (6, 4, 5),
-        "network": NetworkConfig((0.0,)),
-        "workload": WorkloadConfig(PROMPTS, num_runs=1, max_new_tokens=12),
-        "backend": BackendConfig(name="neuron"),
-        "one_at_a_time": True,
-        "asked": 'budget = "10m"\ntemperature = 0\n',
-    }
-    comparison = config(folder, **{**settings, **changes})
-    flags = ["--temperature", "0", "--rtt_ms", "0", "--max_new_tokens", "12", "--concurrency", "1"]
-    parsed = parse_study([*flags, "--topologies", "target,fused"])
-    fused = [contender for contender in comparison.contenders if contender != ALONE]
-    place = {**parsed.space.conditions, "kind": ("structured", "open_ended")}
-    return replace(
-        parsed, comparison=comparison, space=replace(parsed.space, contenders=tuple(fused), conditions=place)
-    )
+    for kind in ("structured", "open_ended"):
+        (folder / f"{kind}.txt").write_text("1 2 3")
+    target, small, large = (model_directory(folder, name) for name in ("target", "small", "large"))
+    models = f"--backend neuron --target_model {target} --draft_models {small},{large} --topologies target,fused"
+    place = "--rtt_ms 0 --concurrency 1 --max_new_tokens 12 --temperature 0 --gamma 6,4,5 --num_runs 1 --one_at_a_time"
+    files = f"--dataset {folder}/structured.txt --dataset {folder}/open_ended.txt --output {folder}/report"
+    return parse_study([*f"{models} {place} {files}".split(), *flags])
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
@@ -87,7 +71,7 @@ async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
 async def test_every_graph_is_served_once_and_the_target_alone_once(servers: Servers, tmp_path: Path) -> None:
     found = await conducted(study(tmp_path))
     assert servers.started == [("-", None), *found]  # each at both kinds of prompts
-    assert found == [(draft, gamma) for draft in ("small", "large") for gamma in (6, 4, 5)]
+    assert found == [("lookup", 6), *((draft, gamma) for draft in ("small", "large") for gamma in (6, 4, 5))]
     assert not (tmp_path / "report" / FILE).exists()
 
 
@@ -99,22 +83,18 @@ async def test_an_interrupted_study_goes_on(servers: Servers, tmp_path: Path) ->
     done, servers.started = servers.started[1:-1], []
     with (tmp_path / "report" / FILE).open("a") as file:
         file.write('{"trial": {"pla')  # the machine lost its power while this was written
-    again = replace(
-        study(tmp_path), comparison=replace(study(tmp_path).comparison, asked='budget = "9h"\ntemperature = 0\n')
-    )
-    without = tuple(contender for contender in again.space.contenders if contender.gamma != 5)
-    found = await conducted(replace(again, space=replace(again.space, contenders=without)))
-    assert (done, found[:2]) == ([("small", 6), ("small", 4)], done)
+    found = await conducted(study(tmp_path, "--gamma", "6,4", "--budget", "9h"))
+    assert (done, found[:3]) == ([("lookup", 6), ("small", 6), ("small", 4)], done)
     assert servers.started == [("-", None), ("large", 6), ("large", 4)]
-    assert found[2:] == servers.started[1:]
+    assert found[3:] == servers.started[1:]
 
 
 async def test_no_server_starts_for_a_trial_that_the_budget_does_not_allow(servers: Servers, tmp_path: Path) -> None:
     hasty = replace(study(tmp_path), budget_s=0.0)
     done = await conduct_study(hasty, Console(file=io.StringIO()))
     assert len(servers.started) <= 2
-    assert len(done.evidence.skipped) + len(done.evidence.trials) == 12
-    assert len(await conducted(study(tmp_path))) == 6  # with time for the others
+    assert len(done.evidence.skipped) + len(done.evidence.trials) == 14
+    assert len(await conducted(study(tmp_path))) == 7  # with time for the others
     assert not (tmp_path / "report" / FILE).exists()
 
 
@@ -123,5 +103,5 @@ async def test_trials_of_another_study_are_no_part_of_this_one(servers: Servers,
     with pytest.raises(UnavailableError):
         await conducted(study(tmp_path))
     servers.broken, servers.started = None, []
-    found = await conducted(study(tmp_path, asked="temperature = 0\nnum_runs = 7\n"))
+    found = await conducted(study(tmp_path, "--num_runs", "2"))
     assert servers.started == [("-", None), *found]
