@@ -6,7 +6,7 @@ forward of plain Transformers over the tokens that the slot should hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -147,7 +147,7 @@ SHARED: dict[tuple[object, str], Backend] = {}
 class BackendContract:
     """Tests of a backend; a subclass names families of `tiny_model`, and adds the method that raises here."""
 
-    families: Sequence[str] = ("llama",)
+    families: Collection[str] = ("llama",)
     tolerance = 1e-4
     max_examples = 8
 

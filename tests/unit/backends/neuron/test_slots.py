@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,7 +33,7 @@ Calls = list[tuple[str, tuple[int, ...]]]
 class TestContract(BackendContract):
     tolerance = 1e-3
     max_examples = 24
-    families = ("llama", "qwen3")
+    families: Collection[str] = ("llama", "qwen3")
 
     def load(self, family: str) -> NeuronBackend:
         return slot_backend(family)

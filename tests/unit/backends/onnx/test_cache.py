@@ -144,7 +144,7 @@ def test_a_damaged_packed_form_is_made_again(model: Path, dtype: str, name: str)
 
 def test_two_processes_may_pack_at_once(model: Path, monkeypatch: Patch) -> None:
     """Two processes may pack the same weights: if the other one is first, ours uses its folder."""
-    load_weights = packing.load_weights
+    load_weights = checkpoint.load_weights
 
     def overtaken(*about: Any, **more: Any) -> Any:
         monkeypatch.setattr(packing, "load_weights", load_weights)
@@ -187,7 +187,7 @@ def test_a_folder_under_deletion_is_not_read(model: Path, monkeypatch: Patch) ->
         seen.append(folder.exists())
         delete(place)
 
-    monkeypatch.setattr(layout.shutil, "rmtree", slowly)
+    monkeypatch.setattr("specdec.inference.backends.onnx.layout.shutil.rmtree", slowly)
     remove_unused(folder)
     assert seen == [False]
     assert list(folder.parent.iterdir()) == []
@@ -206,7 +206,7 @@ def test_a_read_only_cache_is_read(model: Path, monkeypatch: Patch) -> None:
             raise PermissionError(13, "read-only", str(file))
         return opened(file, flags, mode)
 
-    monkeypatch.setattr(layout.os, "open", refuses_writing)
+    monkeypatch.setattr("specdec.inference.backends.onnx.layout.os.open", refuses_writing)
     monkeypatch.setattr(packing, "load_weights", None)
     assert np.array_equal(logits(load(model)), expected)
     remove_unused(folder_of(model))
