@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,11 +23,14 @@ class Door:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; read the body of a POST first."""
+        """Serve a request; read the body of a POST first, and drop it if its client hangs up meanwhile."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        body = await Request(scope, receive).body()
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         if b"vllm_xargs" in body and (fault := _fault(body, scope["app"].state.vllm_config)) is not None:
             error = {"message": fault, "type": "BadRequestError", "param": "vllm_xargs", "code": 400}
             await JSONResponse({"error": error}, 400)(scope, receive, send)
