@@ -120,7 +120,7 @@ class OwnDrafts:
         return self.num_lookup_accepted + self.num_forced_accepted
 
     def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
-        """Return those among the first `num_tokens` tokens of a pass that accepted at least that many draft tokens."""
+        """Return the counts for a pass's first `num_tokens` tokens, given its number of accepted draft tokens."""
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
         return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced)

@@ -52,7 +52,7 @@ def committed() -> File:
 
 
 def bare(file: File) -> File:
-    """Remove comments, and fields that only one of two descriptors spells out."""
+    """Remove comments, and the JSON names of fields, which one of two compared descriptors spells out."""
     file = File.FromString(file.SerializeToString())
     file.ClearField("source_code_info")
     for message in file.message_type:

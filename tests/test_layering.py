@@ -165,7 +165,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """No module imports itself by a detour, by imports inside functions neither.
+    """No module imports itself through others; imports inside functions count too.
 
     Such a cycle works only until the statement is moved.
     """

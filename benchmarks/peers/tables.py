@@ -52,13 +52,13 @@ def median(row: Row) -> float:
 
 
 def ratio(row: Row, other: Row) -> float:
-    """Return how many times as fast a row is: the median of the ratios, prompt by prompt or round by round."""
+    """Return the speed of `row` over that of `other`: the median of the ratios by prompt or by round."""
     pairs = zip(row["tokens_per_s"], other["tokens_per_s"], strict=True)
     return float(statistics.median(one / another for one, another in pairs))
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield our best speculative row, and each peer's best one, by arithmetic and number of streams."""
+    """Yield our best speculative row with each peer's best row, for each arithmetic and number of streams."""
     for place in dict.fromkeys(map(_place, rows)):
         alike = [row for row in rows if _place(row) == place]
         ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
@@ -91,12 +91,12 @@ def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
 
 
 def base_over(variant: str) -> tuple[str, float]:
-    """Return what a variant of our target over vLLM is compared with, and the least ratio of the tokens per second."""
+    """Return the vLLM variant with which a variant of our target is compared, and the goal of the ratio."""
     return {PLAIN: (PLAIN, 0.95), "lookup": ("ngram", 1.0)}.get(variant, ("draft_model", 1.0))
 
 
 def base_beside(variant: str) -> tuple[str, float]:
-    """Return the same server without our file, and the least ratio; 0 where there is no goal."""
+    """Return the variant without our file to compare with, and the goal of the ratio; 0 where there is none."""
     return DEFAULTS if variant.startswith(DEFAULTS) else PLAIN, 0.95 if variant == PLAIN else 0.0
 
 

@@ -65,7 +65,7 @@ def load(setup: Setup) -> Loaded:
 
 
 def rest() -> bool:
-    """Wait until the server before has come to rest: vLLM's processes poll for a second after their last request."""
+    """Wait until the previous server rests, as vLLM's processes poll for a second after a request; return False."""
     time.sleep(POLLING_S)
     return False
 

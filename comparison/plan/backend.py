@@ -149,7 +149,7 @@ SHARED_TARGET = ServerPlan("target")
 
 
 def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:
-    """Return main.py's flags for a target on vLLM, which reads prompts that repeat again as our own engine does."""
+    """Return main.py's flags for a target on vLLM, without prefix caching: repeated prompts are read again."""
     return [
         "--engine",
         VLLM,

@@ -59,7 +59,7 @@ class Tokens(Characters):
         return self._tokenizer.encode(text, special=False)
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of token ids, without the half of a character at a cut."""
+        """Return the text of token ids, without characters at its ends of which a cut left only a part."""
         return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
 
 

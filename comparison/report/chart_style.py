@@ -1,4 +1,4 @@
-"""Style of all charts: colours, marks, lines and hatches, each distinct by itself, and the conditions below."""
+"""Style of all charts: colours, marks, lines and hatches that differ by series, and a line with the conditions."""
 
 from __future__ import annotations
 

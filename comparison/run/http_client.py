@@ -252,7 +252,7 @@ class HttpClient:
         )
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Arrived) -> bool:
-        """Send a request in one dialect; return False if the server refuses this dialect. An accepted one is kept."""
+        """Send a request in one dialect, and keep an accepted dialect; return False if the server refuses it."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with self._request("POST", path, body, answer) as response:
             if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):

@@ -1,4 +1,4 @@
-"""Margins of tokens at which answers part; a server gets the prompt again, with a request for log-probabilities."""
+"""Difference in log-probability of the two tokens at which answers part; a server is asked for it after the run."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
 
 
 class Searcher:
-    """Search within the budget; `found` and `samples` hold the results.
+    """Search for capacities within the budget; `found` and `samples` hold the results.
 
     Args:
         progress: display of the measurement that runs.

@@ -117,7 +117,7 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
 
 
 def _path(text: str) -> Path:
-    """Return a path; one that begins with a dot stays no hub id, although Path drops `./`."""
+    """Return a path. Path drops a leading `./`, which is kept here, so that the path is not taken for a hub id."""
     return Path(text).absolute() if text.startswith("./") else Path(text)
 
 

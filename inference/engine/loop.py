@@ -212,7 +212,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
         return [(*piece, result) for piece, result in zip(scheduled, results, strict=True)]
 
     def _take_failure(self, slots: Mapping[SessionT, int | None], exc: Exception) -> None:
-        """End the sessions that cannot go on after a failed step, or the whole engine; `slots` has the step's ones."""
+        """End the sessions that cannot go on after a failed step, or the whole engine; `slots` are the step's."""
         logger.error("a step over %d sessions failed", len(slots), exc_info=exc)
         ended = self._guard.take_failure(slots, exc)
         if self._guard.num_failed_steps >= MAX_FAILED_STEPS:

@@ -182,7 +182,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """Return all tokens but the last, as a pass must compute its logits; no tokens if the prompt's are scored."""
+        """Return all tokens but the last, whose logits a pass must compute; no tokens if the prompt is to be scored."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         return Prefix(self.token_ids, length, self.request.cache_salt)
 

@@ -84,7 +84,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """Return the client's limit, else the target's default, else `otherwise`; at most the limit of the token."""
+    """Return the client's limit, else the target's default, else `otherwise`; at most the caller's own limit."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if limit is not None:
         return limit

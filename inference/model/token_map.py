@@ -95,7 +95,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the draft model's ids of the sequence, remembering a view's log (see `logged`) without its tail."""
+        """Return the draft model's ids of the sequence; a later call translates only the tokens that it adds."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

@@ -252,7 +252,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a counter of requests that ran without this process's drafts, as if a proxy splits their streams."""
+        """Add a counter of requests without this process's drafts, as behind a proxy that splits their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 

@@ -102,7 +102,7 @@ class Host:
         self._operation = operation
 
     async def run(self, until: Awaitable[object] | None = None) -> None:
-        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`) or of `until`, or a fault for good.
+        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`) or of `until`, or a permanent fault.
 
         Raises:
             Exception: the error that `until`, or the watch of the work, ended with.

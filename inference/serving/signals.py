@@ -22,7 +22,7 @@ async def stop_signal() -> signal.Signals:
 
 
 async def stdin_ended() -> None:
-    """Wait for the end of stdin, in a thread that keeps no process alive."""
+    """Wait for the end of stdin, in a daemon thread, which does not keep the process alive."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def read() -> None:

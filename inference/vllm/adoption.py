@@ -87,7 +87,7 @@ def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise =
 def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
     """Return the request with the sampling of vLLM's fields in our terms.
 
-    A request without a seed gets one of its id. Tokens that may not end the output yet are held back.
+    A request without a seed gets one made from its id. Tokens that may not end the output yet are held back.
     """
     params = request.sampling_params
     digest = hashlib.sha256(request.request_id.encode()).digest()

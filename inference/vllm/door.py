@@ -17,7 +17,7 @@ from specdec.inference.vllm.adoption import Xargs
 
 
 class Door:
-    """ASGI application before vLLM's, which it gives the same messages."""
+    """ASGI application in front of vLLM's, which gets the same messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -29,7 +29,7 @@ class Drafted:
     """Request with its draft tokens.
 
     Attributes:
-        help: number of the help of the draft worker that drafts now; None if none does.
+        help: number of the request's present draft worker, counted from its first; None if none drafts.
         is_lookup: the last proposal was looked up in the request's own tokens.
         since: time from which the request could have been in a pass.
         wanted: the request for a pool; None where the front has it.

@@ -276,7 +276,7 @@ def _opened(session: VllmSession, output: Any) -> Opened:
 
 
 def _commits(session: VllmSession, part: Any) -> Iterator[Commit]:
-    """Yield the commits of an output, one per pass: vLLM joins the passes that a slow reader has left.
+    """Yield the commits of an output, one per pass; vLLM joins passes that a slow reader has not read yet.
 
     Raises:
         InvalidRequestError: the grammar became too complex.

@@ -1,8 +1,8 @@
 """The core's end of the mailbox: a thread in vLLM's engine core that reads what the front sends.
 
-The owner of the core decides what a lost link means. A core that a front has started ends with it, and with it all
-processes of its group: vLLM's would stay otherwise, with the memory of their devices. A core of its own dials again
-for ever, and decodes plainly meanwhile.
+The owner of the core decides what a lost link means. A core that a front has started ends when the
+front ends, together with all processes of its group, which would otherwise stay and keep the memory of their devices. A
+core that no front has started dials again for ever, and decodes without draft tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Place:
     Attributes:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
-        owned: the core ends with its front; else it dials again for ever.
+        owned: True if the core ends with its front; else it dials again for ever.
         noise: rule by which a seed gives random numbers (docs/noise.md), for a core that no front of ours started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
-        lookup: tokens that the core looks up in a request's own fill passes that have no worker's.
+        lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
     """
 
     path: str

@@ -246,7 +246,7 @@ def _dotted(kind: type) -> str:
 
 @contextmanager
 def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
-    """Make one line of vLLM's errors at a start.
+    """Turn errors of vLLM at its start into one line.
 
     Args:
         flags: vLLM's own flags; one with a value that the error names is named with it.

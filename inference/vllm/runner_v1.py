@@ -115,7 +115,7 @@ class WinningVerifier(RejectionSampler):
         return seen
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
-        """Set the logits of all rows but each request's last (see `WinningSampler`) so that our winners are greedy."""
+        """Set the logits so that our winners are greedy, in all rows but each request's last (see `WinningSampler`)."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
 

@@ -88,7 +88,7 @@ class DraftScheduler(Scheduler):
         return super().schedule(*arguments, **options)
 
     def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
-        """Return the first draft tokens that a grammar of vLLM's own allows; it cannot take others back."""
+        """Return the first draft tokens that a grammar of vLLM's own allows: vLLM cannot take back any others."""
         if not request.use_structured_output:
             return proposal
         allowed: list[int] = self.structured_output_manager.validate_tokens(request, proposal)

@@ -53,7 +53,7 @@ def chooses(extra_args: Mapping[str, Any] | None) -> bool:
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingParams:
-    """Return sampling parameters of their fields, as `extra_args` writes them; without any, the greedy choice's."""
+    """Return sampling parameters from their fields in `extra_args`; without any, those of the greedy choice."""
     biases = tuple((token_id, bias) for token_id, bias in values.get("logit_bias", ()))
     values = {**values, "logit_bias": biases, "noise": Noise(values.get("noise", Noise.SPECDEC))}
     kind: type[SamplingParams] = SamplingParams

@@ -302,9 +302,9 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """Each other component that gives a pod devices builds; one with too few or too many devices is found.
+    """A deployment builds with every component that gives its pods devices, and is faulty with a wrong number of them.
 
-    The components take the place of claims/xl. The file of flags uses 32 cores, and a whole instance has 64.
+    Each component replaces claims/xl in turn. The file of flags uses 32 cores, and a whole instance has 64.
     """
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"

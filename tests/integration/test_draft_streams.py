@@ -293,7 +293,7 @@ async def opened(worker: RawWorker) -> pb.AssistOpen:
 @REQUESTS
 @pytest.mark.parametrize("version", [1, 2])
 async def test_workers_of_the_pool(request_: pb.GenerateRequest, version: int) -> None:
-    """The request sets the schedule; a worker of version 1, which has no rounds, runs ahead."""
+    """A worker of the pool drafts by the request's schedule; one of protocol version 1 always runs ahead."""
     async with (
         serving() as target,
         raw_worker(target.address, is_private=False, protocol_version=version) as worker,

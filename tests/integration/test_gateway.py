@@ -400,7 +400,7 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:
-    """After SIGTERM a stream ends in peace, and new requests are refused.
+    """After SIGTERM a stream ends normally, and new requests are refused.
 
     The server ends here, so this test is the last one.
     """

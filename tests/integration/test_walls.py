@@ -265,7 +265,7 @@ async def test_a_stalled_stream_sends_pings(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_worker_reports_its_present_room() -> None:
-    """A report of 0 slots is a fault that ends the worker's stream, and no client's session."""
+    """A worker may report another number of slots, but 0 slots ends its stream, and no client's session."""
     async with serving() as target, open_channel(target.address) as channel:
         call = rpc.VerificationServiceStub(channel).Assist(timeout=60)
         attach = pb.Attach(protocol_version=1, tokenizer_fingerprint="f", vocab_size=VOCAB_SIZE, num_slots=1)

@@ -87,13 +87,13 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture
 def on_double(nxdi: Nxdi) -> None:
-    """Skip a test on NxDI's sources: one of the double, of a Python without NxDI, or of a device's rules."""
+    """Skip the test on NxDI's own sources, about which it shows nothing: it is about the double."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 
 
 @pytest.fixture
 def on_real(nxdi: Nxdi) -> None:
-    """Skip a test on the double: one of a feature that the double lacks."""
+    """Skip the test on the double, which lacks what it is about."""
     if not nxdi.is_real:
         pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

@@ -21,7 +21,7 @@ MAX_KEPT = 48
 
 
 class OnnxPass:
-    """Runs passes of exactly `num_places` places, which is what `graph` is made for."""
+    """Runner of passes with exactly `num_places` places, the number that `graph` was made for."""
 
     def __init__(
         self, decoder: PackedDecoder, slots: OnnxSlots, graph: onnx.ModelProto, *, num_places: int, num_threads: int
@@ -73,7 +73,7 @@ class OnnxPass:
         return feeds
 
     def _arranged(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places in an order in which the most have their slots bound; bind the slots of the others."""
+        """Return the places in an order that keeps most of the bindings to slots; bind the slots of the others."""
         if [place.slots for place in places] == self._bound:
             return places
         new = {place.slots: place for place in places}

@@ -109,7 +109,7 @@ class DecoderShape:
         return 2 * len(self.rotaries[0][0])
 
     def narrowed(self) -> DecoderShape:
-        """Return the shape with windows so narrow that the tokens of the test at loading leave them."""
+        """Return the shape with sliding windows so narrow that the tokens of the test at loading extend beyond them."""
         return replace(self, windows=tuple(min(window, PROBE_WINDOW) for window in self.windows))
 
     def save(self, path: Path) -> None:

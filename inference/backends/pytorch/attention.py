@@ -165,7 +165,7 @@ class SpanAttention:
         return attended.reshape(1, num_heads, self.num_tokens, values.shape[3])
 
     def _mask(self, window: int, times: int = 1) -> Tensor | None:
-        """Return the mask to add to the scores of the keys that any query sees, [times * num_tokens, num_keys].
+        """Return the mask to add to scores, [times * num_tokens, num_keys], for the keys that at least one query sees.
 
         None for a single query, which sees all of these keys.
         """

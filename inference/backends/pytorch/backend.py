@@ -120,7 +120,7 @@ class TorchBackend:
 
 @torch.inference_mode()
 def _pack_linears(runner: ModelRunner, cache: SlotCache) -> None:
-    """Rearrange linear layers so that wide passes cost little more; `cache` holds the tokens of a test."""
+    """Rearrange linear layers so that wide passes cost little more; a test run writes its tokens to `cache`."""
     span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
     inputs = torch.tensor([span.token_ids, span.token_ids]) % runner.vocab_size  # [2, num_tokens]
     slot_pass = SlotPass(cache, [span], dtype=torch.float32, device=runner.model.device)

@@ -61,7 +61,7 @@ class PoolWorker(DraftWork):
 
     @property
     def fault(self) -> str | None:
-        """Return why no drafts are served at the moment, be it that no target uses this worker; None if they are."""
+        """Return why no drafts are served at the moment, such as that no target uses this worker; None if they are."""
         is_attached = any(stream.is_attached for stream, _ in self._streams.values())
         return super().fault or (None if is_attached else "no target has this worker in its pool")
 

@@ -140,7 +140,7 @@ class DraftingSession:
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
     async def _run_ahead(self) -> None:
-        """Send the draft tokens as they become due, until cancelled."""
+        """Send draft tokens whenever they are worth a message, until cancelled."""
         self._pace()
         while True:
             await self._draft.has_unsent()

@@ -232,7 +232,7 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Open a private worker's stream again once the channel's calls take a new connection, as the requests do.
+        """Open a private worker's stream again when the channel has a new connection, which its requests then use.
 
         A server may stop taking calls on an old connection, and a channel gets a new one when certificates change; a
         running stream would stay on the old connection.
@@ -283,7 +283,7 @@ class AssistStream:
         self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
-        """Decline a session because its drafting failed; if it was closed, its task was only cancelled."""
+        """Decline a session because its drafting failed; do nothing if it was closed, which only cancels the task."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
 

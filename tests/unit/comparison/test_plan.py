@@ -202,7 +202,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Each number of branches has a worker and a target of its own in the pool; rounds have no branches."""
+    """Numbers of branches are compared where the draft runs ahead; in the pool each has a target of its own."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -227,7 +227,7 @@ def test_a_search_for_capacities_tries_all_ways() -> None:
 
 
 def test_one_at_a_time_starts_in_sequence(tmp_path: Path) -> None:
-    """The parts together have each contender once, as a comparison of all at once has."""
+    """With one_at_a_time, a comparison has parts, each with the servers and contenders that run together."""
     drafts = (str(model_directory(tmp_path, "draft")), "ngram")
     endpoints = (Endpoint("a", "grpc://localhost:1"), Endpoint("b", "http://localhost/v1"))
     network = NetworkConfig((0.0,))
@@ -512,7 +512,7 @@ def test_prompts_have_the_lengths_that_were_drawn(texts: list[str], lengths: lis
 
 
 def test_a_tokenizer_counts_its_own_tokens() -> None:
-    """A text that is cut may be tokenized otherwise; it is never longer than wanted, and seldom shorter."""
+    """A prompt that is cut to a length has at most as many tokens, and on average hardly fewer."""
     pieces, lengths = Tokens(BUNDLED_TARGET), list(range(1, 60))
     for texts in ((), ("It was a dark and stormy night, 1 2 3 4", "caf\u00e9 \u4f60\u597d")):
         found = [len(pieces.cut(prompt)) for prompt in prompts_of_lengths(texts, lengths, 7, pieces)]

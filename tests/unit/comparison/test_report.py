@@ -93,7 +93,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_speedup_is_run_by_run_with_its_spread(tmp_path: Path) -> None:
-    """The second run is slower for all, so speeds vary and ratios do not; the target alone reaches its bound."""
+    """A speed-up compares runs of the same number, so it is the same in a second run that is slower for all."""
     found = findings(config(tmp_path))
     fused, alone = (found.best(Contender(it), "structured", 0.0) for it in (Topology.FUSED, Topology.TARGET))
     assert fused is not None
@@ -149,7 +149,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
 
 
 def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
-    """The made-up servers with a draft are twice as fast at 0 ms; over a link of 200 ms they are slower."""
+    """The report ends with the best contender at each round trip, or the target alone where drafts do not pay."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
     sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
@@ -205,7 +205,7 @@ def statistics_of(sample: Sample, limits: str = "") -> dict[str, object]:
 
 
 def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample, tmp_path: Path) -> None:
-    """Three tokens of a pass arrive together, so time per token is less than a third of the gap between messages."""
+    """Figures are LLMPerf's by definition and name; time per token and gap between messages are separate figures."""
     found = Service.of([alone], Slo()).statistics()
     assert found["ttft_s"]["p50"] == pytest.approx(PASS_S)
     assert found["end_to_end_latency_s"]["mean"] == pytest.approx(len(TOKENS) * PASS_S)
@@ -302,7 +302,7 @@ def test_first_difference(expected: Output, actual: Output, parting: Parting | N
 def test_a_planted_difference_names_topology_prompt_and_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A difference gives exit code 1 and an error on stderr, in JSON and on the page; equal answers give 0."""
+    """A planted difference gives exit code 1 and an error with topology, prompt and position; equal answers give 0."""
     sets = (PromptSet("structured", ("1 2 3", "a b c")),)
     topologies = Topology.TARGET, Topology.FUSED
     settings = config(tmp_path, topologies=topologies, network=NEAR, workload=WorkloadConfig(sets, num_runs=1))
@@ -333,7 +333,7 @@ def _answer(endpoint: str | None, model_id: str, text: str, *token_ids: int) -> 
 
 
 def test_only_servers_of_the_same_model_are_compared() -> None:
-    """Tokens are compared if both servers send them, else texts; answers of other models are left out."""
+    """Answers are compared if their models are the same: by tokens if both servers send them, else by text."""
     ours, same = _answer(None, "m", "ab", 1, 2), _answer("a", "m", "ab")
     unknown, others = _answer("b", "", "zz"), [_answer("c", "n", "yy", 9), _answer("d", "n", "yx")]
     agreement = check_agreement([ours, same, unknown])
@@ -506,7 +506,7 @@ def test_a_full_disk_loses_nothing(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """Only the pool is slowed down. Synchronous rounds, which wait for the network, are not counted."""
+    """The table of load counts and names the cells that are slower than the target alone, here those of the pool."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     measured = [
@@ -587,7 +587,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
-    """WCAG AA requires a contrast of 4.5 to 1, here on white and on the table's stripes."""
+    """Texts on the page have WCAG AA's contrast of 4.5 to 1, on white and on the table's stripes."""
     page = ROOT / "comparison" / "report" / "page.html"
     found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
     for background in ("ffffff", found["soft"]):

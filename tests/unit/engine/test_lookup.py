@@ -168,7 +168,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """A pass verifies a draft worker's tokens or looked-up ones, never both, and counts each source apart."""
+    """Tokens with prompt lookup are those of plain passes; no pass verifies both looked-up tokens and a worker's."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)
@@ -196,7 +196,7 @@ async def test_gamma_0_and_the_setting_switch_it_off() -> None:
 
 
 async def test_lookups_earn_a_silent_worker_no_trust() -> None:
-    """Accepted tokens raise a worker's limit of sessions; looked-up tokens must not."""
+    """Tokens that the target looked up do not raise the limit of sessions of a worker that proposes nothing."""
     async with running(engine_of(SlotDecoder(TableModel()))) as engine:
         pool = DraftPool(engine)
         silent = Helper(pool, (), "silent")

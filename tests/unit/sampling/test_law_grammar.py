@@ -120,5 +120,5 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """The variant above fails only for its order of mask and truncation."""
+    """Masking after truncation is right where nothing is truncated, so the test above notices the order alone."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

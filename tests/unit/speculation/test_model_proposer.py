@@ -38,7 +38,7 @@ def extended(proposer: ModelProposer, drafts: Sequence[Draft]) -> list[int]:
 
 
 def test_random_histories(backend: TorchBackend) -> None:
-    """Chains grow, are cut anywhere, change in the middle, or belong to another sequence."""
+    """A draft proposes what a fresh slot would, though chains grow, are cut, change, or are replaced by others."""
     rng = random.Random(4)
     proposer, chains = ModelProposer(backend), [[5, 6, 7], [8]]
     samplings = (GREEDY, SAMPLED)
@@ -91,7 +91,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """A part of a prompt, a turn without and one with a proposal share a pass, each as if it were alone."""
+    """A part of a prompt, a plain turn and one with a proposal share a pass, each with the tokens it gets alone."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []
@@ -122,7 +122,7 @@ def test_a_step_without_choices_runs(backend: TorchBackend) -> None:
 
 
 def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
-    """A chain grows and is cut at random, and branches begin anywhere in it, in slots with any history."""
+    """Chains and branches get the draft tokens of a fresh slot, whatever their slots held before."""
     rng = random.Random(7)
     other = TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=96)
     proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96), num_branches=2)

@@ -82,7 +82,7 @@ def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
 @relaxed
 @given(texts)
 def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
-    """Multi-byte characters arrive whole, and a leading space stays or goes as in the whole."""
+    """The parts of a stream add up to the whole text; no part has half of a character."""
     pieces, rest = streamed(BYTE_LEVEL, BYTE_LEVEL.encode(text))
     assert "".join(pieces) + rest == text
     assert not any("\ufffd" in piece for piece in pieces)
@@ -207,7 +207,7 @@ def test_faults_of_conversations_are_named(chat: Chat, part: str, field: str) ->
 
 
 def test_marks_of_calls_are_text_where_calls_are_read() -> None:
-    """Llama's <|python_tag|> is a special token, which has text only here; the text around it is unchanged."""
+    """Markers of tool calls, which are special tokens, have text only for a reader of calls."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer = Tokenizer(fast, frozenset())
@@ -223,7 +223,7 @@ def test_marks_of_calls_are_text_where_calls_are_read() -> None:
 
 
 def test_a_character_that_a_mark_cuts_comes_once() -> None:
-    """After the marker a new text begins; bytes of a character before it are not repeated."""
+    """Bytes of a character that a call's marker cuts off are shown once, before the marker."""
     fast = tiny_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
     tokenizer = Tokenizer(fast, frozenset())

@@ -56,7 +56,7 @@ def _as_saved(config: Any) -> dict[str, Any]:
 
 
 def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both sides' NeuronConfig, and the entries of config.json that both have: Transformers adds some."""
+    """Return both configurations as far as both have them: NeuronConfig, and the other entries of config.json."""
     return _stripped(there, beside=asked), _stripped(asked, beside=there)
 
 

@@ -139,7 +139,7 @@ def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, nu
 
 @pytest.mark.usefixtures("artifacts")
 def test_without_its_own_mask_a_draft_is_often_wrong(models: ModelDirectories, monkeypatch: Patch) -> None:
-    """Drafts without their own sequence's mask are often rejected, so the test above does show that masks are right."""
+    """Drafts are often rejected if masks are shared as in NxDI, so the test above shows that ours are right."""
     monkeypatch.setattr(fused_graph, "_with_own_mask", lambda draft, args: args)
     decoder = load(models.target, models.target, num_slots=3)
     assert acceptance(decoder, num_slots=3, sampling=SamplingParams()) < 0.9

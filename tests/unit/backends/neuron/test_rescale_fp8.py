@@ -76,7 +76,7 @@ def rescaled(model: Path, output: Path) -> list[str]:
 
 
 def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
-    """Torch and our table round half of a value to the nearest float8_e4m3fn, ties to even."""
+    """Our table rounds half of every finite value as torch does, and `num_lost` counts the values that lose a bit."""
     halved = FINITE.translate(HALVED)
     expected = (e4m3(FINITE).double() / 2).to(torch.float8_e4m3fn)
     assert halved == expected.view(torch.uint8).numpy().tobytes()
@@ -87,7 +87,7 @@ def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
 
 
 def test_no_value_is_farther_from_the_public_one_than_by_awss_script() -> None:
-    """NxD's README divides by 448/240, which rounds every value; halving rounds only values near 0."""
+    """Values halved by us are nearer to the published ones than those that AWS's script divides by 448/240."""
     public, factor = e4m3(FINITE).double(), 448 / 240
     ours = e4m3(FINITE.translate(HALVED)).double() * 2
     awss = (e4m3(FINITE).bfloat16() / factor).to(torch.float8_e4m3fn).double() * factor
@@ -174,7 +174,7 @@ def test_a_fused_expert_tensor_keeps_its_scale(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(
     public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_done: int, where: str
 ) -> None:
-    """A run is killed in the file after `num_done` finished ones, or between the last one and config.json."""
+    """A conversion that was killed at any file continues there, and gives the files of an uninterrupted one."""
     rescaled(public, tmp_path / "whole")
     lines, out = rescale(public, tmp_path / "out"), tmp_path / "out"
     for _ in range(num_done):

@@ -101,7 +101,7 @@ def with_failures(content: dict[str, Any]) -> object:
 
 
 def without(name: str, content: dict[str, Any]) -> object:
-    """Return results of another version, without this field, which led to a traceback."""
+    """Return the results without the field `name` of each request."""
     content["requests"] = [[{key: it[key] for key in it if key != name} for it in cell] for cell in content["requests"]]
     return content
 

@@ -42,7 +42,7 @@ def test_there_and_back(error: errors.SpecDecError) -> None:
 
 
 def test_details_for_callers_survive_two_hops() -> None:
-    """A gateway needs the name of the field at fault and, for its log, the address of the server that failed."""
+    """The field at fault survives two servers; the log's text names both servers, the client's message neither."""
     told = errors.InvalidRequestError("top_p 0 is outside (0, 1]", field="top_p")
     for address in ("target:1", "draft:2"):
         status = to_status(told)
