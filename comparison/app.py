@@ -130,7 +130,7 @@ def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop
 
 
 async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
-    """Cancel the comparison on the first signal; its servers are stopped on the way out."""
+    """Run the comparison; the first signal cancels it, and its servers are stopped."""
     task = asyncio.create_task(comparison)
     received: list[signal.Signals] = []
 

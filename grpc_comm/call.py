@@ -92,7 +92,7 @@ class Call:
 
 
 class Limit:
-    """Time limit of a `with` block: it fails with a status after some seconds, or earlier if another task calls `end`.
+    """Time limit of a `with` block: the block fails with a status after some seconds, or when a task calls `end`.
 
     Args:
         among: the running blocks of this kind, oldest first; the limit adds itself while its block runs.

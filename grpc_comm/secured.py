@@ -57,7 +57,7 @@ def watched_token(path: Path) -> Watched[str]:
 
 
 def watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
-    """Return the TLS credentials of channels, one object per set of files, whatever the name of the server.
+    """Return the TLS credentials of channels: one object for each set of files, shared by all server names.
 
     Raises:
         UnusableError: the files cannot be used.

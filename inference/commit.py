@@ -221,7 +221,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta(Commit):
-    """Commit with its text. An answer's last one may have text and no token; `position` is -1 if the server sent none.
+    """Commit with its text. The last delta of an answer may have text but no token; `position` -1 means not sent.
 
     Attributes:
         piece_lengths: number of characters of `text` that each token added.

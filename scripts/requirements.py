@@ -84,7 +84,7 @@ def _commented(requirement: str, why: str | None) -> str:
 
 
 def pinned(spec: str, tested: list[str]) -> str:
-    """Return a range as its tested version, and anything else as it is."""
+    """Return a range as its tested version; return any other specification unchanged."""
     known = (each for each in tested if each.partition("==")[0] == spec.partition(">=")[0])
     return next(known, re.sub(r">=[\w.]+,<=([\w.]+)", r"==\1", spec))
 

@@ -1,4 +1,4 @@
-"""Python environments for peers, under build/peers: the packages of requirements/PEER.txt on top of ours."""
+"""Python environments of the measured programs, under build/peers: requirements/PEER.txt on top of this project's."""
 
 from __future__ import annotations
 

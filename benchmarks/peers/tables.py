@@ -28,7 +28,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
-    """Return a shape's runs: the earlier ones without rows that the new run measured again, then the new run.
+    """Return a shape's runs: the earlier runs, less the rows that the new run measured again, then the new run.
 
     Rows of one arithmetic and number of streams are of one run, so a ratio never compares two runs.
     """
@@ -101,7 +101,7 @@ def base_beside(variant: str) -> tuple[str, float]:
 
 
 def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]]) -> Table:
-    """Return header and rows: each variant of ours over the best of those of vLLM that it is compared with."""
+    """Return header and rows: each variant of ours over the best of the vLLM variants that it is compared with."""
     places = list(dict.fromkeys(map(_place, rows)))
     body = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):

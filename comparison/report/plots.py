@@ -230,7 +230,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
 
 
 def _rtts_of(findings: Findings, series: Contender) -> list[float]:
-    """Return the round trip times to draw: one is enough for fused, where the network affects only TTFT."""
+    """Return the round trip times to draw; for fused one is enough, since the network affects only its TTFT."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
     return rtts_ms if series.topology.is_split else rtts_ms[:1]
 

@@ -32,7 +32,7 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures_of(stats: RequestStats) -> Figures:
-    """Return the figures of an answer, None if it lacks one: one token has no gap. Times are in seconds, not rounded.
+    """Return the figures of an answer, in seconds, not rounded; None if one cannot be computed, such as for one token.
 
     inter_token_latency_s is (end to end - TTFT) / (output tokens - 1), however tokens were grouped in messages.
     """

@@ -109,7 +109,7 @@ class _Arrived:
         self.is_complete = False
 
     def leave(self) -> None:
-        """Record that the request leaves now; its wait for a connection before that is not the server's time."""
+        """Record that the request leaves now: its wait for a connection does not count as the server's time."""
         self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:

@@ -40,7 +40,7 @@ START_S = 30.0
 
 
 def num_requests(count: int, concurrency: int) -> int:
-    """Return the number of requests: one per prompt, but more if they are too few to keep all clients busy."""
+    """Return the number of requests: one per prompt, or more if the prompts are too few to keep all clients busy."""
     return count if concurrency == 1 else max(count, REQUESTS_PER_CLIENT * concurrency)
 
 

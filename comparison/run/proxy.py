@@ -90,7 +90,7 @@ class DelayProxy:
 
 
 class _Lane:
-    """One direction of the emulated link; it computes when bytes arrive, for all connections together."""
+    """One direction of the emulated link, which computes the arrival times of the bytes of all connections."""
 
     def __init__(self, proxy: DelayProxy) -> None:
         self._proxy = proxy

@@ -98,7 +98,7 @@ def rope_kind(rope: dict[str, Any]) -> str:
 
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
-    """Return the names that the model's forward takes; its `**kwargs` may silently ignore others."""
+    """Return the names that the model's forward takes; its `**kwargs` may silently ignore other names."""
     return inspect.signature(model.forward).parameters
 
 

@@ -122,7 +122,7 @@ def _path(text: str) -> Path:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object; a name with dashes, as flags have them, is the one with underscores."""
+    """Return a JSON object; dashes in names become underscores, as in flags."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -159,7 +159,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
             self._break("the engine broke; the server's log has the cause")
 
     def _break(self, why: str) -> None:
-        """Refuse requests from now on, and end the running ones with an error; the server's host ends the process."""
+        """Refuse requests from now on, and end the running requests with an error; the host then ends the process."""
         logger.error("no more requests are taken: %s", why)
         self.broken = self._refusal = why
         for session in self._sessions():
@@ -179,7 +179,7 @@ class Engine(abc.ABC, Generic[SessionT, WorkT, ResultT]):
                 await self._wake.wait()
 
     def _check(self) -> None:
-        """Log once if slots do not add up while there are no sessions: one is missing, or still held."""
+        """Log once if, without sessions, the slots do not add up: a slot is missing, or still held."""
         if not self._contradicted and not self._sessions() and (fault := self._admission.contradiction):
             self._contradicted = True
             logger.error("the idle engine contradicts itself, please report this: %s", fault)

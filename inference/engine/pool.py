@@ -177,7 +177,7 @@ class DraftPool:
         self._lend()
 
     def detach(self, worker: Worker) -> None:
-        """Remove a worker; its sessions move to others."""
+        """Remove a worker; its sessions move to other workers."""
         record = self._workers.pop(worker, _Record())
         if self._private.get(worker.scope) is worker:
             del self._private[worker.scope]

@@ -221,7 +221,7 @@ class TargetSession:
 
     @property
     def _widest(self) -> int:
-        """Return the most draft tokens that one pass may verify; the tree keeps further ones for later passes."""
+        """Return the most draft tokens that one pass may verify; the tree keeps the others for later passes."""
         widest = MAX_GAMMA if self._waits_for_draft else self._gamma
         sampling = self.request.sampling
         return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest

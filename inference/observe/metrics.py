@@ -99,7 +99,7 @@ class Upstream(Protocol):
 
 
 class _Upstreams(Collector):
-    """Metrics by upstream server, read at every scrape: those of a server that has left are not reported any more."""
+    """Metrics by upstream server, read at every scrape; a server that has left is not reported any more."""
 
     def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
         self._model_name = model_name

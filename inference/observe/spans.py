@@ -40,7 +40,7 @@ class Spans:
     def server_span(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
     ) -> AbstractContextManager[Span]:
-        """Open the span of a call that came in; it is the current one while the block runs, in its task."""
+        """Open the span of an incoming call, and make it the current span of this task during the block."""
         return self._tracer.start_as_current_span(name, propagate.extract(headers), SpanKind.SERVER, attributes)
 
     @contextmanager

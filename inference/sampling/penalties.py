@@ -98,7 +98,7 @@ def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> 
 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
-    """Return whether any row needs `adjust_logits`; if not, it would only copy."""
+    """Return whether any row needs `adjust_logits`, which would only copy the logits otherwise."""
     return any(
         params.penalizes or params.logit_bias or isinstance(params, MinLengthSampling) for params in sampling
     ) or (before is not None and any(row.allowed is not None for row in before))

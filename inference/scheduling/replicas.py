@@ -123,7 +123,7 @@ class Replicas:
             record.num_failures = 0
 
     def _least(self, addresses: Sequence[str]) -> str:
-        """Return the address with the least load; of equals, the one that was chosen longest ago."""
+        """Return the address with the least load; of equally loaded ones, the address that was chosen longest ago."""
         return min(addresses, key=lambda each: (self.records[each].num_outstanding, self.records[each].chosen_at))
 
     def _nearest(self, addresses: Sequence[str], prefix: str) -> str:

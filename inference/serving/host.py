@@ -169,7 +169,7 @@ class Host:
             watching.result()
 
     async def _watch(self) -> None:
-        """Report the state of the work to the fronts, until it is broken for good."""
+        """Report the state of the work to the fronts, until the work is broken and cannot recover."""
         reported, was_ready = (True, True), False
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs
@@ -190,7 +190,7 @@ class Host:
 
 
 def _end_at_next(first: asyncio.Task[Signals]) -> None:
-    """Make a second signal end the process at once; the first one may come during a drain that a call began."""
+    """Make the next signal end the process at once, when the wait for the first signal is over."""
     if not first.cancelled():
         end_at_once_on_signal()
 

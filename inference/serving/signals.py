@@ -37,7 +37,7 @@ async def stdin_ended() -> None:
 
 
 def end_at_once_on_signal() -> None:
-    """Make SIGTERM and SIGINT end the process without waiting for anything, with one line."""
+    """Make SIGTERM and SIGINT end the process at once, with one line in the log."""
 
     def end(number: signal.Signals) -> None:
         print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)

@@ -106,7 +106,7 @@ class SpeculativeDecoder:
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
     def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
-        """Return the chains that have room and are worth another token; mark the others as ended."""
+        """Return the chains that have room and are worth another token; mark all other chains as ended."""
         growing = [chain for chain in chains if len(chain.tokens) < chain.room]
         if self._length is None or not growing:
             return growing

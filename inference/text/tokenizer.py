@@ -213,7 +213,7 @@ class Tokenizer:
         return str(self._tokenizer.backend_tokenizer.to_str())
 
     def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
-        """Return a text that grows by tokens; those of `shown` have these texts."""
+        """Return a decoder of a growing sequence; `shown` has texts that replace those of some token ids."""
         return TextStream(self, self._tokenizer.backend_tokenizer, shown)
 
 

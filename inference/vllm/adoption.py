@@ -66,7 +66,7 @@ class Xargs:
 
 
 def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise = Noise.SPECDEC) -> None:
-    """Make a greedy request of one that vLLM has from its client, with our sampling beside it, under this name.
+    """Turn a client's request at vLLM into a greedy one, in place; its sampling goes into `extra_args`, for our choice.
 
     Args:
         gamma: most draft tokens of a pass.

@@ -131,7 +131,7 @@ class Drafts:
         self._widths = Widths()
 
     def requests(self) -> Iterator[Has]:
-        """Yield the frames that name all requests; none of them commits meanwhile."""
+        """Yield the frames that name all requests; no request commits a token meanwhile."""
         with self._news:
             for name, each in self._requests.items():
                 yield each.has(name)

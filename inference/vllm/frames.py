@@ -38,7 +38,7 @@ class FrameError(SpecDecError):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Model of a core that no front of ours has started, as a pool needs it.
+    """Description of the model in a core that vLLM's own server started, for a pool.
 
     Attributes:
         name: name of the model.

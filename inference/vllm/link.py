@@ -68,7 +68,7 @@ class Place:
     lookup: bool = False
 
     def of_pool(self, served: Served) -> Place:
-        """Return the place for a core with this model that no front of ours has started.
+        """Return the mailbox's place for a core with this model that vLLM's own server started.
 
         A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
@@ -78,7 +78,7 @@ class Place:
 
 
 def default_folder() -> Path:
-    """Return the folder in which a pool and the cores of this user find each other, whatever their environments are."""
+    """Return the folder in which a pool and the cores of this user find each other, in any environment."""
     return Path(f"/tmp/specdec-{os.geteuid()}")
 
 
@@ -199,7 +199,7 @@ def _exactly(frames: BufferedReader, length: int) -> bytes:
 
 
 def _end(group: int) -> None:
-    """End this process, and before it the others of a group."""
+    """End this process, and before it the other processes of a group."""
     if group:
         end_members(group)
     os._exit(1)

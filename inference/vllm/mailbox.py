@@ -138,7 +138,7 @@ class Mailbox:
                 writer.close()
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
-        """Return the rank of a new core; its link replaces an older one of this rank."""
+        """Return the rank of a new core; its link replaces an older link of this rank."""
         if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
             raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
         rank, self.hello = next(self._numbers) if self._lasts else hello.rank, hello
@@ -149,7 +149,7 @@ class Mailbox:
         return rank
 
     def _expected(self, hello: Hello) -> str:
-        """Return the id that the model of a new core must have: its own, which is any, if no other core is linked."""
+        """Return the model's id that a new core must have; if no other core is linked, this is the core's own id."""
         if self._model_id or self.hello is None or not self._links:
             return self._model_id or hello.model_id
         return self.hello.model_id

@@ -226,7 +226,7 @@ def parts(gamma: int) -> dict[str, Any]:
 
 
 def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.value) -> dict[str, Any]:
-    """Return what a server of vLLM's own takes to be helped by a pool: `parts`, and what our front does by itself.
+    """Return settings with which vLLM's own server gets help from a pool: `parts`, and what else our front would set.
 
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.
@@ -264,7 +264,7 @@ def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return what an error of vLLM says; one of pydantic's begins with the field and its value."""
+    """Return the text of vLLM's error; for an error of pydantic, begin with the field and its value."""
     faults = error.errors() if isinstance(error, ValueError) and hasattr(error, "errors") else ()
     for fault in faults:
         place = ".".join(map(str, fault["loc"]))

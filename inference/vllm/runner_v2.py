@@ -47,7 +47,7 @@ class WinningProcessor(LogitsProcessor):
         self._names = itertools.count()
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Take the request of a slot, also one that vLLM took out for lack of memory; return whether we choose."""
+        """Take the request of a slot, also a request that vLLM had taken out for lack of memory; return whether we choose."""
         self._requests.pop(req_idx, None)
         if Asked.read(sampling_params.extra_args) is None:
             return False
@@ -101,7 +101,7 @@ class Extension:
 
 
 def write_drafts(states: Any, drafts: Mapping[str, Sequence[int]]) -> None:
-    """Write draft tokens, by vLLM's id of their request; a -1 stays: it stands for a draft token of vLLM's own."""
+    """Write draft tokens, by vLLM's id of their request; -1, which stands for a draft token of vLLM's own, stays."""
     cells = [
         (states.req_id_to_index[name], place, token_id)
         for name, token_ids in drafts.items()

@@ -112,7 +112,7 @@ class VllmSession:
 
 
 class Sessions:
-    """Part of an engine: its sessions, and the way of draft tokens to vLLM's cores, by their mailbox.
+    """Base of an engine over vLLM: its sessions, and the sending of draft tokens to vLLM's cores by the mailbox.
 
     Args:
         mailbox: mailbox that the cores dial.

@@ -47,7 +47,7 @@ class Asked:
 
 
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether our choice makes a request's tokens: it is ours, and not greedy."""
+    """Return whether our choice makes a request's tokens, that is, the request is ours and not greedy."""
     ours = None if extra_args is None else extra_args.get(KEY)
     return ours is not None and ours["sampling"] is not None
 
@@ -70,7 +70,7 @@ def _grammar(parts: Sequence[str] | None) -> Grammar | None:
 
 
 def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
-    """Return what goes beside a request to core and workers; its sampling is None where the greedy choice is asked."""
+    """Return the `extra_args` of a request, for vLLM's core and workers; their sampling is None for greedy choice."""
     sampling, grammar = request.sampling, request.grammar
     adjusts = sampling.penalizes or bool(sampling.logit_bias)
     is_plain = sampling.greedy and not adjusts and grammar is None and not isinstance(sampling, MinLengthSampling)

@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, which installs our choice of tokens itself, without a front of ours."""
+"""vLLM's worker on this platform, which installs our choice of tokens where no front of ours does."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def pod_of(workload: Manifest) -> Manifest:
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return a server's flags with variables expanded; {} where the container does not run a server of ours."""
+    """Return a server's flags with variables expanded; {} where the container runs another program."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -291,7 +291,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Return the files of a Secret's volume: those that it lists, else those of a certificate."""
+    """Return the files of a Secret's volume: those that the volume lists, else the three of a certificate."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 

@@ -35,7 +35,7 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
 
 
 def test_a_base_is_written_once_for_each_recipe() -> None:
-    """Each recipe has its base image in one line, with its digest; those of cpu and cuda have the same base."""
+    """Each recipe has its base image in one line, with its digest; recipes cpu and cuda have the same base."""
     bases = {}
     for recipe in RECIPES:
         [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)

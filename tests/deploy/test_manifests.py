@@ -149,7 +149,7 @@ def served_priority(workload: Manifest) -> str:
 
 
 def cpus(workload: Manifest) -> float:
-    """Return the CPUs that one pod reserves; those of its init containers are not larger."""
+    """Return the CPUs that one pod reserves; its init containers reserve no more."""
     return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
 
 

@@ -194,7 +194,7 @@ def pids(place: Town, word: str) -> set[int]:
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until another process has replaced the one with this id."""
+    """Wait until another process with `word` has replaced the process `pid`."""
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 async def test_other_eos_ids_of_a_draft_change_nothing(
     models: ModelDirectories, target: ServerProcess, tmp_path: Path
 ) -> None:
-    """Text ends at the target's end-of-sequence ids, whatever the draft's are.
+    """Text ends at the target's end-of-sequence ids, even if the draft has other ids.
 
     It was once otherwise: the draft worker sent its own end-of-sequence ids, so text ended too early or went on.
     """

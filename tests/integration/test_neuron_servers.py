@@ -79,7 +79,7 @@ def eagle(models: ModelDirectories, environment: Path, nxdi: Nxdi, tmp_path_fact
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """Start on Neuron a target, a draft for it, a pair in one graph, and one of EAGLE, which samples on the device."""
+    """Start on Neuron a target, a draft for it, a pair in one graph, and an EAGLE pair that samples there."""
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
         pairs = {

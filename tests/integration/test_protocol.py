@@ -57,7 +57,7 @@ async def peer(target: ServerProcess) -> Peer:
 
 
 def wrong(token_id: int) -> int:
-    """Return a token id other than this one."""
+    """Return a token id that differs from `token_id`."""
     return token_id % (VOCAB_SIZE - 1) + 1
 
 

@@ -50,7 +50,7 @@ LAST = 267
 
 @dataclass(frozen=True)
 class Kind:
-    """Vocabularies of targets and drafts, as sizes; None: that of the other tokenizer.
+    """Vocabularies of targets and drafts, as sizes; None stands for the vocabulary of the other tokenizer.
 
     Attributes:
         draft: draft of `target` in a distributed and a fused pair.

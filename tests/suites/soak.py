@@ -131,7 +131,7 @@ class Visitor:
             self._tally.wrong.append(f"{name}, {end}: {answer.fault} ({answer.words}), {answer.text!r}")
 
     async def _draft(self, draw: random.Random, target: grpc.aio.Channel) -> None:
-        """Run a request with a worker of its own that proposes random tokens; both may leave at any time."""
+        """Run a request with a draft worker that proposes random tokens; request and worker may leave at any time."""
         attach = pb.Attach(protocol_version=2, num_slots=1, is_private=True, vocab_size=self._card.vocab_size)
         attach.tokenizer_fingerprint = self._card.tokenizer_fingerprint
         name, timeout_s = draw.randbytes(16), draw.choice((0.05, BY_HAND_S))

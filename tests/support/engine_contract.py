@@ -65,7 +65,7 @@ TOO_COMPLEX = Grammar(GrammarKind.REGEX, "(([a-z]{0,99}){1,99}){1,99}")
 
 
 def wanted(mode: str = "noise", prompt: Sequence[int] = PROMPT, **options: Any) -> GenerationRequest:
-    """Return a request with one of the modes' sampling parameters."""
+    """Return a request with the sampling parameters of a mode: greedy, noise, penalties and others."""
     return GenerationRequest(tuple(prompt), SamplingParams(**MODES[mode]), **{"max_new_tokens": LENGTH, **options})
 
 

@@ -28,7 +28,7 @@ PENALTIES = "penalties of the output"
 
 
 class NoiseOneOff(Extension):
-    """Wrong extension: the noise of a position is that of the position before."""
+    """Wrong extension: a position gets the noise of the position before it."""
 
     def install_choice(self) -> None:
         turn_of = Choice._turn

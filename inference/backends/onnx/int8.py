@@ -1,4 +1,4 @@
-"""Linear layers in int8: one scale per output of a weight matrix, one scale per token of what is multiplied with it.
+"""Linear layers in int8: one scale per output of a weight matrix, and one per token that is multiplied with it.
 
 With a scale for the whole tensor, as in ONNX Runtime's and torch's own dynamic quantization, a token's logits would
 depend on its neighbours in the pass; with one per token they do not. Products are sums of integers, equal in any order

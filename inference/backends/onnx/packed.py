@@ -110,7 +110,7 @@ def discard(decoder: PackedDecoder) -> None:
 
 
 def require_private(folder: Path) -> None:
-    """Raise ConfigError if another user could have filled the cache: its graphs are run."""
+    """Raise ConfigError if another user could have written to the cache, since its graphs are executed."""
     if not folder.exists():
         return
     status = folder.stat()

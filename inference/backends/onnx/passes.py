@@ -58,7 +58,7 @@ class OnnxPass:
         return feeds.logits(len(flat.rows))
 
     def _feeds(self, inputs: Mapping[str, Sequence[int]], num_sequences: int) -> Feeds:
-        """Return the arrays that ONNX Runtime reads and writes in a pass of this shape; earlier ones may be reused."""
+        """Return the arrays that ONNX Runtime reads and writes in such a pass; earlier arrays may be reused."""
         shape = len(inputs["token_ids"]), num_sequences, len(inputs["rows"])
         feeds = self._kept.get(shape)
         if feeds is None:

@@ -27,7 +27,7 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` see others.
+    """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` find the rest.
 
     Attributes:
         activation: setting that names the activation of the gate.

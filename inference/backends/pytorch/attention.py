@@ -80,7 +80,7 @@ def slot_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Stand in for Transformers' attention; its signature and its result [1, num_tokens, num_heads, dim] are theirs."""
+    """Attend in place of Transformers' attention: same signature, same result, [1, num_tokens, num_heads, dim]."""
     holder: PassHolder = module.pass_holder  # type: ignore[assignment]
     options["attention_mask"] = attention_mask
     return holder.current.attend(module, query, key, value, scaling=scaling, options=options), None

@@ -40,7 +40,7 @@ NUM_TEST_TOKENS = 4
 
 
 class TorchBackend:
-    """A causal language model and its slots. Takes the model over: its attention reads from the slots afterwards.
+    """A causal language model and its slots. Replaces the model's attention by one that reads from the slots.
 
     Args:
         fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.

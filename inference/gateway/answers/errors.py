@@ -175,7 +175,7 @@ def _is_field(part: str) -> bool:
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the first field in a message of ours about two fields, which is the one to change; else None."""
+    """Return the first field that a message of our own validators names, which is the one to change; else None."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 

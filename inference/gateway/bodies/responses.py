@@ -145,7 +145,7 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the tag that chooses a union's member; its space lets the texts of errors leave it out."""
+    """Return the tag that chooses a union's member; error texts leave out the parts of a place that have a space."""
     if not isinstance(value, dict | _Item):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"

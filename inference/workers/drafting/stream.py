@@ -247,7 +247,7 @@ class AssistStream:
         self.dial_now()
 
     async def _write(self, call: AssistCall) -> None:
-        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
+        """Write queued messages. Only this task writes, since a task that is cancelled in a write ends the stream."""
         while (message := await self._outbox.get()) is not None:
             await call.write(message)
         await call.done_writing()

@@ -38,6 +38,6 @@ def neuron_config(path: Path, *, gamma: int = GAMMA, length: int = MAX_LENGTH, *
 def slot_backend(
     family: str = "llama", *, gamma: int = GAMMA, kind: type[NeuronBackend] = NeuronBackend
 ) -> NeuronBackend:
-    """Load a backend, or one of a class derived from it."""
+    """Load a backend, of the class `kind`."""
     loaded = load_neuron_backend(neuron_config(checkpoint(family), gamma=gamma))
     return kind(loaded._application, loaded._shape)

@@ -1,4 +1,4 @@
-"""Filter of the log: lines of libraries that are shown, and others that are not."""
+"""Filter of the log: some lines of libraries are shown, and others are not."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install such a package as vLLM; return its directory."""
+    """Install a package with all hooks as vLLM; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = grown(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -304,7 +304,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """The config.toml that a run writes gives the run's flags again, whatever they were."""
+    """The config.toml that a run writes gives the run's flags again."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]

@@ -89,7 +89,7 @@ async def test_first_come_first_served(engine: TargetEngine) -> None:
 
 
 async def test_full_queue_refuses_with_a_hint(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """Two slots and two places take four requests; the fifth is refused, and admitted after one has left."""
+    """Two slots and two places in the queue take four requests; a fifth is refused until a request has left."""
     decoder.gate.close()
     sessions = [engine.open(request()) for _ in range(4)]
     await at_gate(decoder)

@@ -311,7 +311,7 @@ def test_noise_has_a_gumbels_mean_and_variance() -> None:
 
 
 def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
-    """Return the logits after Transformers' own warpers, in double; those are used that `generate` would use."""
+    """Return the logits after the warpers that Transformers' `generate` would apply, in double precision."""
     warpers = [
         TemperatureLogitsWarper(params.temperature),
         TopKLogitsWarper(params.top_k) if params.top_k else None,

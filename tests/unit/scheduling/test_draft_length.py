@@ -110,7 +110,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """A chain that will probably be accepted grows on after all others have ended.
+    """A chain that will probably be accepted grows on after all other chains have ended.
 
     It was once otherwise: each chain was judged as if all drafted as much, so the only sure one of 16 ended early.
     """

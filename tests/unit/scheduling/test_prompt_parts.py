@@ -58,7 +58,7 @@ def test_unknown_times_limit_nothing() -> None:
 
 @pytest.mark.parametrize(("fixed_s", "usual"), [(0.02, USUAL_PART_TOKENS), (0.002, SHORT_PART_TOKENS)])
 def test_the_shortest_parts_are_those_that_cost_little_more(fixed_s: float, usual: int) -> None:
-    """Parts of prompts have the usual length if each costs a fixed time too; if that is small, they are shorter."""
+    """Parts of prompts have the usual length if each part also has a high fixed cost, else the short length."""
     known = PromptParts(0.1)
     known.record(MAX_PART_TOKENS, 1.0)
     rooms = []

@@ -53,7 +53,7 @@ def test_load_narrows_speculation() -> None:
 
 
 def test_costs_of_draft_tokens_are_remeasured() -> None:
-    """A cost that was measured in a bad moment does not keep draft tokens out for good."""
+    """A draft token's cost that was once measured too high is measured again, so that draft tokens come back."""
     widths, costs = Widths(), PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)

@@ -182,7 +182,7 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
 
 
 def _base_class(model_config: PretrainedConfig) -> Any:
-    """Return NxDI's class by its naming convention: its table of classes imports all families and image packages."""
+    """Return NxDI's class by its naming convention, since NxDI's own table imports all families and image packages."""
     kind = str(model_config.model_type)
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)

@@ -27,7 +27,7 @@ _OF_NO_CONSEQUENCE = frozenset(
 
 
 def is_compiled_model(folder: Path) -> bool:
-    """Return whether a folder is a compiled model of another program, rather than a store of models or one of ours."""
+    """Return whether a folder is a model that another program compiled: no store, and no model of this project."""
     return (folder / CONFIG).is_file() and (folder / "model.pt").is_file() and not (folder / MANIFEST).is_file()
 
 

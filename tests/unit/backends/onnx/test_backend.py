@@ -247,7 +247,7 @@ def test_a_damaged_packed_form_is_made_again(tmp_path: Path, name: str, damage: 
 
 
 def test_two_processes_may_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes may pack the same weights: if the other one is first, ours uses its folder."""
+    """Two processes may pack the same weights at once; the second to finish uses the first one's folder."""
     path = save_tiny_model(tmp_path, "llama")
     write = onnx_make._write
 

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the same logits as others, uncompiled or compiled without code generation."""
+"""Passes of fixed shapes give the logits of other passes, uncompiled or compiled without code generation."""
 
 from __future__ import annotations
 

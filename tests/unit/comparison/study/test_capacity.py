@@ -67,7 +67,7 @@ def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, hold
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """A stream that was cut off breaks the promise: it has no record, and the others alone would look fast."""
+    """A stream that was cut off breaks the promise: it has no record, and the other streams alone would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds

@@ -26,7 +26,7 @@ PROMPTS = (PromptSet("structured", ("1 2 3",)), PromptSet("open_ended", ("It was
 
 
 class Servers:
-    """Stand-in for servers: it records what was started with which lengths, and fails at one of them."""
+    """Stand-in for servers, which records the drafts and lengths that were started, and fails at one length."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int | None]] = []

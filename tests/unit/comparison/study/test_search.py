@@ -134,7 +134,7 @@ def test_a_group_ends_with_the_budget() -> None:
 
 
 def test_first_comes_what_is_worth_most() -> None:
-    """If there is time for one group alone, it compares all ways under the usual conditions."""
+    """If there is time for only one group, the search compares all ways to serve under the usual conditions."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4
     assert len({it.contender.topology for it in evidence.trials}) == 4

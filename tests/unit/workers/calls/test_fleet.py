@@ -1,4 +1,4 @@
-"""Servers of a name: a new one gets requests, and one that leaves finishes its requests first."""
+"""Servers behind one name: a new server gets requests, and a server that leaves finishes its requests first."""
 
 from __future__ import annotations
 
