@@ -49,7 +49,7 @@ def file_of(extra: str) -> str:
 
 
 def oldest() -> list[str]:
-    """Return the oldest version of every package of the runtime but those of the SDK."""
+    """Return the oldest version of every package of the runtime, except packages of the SDK."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [re.sub(r">=([\w.]+),.*", r"==\1", spec) for spec in runtime(project) if not spec.startswith(OF_THE_SDK)]
 

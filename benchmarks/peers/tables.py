@@ -135,7 +135,7 @@ def rates_table(rows: Sequence[Row]) -> Table:
 
 
 def texts_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on how many answers of each program equal ours, by arithmetic."""
+    """Return a sentence on how many answers of each program equal this project's, by arithmetic."""
     known = [row for row in rows if row["engine"] != OURS and row["same_as_ours"] is not None]
     parts = []
     for engine, dtype in dict.fromkeys((row["engine"], row["dtype"]) for row in known):
@@ -146,7 +146,7 @@ def texts_sentence(rows: Sequence[Row]) -> str:
 
 
 def plain_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on plain decoding of one stream: each peer's tokens per second over ours."""
+    """Return a sentence on plain decoding of one stream: each peer's tokens per second over this project's."""
     plain = {(row["dtype"], row["engine"]): row for row in rows if row["variant"] == PLAIN and row["num_streams"] == 1}
     parts = [
         f"{NUMBERS[dtype]} {engine} {ratio(row, plain[dtype, OURS]):.2f}"

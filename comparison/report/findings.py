@@ -70,7 +70,7 @@ class Findings:
         return [f"{found}: times there contain waits of its own, so servers may be faster than shown"]
 
     def _unlike_prompts(self) -> list[str]:
-        """Return a warning if a contender read its prompts where another one had kept them."""
+        """Return a warning if a contender read its prompts while another contender had kept them from earlier runs."""
         shares: dict[str, float] = defaultdict(float)
         for it in self.summaries:
             shares[it.cell.contender.label] = max(shares[it.cell.contender.label], it.cached_share)
@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Readable load of those figures of the report that do not name their load."""
+        """Readable load of the figures that do not name their load: the least one measured."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:

@@ -78,7 +78,7 @@ class DelayProxy:
             end.abort()
 
     def blackhole(self) -> None:
-        """Deliver nothing more, silently, as a pulled cable does; `restore` delivers the pending bytes."""
+        """Deliver nothing more, and report no error, as with a pulled cable; `restore` delivers the pending bytes."""
         self.is_silent = True
 
     def restore(self) -> None:

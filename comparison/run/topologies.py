@@ -107,7 +107,7 @@ class Deployment:
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
     def _role_flags(self, server: ServerPlan) -> list[str]:
-        """Return the flags of main.py for a server, without those for backend and cores."""
+        """Return the flags of main.py for a server, except the flags for backend and cores."""
         target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
         gamma = ["--gamma", str(self._config.gammas[0])]
         if server.role == "target":

@@ -87,7 +87,7 @@ class Supervisor:
         child.kill()
 
     async def _registered(self, method: str, *args: Any) -> Any:
-        """Call the registry; while it is away, log that and try again every BEAT_S."""
+        """Call the registry; while it cannot be reached, log that and try again every BEAT_S."""
         while True:
             try:
                 self._registry = self._registry or await asyncio.to_thread(registry)

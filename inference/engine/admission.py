@@ -147,7 +147,7 @@ class Admission(Generic[HolderT]):
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting holders; return those that got one, each with its slot and its reused prefix."""
+        """Give free slots to waiting holders; return each holder that got one, with its slot and its reused prefix."""
         entered = []
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()

@@ -239,7 +239,7 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append a step's tokens to `path`, or mark it exhausted if there are none.
+        """Append a step's tokens to `path`, or mark the path as exhausted if there are none.
 
         A dropped path's tokens are wasted.
         """

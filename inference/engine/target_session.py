@@ -31,7 +31,7 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event; the first unread event does not count into `num_bytes`, those after it do."""
+        """Add an event; `num_bytes` counts all unread events but the first."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))

@@ -80,7 +80,7 @@ class SlotLoad(Load, Protocol):
 
 
 class Upstream(Protocol):
-    """Server that requests are passed on to, with the sums of what it did for this process."""
+    """Server that requests are passed on to, with sums of its work for this process."""
 
     @property
     def address(self) -> str: ...

@@ -82,7 +82,7 @@ def usage(stats: RequestStats) -> dict[str, AttributeValue]:
 
 
 class GenerationSpan:
-    """Span of one sequence, the parent of the calls that are made while it is current."""
+    """Span of one sequence; calls that are made while it is current get spans below it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span

@@ -93,7 +93,7 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """Return the rows, each with its grammar's mask; masks may end before rows do."""
+    """Return the rows, each with its grammar's mask; rows beyond the last mask get none."""
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 

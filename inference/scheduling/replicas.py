@@ -52,7 +52,7 @@ class Replicas:
         self._num_choices = 0
 
     def keep(self, addresses: Sequence[str]) -> None:
-        """Replace the set of replicas; the records of those that stay are kept."""
+        """Replace the set of replicas; the records of replicas that stay are kept."""
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
     def set_ready(self, address: str, *, ready: bool) -> bool:

@@ -72,7 +72,7 @@ class Work(Protocol):
         """Return why no request will ever be served again; None if the engine is not broken."""
 
     async def stop(self, *, grace_s: float) -> None:
-        """Take no new requests, let running ones finish for `grace_s` seconds, fail the rest."""
+        """Take no new requests, let running ones finish for `grace_s` seconds, and fail the remaining ones."""
 
 
 class Host:

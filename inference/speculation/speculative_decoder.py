@@ -67,7 +67,7 @@ class SpeculativeDecoder:
             keeper.begin(slot, source_slot, token_ids)
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Draft up to each turn's gamma tokens in batched steps, then verify those of all turns in one pass."""
+        """Draft up to each turn's gamma tokens in batched steps, then verify the tokens of all turns in one pass."""
         started = time.monotonic()
         self._read(turns)
         chains = self._draft(turns)

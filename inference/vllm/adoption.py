@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Xargs:
-    """Fields of `vllm_xargs` that are ours.
+    """Our fields of `vllm_xargs`.
 
     Attributes:
         gamma: most draft tokens of a pass; None leaves it to the server, 0 switches drafts off.

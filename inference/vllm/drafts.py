@@ -48,7 +48,7 @@ class Drafted:
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
     def has(self, name: str) -> Has:
-        """Return the frame that tells the front of this request, as it is now."""
+        """Return the frame that names this request to the front, with the request's present tokens."""
         if self.wanted is None:
             return Has(name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)

@@ -190,7 +190,7 @@ def length_of(head: bytes) -> int:
 
 
 def from_core(body: bytes) -> FromCore:
-    """Read the body of a core's frame; raise FrameError if it is no such frame."""
+    """Read the body of a core's frame; raise FrameError if it is malformed."""
     try:
         return _from_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
@@ -198,7 +198,7 @@ def from_core(body: bytes) -> FromCore:
 
 
 def to_core(body: bytes) -> ToCore:
-    """Read the body of a front's frame; raise FrameError if it is no such frame."""
+    """Read the body of a front's frame; raise FrameError if it is malformed."""
     try:
         return _to_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8

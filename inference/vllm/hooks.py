@@ -89,14 +89,14 @@ def _hooks_of(file: Path) -> Iterator[str]:
 
 
 class _Sources:
-    """Sources of a package, each parsed when it is asked for; what cannot be parsed has no names."""
+    """Sources of a package, each parsed when it is first used; a source that cannot be parsed has no names."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         self._modules: dict[str, dict[str, ast.stmt] | None] = {}
 
     def missing(self, hook: str) -> str | None:
-        """Return the part of "module:name" or "module:Class.attribute" that vLLM lacks; None if it has all of it."""
+        """Return the part of "module:name" or "module:Class.attribute" that vLLM lacks; None if vLLM has it."""
         module, _, path = hook.partition(":")
         name, _, attribute = path.partition(".")
         if not self._has(module, name, "", frozenset()):
@@ -122,7 +122,7 @@ class _Sources:
         return found is not None or (not attribute and self._file(f"{module}.{name}") is not None)
 
     def _source_of(self, module: str, node: ast.ImportFrom) -> str:
-        """Return the module that a statement of another one imports from."""
+        """Return the module that an import statement in another module imports from."""
         if not node.level:
             return node.module or ""
         parts = module.split(".")

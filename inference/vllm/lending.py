@@ -35,7 +35,7 @@ class CoreRequest(GenerationRequest):
 
     @classmethod
     def of(cls, name: str, wanted: Wanted) -> CoreRequest:
-        """Return a request of a core, with the tokens that it has now.
+        """Return a core's request as one of ours, with its present tokens.
 
         Raises:
             InvalidRequestError: a value is out of range.

@@ -113,7 +113,7 @@ class Link:
         threading.Thread(target=self._run, name="mailbox", daemon=True).start()
 
     def send(self, frame: FromCore) -> None:
-        """Send a frame; it is lost if the link is."""
+        """Send a frame, which is lost if the link is lost."""
         with self._sending, suppress(OSError):
             if self._socket is not None:
                 self._write(self._socket, packed(frame))

@@ -109,7 +109,7 @@ class Mailbox:
         return rank in self._links
 
     def send(self, rank: int, frame: ToCore) -> None:
-        """Send a frame to the core of a rank; it is lost if the link is."""
+        """Send a frame to the core of a rank; the frame is lost if the link is lost."""
         link = self._links.get(rank)
         if link is None:
             return
@@ -160,7 +160,7 @@ async def _frame(reader: asyncio.StreamReader) -> FromCore:
 
 
 def require_private(folder: Path) -> None:
-    """Make the folder of a mailbox that lasts, unless it is there.
+    """Make the folder of a mailbox that outlives a server, unless the folder exists.
 
     Raises:
         ConfigError: it cannot be made, or others may enter it.

@@ -1,4 +1,4 @@
-"""vLLM's own flags, those after `--`: what can be refused before vLLM is imported, and its configuration made of them.
+"""vLLM's own flags, given after `--`: refusals before vLLM is imported, and vLLM's configuration made of them.
 
 An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
 sources, as text. The dotted names of our classes that vLLM's processes import stand here.
@@ -84,7 +84,7 @@ class VllmModel:
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Refuse flags that vLLM lacks or that are ours, and a vLLM that is missing; imports nothing of it.
+    """Refuse flags that vLLM lacks or that only we may set, and a missing vLLM; import nothing of vLLM.
 
     Raises:
         ConfigError: names the flag, or the names that this vLLM lacks, and the way out.

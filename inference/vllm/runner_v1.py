@@ -151,7 +151,7 @@ class Extension:
     model_runner: Any
 
     def install_choice(self) -> None:
-        """Replace the runner's sampler and verifier by ours."""
+        """Replace the runner's sampler and verifier by `WinningSampler` and `WinningVerifier`."""
         runner = self.model_runner
         if runner.device.type == "cpu" and runner.lora_config is not None:
             spare_others()

@@ -63,7 +63,7 @@ class DraftScheduler(Scheduler):
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
     def add_request(self, request: Any) -> None:
-        """Take a request, and report to the front that it may send draft tokens for it."""
+        """Take a request, and tell the front that the core has it, so that draft tokens can be sent."""
         if not self._is_owned and request.sampling_params is not None:
             noise = Noise(self._place.noise)
             adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size, noise)

@@ -78,7 +78,7 @@ class VllmSession:
 
     @property
     def num_reported(self) -> int:
-        """Return the number of tokens, those of passes that have been reported included."""
+        """Return the number of the session's tokens, including tokens of passes that have only been reported."""
         return len(self.token_ids) + sum(row.num_tokens for row, _ in self.rows)
 
     def report(self, row: Row, us: int) -> None:

@@ -1,4 +1,4 @@
-"""Our requests in vLLM's terms and back: a greedy request for vLLM, and beside it what our choice in its workers needs.
+"""Our requests in vLLM's terms and back: a greedy request for vLLM, and in `extra_args` what our choice needs.
 
 vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The
 prompt of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
@@ -39,7 +39,7 @@ class Asked:
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
-        """Read a request's `extra_args`; return None if the request is greedy, or not ours."""
+        """Read a request's `extra_args`; return None if the request is greedy, or not from our front."""
         if extra_args is None or not chooses(extra_args):
             return None
         ours = extra_args[KEY]

@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, which installs our choice of tokens where no front of ours does."""
+"""vLLM's worker on this platform, which installs our choice of tokens by itself, in servers without our front."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    """Replace variables as the kubelet does: unknown ones stay as they are."""
+    """Replace variables as the kubelet does: unknown variables stay as they are."""
     return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), word)
 
 

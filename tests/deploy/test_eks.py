@@ -156,7 +156,7 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deployment", "kubernetes", "
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))])
 def test_other_lines_of_the_aws_cli_are_taken(page: Path, walk: Walk) -> None:
-    """The AWS command line takes every command on the page, those within sentences too.
+    """The AWS command line takes every command on the page, also commands within sentences.
 
     A line with placeholders parses, but moto refuses its values.
     """

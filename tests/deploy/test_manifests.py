@@ -52,7 +52,7 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """Return the complaints of kubernetes-validate, without those about kinds of resources that it does not know."""
+    """Return the complaints of kubernetes-validate, except about kinds of resources that the program does not know."""
     file = folder / "all.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
@@ -258,7 +258,7 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixture[str]) -> None:
-    """The manifests of vLLM and of the pool beside it fit together.
+    """The manifests of vLLM and of its pool fit together.
 
     vLLM's file is what `vllm-config` prints, both containers mount the mailbox's folder, and vLLM alone has the device.
     """

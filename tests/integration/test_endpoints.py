@@ -1,4 +1,4 @@
-"""compare_architectures.py --endpoint with running servers: ours over TLS with a token, and another project's."""
+"""compare_architectures.py --endpoint with running servers: our own over TLS with a token, and another project's."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ async def test_every_parameter_matters(clients: Clients) -> None:
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """The profile has a row per choice, whole or streamed; a refused request has none."""
+    """The profile has a row per choice, whole or streamed; a refused request has no row."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
@@ -142,7 +142,7 @@ async def test_models(clients: Clients) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology: str) -> None:
-    """A stream has one chunk per token, then the usage, if it is asked for."""
+    """A stream has one chunk per token, then the usage if the request asked for it."""
     fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3, "temperature": 0.8}
     whole = await clients[topology].completions.create(**fields)
     stream = await clients[topology].completions.create(**fields, stream=True, stream_options={"include_usage": True})

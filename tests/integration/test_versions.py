@@ -1,4 +1,4 @@
-"""Version 1 of the protocol beside version 2: commands of an older wheel and ours, as CHANGELOG.md promises.
+"""Version 1 of the protocol with version 2: commands of an older wheel and of this one, as CHANGELOG.md promises.
 
 The wheel is built from the last commit before version 2, which a shallow clone lacks.
 """

@@ -52,7 +52,7 @@ def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
 def both(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], at: Sequence[int], seen: Sequence[TokensBefore] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the token ids that the kernel chooses, and those that numpy does."""
+    """Return the token ids that the kernel chooses, and the ids that numpy chooses."""
     return choose_tokens(logits, sampling, at, seen), choose_tokens(logits.float().numpy(), sampling, at, seen)
 
 

@@ -87,13 +87,13 @@ def nxdi(pytestconfig: pytest.Config) -> Nxdi:
 
 @pytest.fixture
 def on_double(nxdi: Nxdi) -> None:
-    """Skip the test on NxDI's own sources, about which it shows nothing: it is about the double."""
+    """Skip the test on NxDI's own sources: it is about the double."""
     if nxdi.is_real:
         pytest.skip("says nothing about NxDI's sources")
 
 
 @pytest.fixture
 def on_real(nxdi: Nxdi) -> None:
-    """Skip the test on the double, which lacks what it is about."""
+    """Skip the test on the double: it needs NxDI's own sources."""
     if not nxdi.is_real:
         pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer derived from another one; `rows` has the other's id for each of its ids."""
+    """A tokenizer derived from another one; `rows` has, for each of its ids, the id of the same token in the other."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]

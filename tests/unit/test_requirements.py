@@ -163,7 +163,7 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """A client needs no packages but those of the base.
+    """A client needs only the packages of the base.
 
     It was once otherwise: a thin client took 1.5 GB; later neither client started without packages of the server.
     """

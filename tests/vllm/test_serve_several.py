@@ -1,4 +1,4 @@
-"""Several servers of vLLM's own: cores with one pool, and answers beside those of a server without our file."""
+"""Several servers of vLLM's own: engine cores with one pool, and answers as without our configuration."""
 
 from __future__ import annotations
 

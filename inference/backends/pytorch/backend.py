@@ -94,7 +94,7 @@ class TorchBackend:
 
     @property
     def graphs(self) -> GraphCounts:
-        """Return how many graphs there are."""
+        """Return how many graphs were made for the passes."""
         return self.passes.graphs
 
     @torch.inference_mode()

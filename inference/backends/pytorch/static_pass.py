@@ -95,7 +95,7 @@ class StaticPass:
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
-        """Attend to all positions up to each token's own; shapes are those of `attention.LayerAttention`."""
+        """Attend to all positions up to each token's own; shapes are as in `attention.LayerAttention`."""
         shape = self.shape
         layer: int = module.layer_idx  # type: ignore[assignment]
         keys = self._extend(self._cache.keys[layer], key)

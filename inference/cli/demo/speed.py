@@ -68,7 +68,7 @@ async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
 
 
 def sampling_of(prompt: str) -> SamplingParams:
-    """Return sampling parameters for a prompt: those for prose if it has words alone, else those for patterns."""
+    """Return sampling parameters for a prompt: for prose if the prompt has only words, else for patterns."""
     return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
 
 

@@ -196,7 +196,7 @@ class ReasoningConfig(Body):
 
 
 class ResponsesBody(GenerationBody, TemplateBody):
-    """Body of /v1/responses. Its sampling parameters and those of the chat template are a chat's."""
+    """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
 
     model_config = ConfigDict(
         json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS)

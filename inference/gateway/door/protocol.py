@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and count those of an unfinished header or of a field after the body."""
+        """Parse received bytes, and count the bytes of an unfinished header, or of a field after the body."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:

@@ -127,7 +127,7 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Return whether a commit has acknowledged a draft token; None if it is too early to judge."""
+        """Return whether a commit has acknowledged a draft token of this session; None if it is too early to judge."""
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None

@@ -208,7 +208,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft by the target's noise, and in its tokenizer's ids if it sent a tokenizer; later streams need none.
+        """Draft by the target's noise, and in the ids of its tokenizer if it sent one; keep that for later streams.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -271,7 +271,7 @@ class AssistStream:
             self.decline(session_id, exc)
 
     def close(self, session_id: str) -> None:
-        """Stop drafting for a session, if it is still drafted for."""
+        """Stop drafting for a session, unless that has ended already."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
 

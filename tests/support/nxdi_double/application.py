@@ -144,7 +144,7 @@ class NeuronApplication:
             raise IndexError(f"seq_ids {seq_ids.tolist()}")
 
     def _infer_mask(self, position_ids: Tensor) -> Tensor:
-        """Return the mask that NxDI infers; it is right for prompts and for one token per row."""
+        """Return the mask that NxDI infers, which is right for prompts and for one token per row."""
         width = position_ids.shape[1] if position_ids.shape[1] != 1 else int(position_ids.max())
         compared = position_ids if position_ids.shape[1] != 1 else position_ids.expand(-1, width) - 1
         return (compared >= torch.arange(width)).long()

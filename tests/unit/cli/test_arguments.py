@@ -52,7 +52,7 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program's help has the name and the commands by which it was called.
+    """A program's help has the program's name, and the commands, by which it was called.
 
     It was once otherwise: the installed command called itself main.py, and lacked compare, study and diff.
     """

@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_commands_of_the_textbook_are_taken() -> None:
-    """The commands of the textbook are accepted as they stand there.
+    """The commands of the textbook are accepted unchanged.
 
     It was once otherwise: `--role target --sequence_length 128 --batch 2 --profile --top_p 1.0` ended with exit code 2.
     """

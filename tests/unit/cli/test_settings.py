@@ -187,7 +187,7 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The commands of guides parse, and those that attach to a target have a token.
+    """The commands of guides parse, and commands that attach to a target have a token.
 
     It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
     """

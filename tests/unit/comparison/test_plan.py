@@ -262,7 +262,7 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
 
 
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
-    """The warm-up of an open loop runs passes as wide as those that are measured.
+    """The warm-up of an open loop runs passes as wide as the measured ones.
 
     It was once otherwise: the first contender measured ran its first wide passes during the measurement.
     """

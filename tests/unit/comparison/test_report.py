@@ -619,7 +619,7 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """A report on endpoints has only figures that can be measured there.
+    """A report on endpoints has only figures that can be measured at endpoints.
 
     It was once otherwise: a report on endpoints had a bound, negative round trips, and topologies that were not
     started.

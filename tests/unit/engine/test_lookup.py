@@ -59,7 +59,7 @@ class TableModel:
 
 
 class Moody:
-    """A `Proposer` that gives up half of the time, and is wrong half of the rest."""
+    """A `Proposer` that proposes nothing half of the time, and is wrong half of the other times."""
 
     num_slots, max_length, num_branches = 4, 400, 0
 
@@ -99,7 +99,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw no branch or a chain of which nine tokens in ten are right, sometimes with a branch beside it."""
+    """Draw no branch, or a chain with nine right tokens in ten and sometimes a branch beside it."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)

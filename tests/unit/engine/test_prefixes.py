@@ -357,7 +357,7 @@ async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Aske
 
 
 def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:
-    """Compare the logits after a slot's tokens with those after a prefill of the same tokens."""
+    """Compare the logits after a slot's tokens with the logits after a prefill of the same tokens."""
     logits = backend.forward([Span(slot, len(token_ids), [9], 1)])
     expected = fresh.forward([Span(0, 0, [*token_ids, 9], 1)])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)

@@ -28,7 +28,7 @@ async def asked(account: str, work: Callable[[], Awaitable[object]]) -> object:
 
 @pytest.mark.parametrize("kind", ["grammar", "long text", "many ids"])
 async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
-    """Grammars of one account leave threads for those of others.
+    """Grammars of one account leave threads for other accounts' grammars.
 
     It was once otherwise: a caller with `in_flight = 1` had 17 grammars at work, and all of another account were
     refused.

@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Mask rows of logits as the project does."""
+    """Mask rows of logits by the project's own code."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:

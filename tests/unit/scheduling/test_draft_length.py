@@ -170,7 +170,7 @@ def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
 
 
 class KnownTimes(DraftLength):
-    """A draft length that ignores this machine's times, and keeps those that a test gives."""
+    """A draft length that ignores this machine's times, and uses times that a test gives."""
 
     def record_step(self, num_sessions: int, seconds: float) -> None: ...
 

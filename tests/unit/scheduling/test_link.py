@@ -30,7 +30,7 @@ def test_minimum_of_late_counts_forgets_old_samples() -> None:
 
 
 def test_a_session_begins_with_what_the_one_before_it_measured() -> None:
-    """A session begins with the times of pass and round trip that the one before it measured.
+    """A session begins with the times of pass and round trip that the session before it measured.
 
     It was once otherwise: a new session knew neither pass nor round trip, so it drafted gamma tokens and waited for a
     commit.

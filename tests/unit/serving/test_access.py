@@ -119,7 +119,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Return the refusal of a call that sends an empty message; None if it is admitted."""
+    """Return the refusal of a call that sends an empty message; None if the call is admitted."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""

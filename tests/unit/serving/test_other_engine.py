@@ -175,7 +175,7 @@ def _head(commit: Commit) -> tuple[int, tuple[int, ...], int, int]:
 
 @asynccontextmanager
 async def target(engine: ThreadedEngine) -> AsyncGenerator[int, None]:
-    """Serve the engine as a target's server does; yield its port."""
+    """Serve the engine as a target's server serves its own; yield the port."""
     port, observe = free_port(), ObserveConfig("target")
     ports = Ports(ServerConfig(port=port, grace_s=0.0), observe)
     held = RunningTarget(engine, Tokenizer(tiny_tokenizer(), frozenset()))

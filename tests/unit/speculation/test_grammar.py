@@ -131,7 +131,7 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Tokens that a grammar forces are proposed in place of those that it refuses.
+    """Tokens that a grammar forces are proposed in place of tokens that it refuses.
 
     It was once otherwise: the grammar refused proposals in their middle, and what it forced there was not proposed.
     """

@@ -1,4 +1,4 @@
-"""Every topology on the double gives the target's own tokens: those of Transformers, greedy and sampled."""
+"""Every topology on the double gives the tokens of Transformers, greedy and sampled."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ ATTENTION = "modules_to_not_convert with fused_qkv: NxDI needs layers.0.self_att
 
 @pytest.mark.parametrize("entries", [["self_attn"], ["layers"], ["layers.1.self_attn", "layers.0.self"]])
 def test_attention_that_is_left_out_by_a_part_of_its_name_is_refused(rescaled: Path, entries: list[str]) -> None:
-    """A module without quantization must have its whole name in the list: a part of it is refused at the start.
+    """An attention without quantization must have its whole name in the list; a part of the name is refused at the start.
 
     It was once otherwise: "self_attn" failed after everything was compiled: NxDI's reader looks for whole names.
     """

@@ -97,7 +97,7 @@ def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], me
 
 
 def test_a_quantized_pair_names_the_drafts_exceptions(models: ModelDirectories, tmp_path: Path) -> None:
-    """A quantized pair must name the draft's layers in full precision; without the list it is refused at once.
+    """A quantized pair must name the draft's layers in full precision, or is refused at once.
 
     It was once otherwise: NxDI took a draft's layers for quantized, and raised KeyError after it had written the
     target.

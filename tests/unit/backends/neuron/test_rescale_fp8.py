@@ -87,7 +87,7 @@ def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
 
 
 def test_no_value_is_farther_from_the_public_one_than_by_awss_script() -> None:
-    """Values halved by us are nearer to the published ones than those that AWS's script divides by 448/240."""
+    """Values that our table halves are nearer to the published ones than values that AWS's script divides."""
     public, factor = e4m3(FINITE).double(), 448 / 240
     ours = e4m3(FINITE.translate(HALVED)).double() * 2
     awss = (e4m3(FINITE).bfloat16() / factor).to(torch.float8_e4m3fn).double() * factor

@@ -43,7 +43,7 @@ def age(folder: Path) -> None:
 
 
 def test_weights_in_use_outlive_a_second_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights that a server uses are not deleted when another one starts.
+    """Packed weights that a server uses are not deleted when another server starts.
 
     It was once otherwise: a second start deleted the first server's packed weights, and its next wide pass ended 16
     sessions.

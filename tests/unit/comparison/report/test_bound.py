@@ -90,7 +90,7 @@ class Simulation:
     rng: random.Random
 
     def run(self, num_tokens: int) -> float:
-        """Return the seconds from the request's start at the draft to its last token there."""
+        """Return the seconds from the request's start at the draft to the arrival of its last token at the draft."""
         now, done = self.rtt_s / 2, 0
         end, arrival = self._foreseen(0, -self.rtt_s / 2)  # drafted while the session is opened
         while done < num_tokens:

@@ -127,7 +127,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 
 
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
-    """A study that measured no capacity has a report without those figures.
+    """A study that measured no capacity has a report without figures of capacity.
 
     It was once otherwise: if the time was over before the first probe, the picture raised ValueError, and no report
     came.

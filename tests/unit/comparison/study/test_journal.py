@@ -78,7 +78,7 @@ def study(folder: Path, **changes: Any) -> StudyConfig:
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
-    """Conduct a study; return draft and length of every trial, after a check that it has both prompt kinds."""
+    """Conduct a study; return draft and length of every trial, after a check that each trial has both prompt kinds."""
     trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
     assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
     return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]

@@ -113,7 +113,7 @@ async def test_joining_servers_are_used_leaving_ones_drain(
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """A server that does not answer does not delay requests to another one.
+    """A server that does not answer does not delay requests to another server.
 
     It was once otherwise: a gateway waited for a lost server beside a healthy one, and its own probes, of a second,
     failed.

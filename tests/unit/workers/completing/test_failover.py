@@ -275,7 +275,7 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 async def test_a_server_that_refuses_all_is_left_out(
     fields: dict[str, Any], error: type[SpecDecError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that refuses every request gets none for a time.
+    """A server that refuses every request gets no requests for a time.
 
     It was once otherwise: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed.
     """
@@ -298,7 +298,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """A new request waits for a server that was there a short time ago.
+    """A new request waits for a server that was ready a short time ago.
 
     It was once otherwise: of two restarted servers one was not reconnected and one ejected, and new requests were
     refused.

@@ -179,7 +179,7 @@ async def test_cut_within_a_stop_string(model: ModelConfig) -> None:
     ],
 )
 async def test_no_server_continues_another_text(model: ModelConfig, change: dict[str, str], words: str) -> None:
-    """A server continues an answer only if its model and tokenizer are those that began it.
+    """Only a server with the model and tokenizer that began an answer continues it.
 
     It was once otherwise: a target was restarted with another tokenizer, and completed the other target's text with it.
     """
