@@ -55,7 +55,7 @@ def oldest() -> list[str]:
 
 
 def _comments(text: str) -> dict[str, str]:
-    """Return the comments above each list, by the list's name, and beside each entry, by the entry."""
+    """Return the comments above each list, by the list's name, and the comments beside each entry, by the entry."""
     comments: dict[str, str] = {}
     above = ""
     for line in text.splitlines():

@@ -87,7 +87,7 @@ class BackendConfig:
 
     @property
     def compile_flag(self) -> str:
-        """Flag of every server that loads compiled models."""
+        """Flag --compile of every server that loads compiled models."""
         return f"--compile={self.compile_policy}"
 
     @property
@@ -97,7 +97,7 @@ class BackendConfig:
 
     @property
     def num_draft_cores(self) -> int:
-        """NeuronCores of a draft."""
+        """Number of NeuronCores of a draft."""
         return self.draft_tp_degree or self.tp_degree
 
     @property

@@ -41,7 +41,7 @@ class Characters:
         return [text[i : i + 4] for i in range(0, len(text), 4)]
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of pieces."""
+        """Return the text of pieces, as `cut` gives them."""
         return "".join(pieces)
 
 
@@ -59,7 +59,7 @@ class Tokens(Characters):
         return self._tokenizer.encode(text, special=False)
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of token ids, without characters at its ends of which a cut left only a part."""
+        """Return the text of token ids, as `cut` gives them; drop characters at its ends of which a part is missing."""
         return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
 
 

@@ -278,7 +278,7 @@ class HttpClient:
 
 
 async def _read(content: aiohttp.StreamReader, answer: _Arrived) -> None:
-    """Read an answer up to its last event, and to its end if that follows at once, which keeps the connection."""
+    """Read an answer up to its last event, and to its end if that follows at once, so that the connection is kept."""
     events = EventReader()
     async for part in content.iter_any():
         arrived_s = time.monotonic() - answer.sent_s

@@ -148,7 +148,8 @@ def record_of_messages(
 
     Args:
         messages: each one's seconds since the request was sent, and its bytes in base64.
-        error: status, details, and seconds until the failure; None if the request was answered."""
+        error: status, details, and seconds until the failure; None if the request was answered.
+    """
     if error is not None:
         return RequestRecord(prompt_index, sent_s, 0, (), (), *error[:2], failed_s=error[2])
     parsed = ((arrived_s, pb.GenerateResponse.FromString(b64decode(text))) for arrived_s, text in messages)

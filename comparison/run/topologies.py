@@ -143,7 +143,7 @@ def _attaches(server: ServerPlan) -> bool:
 
 
 def _conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
-    """Return the configured network at one round trip time."""
+    """Return the conditions of the link between edge and target at one round trip time."""
     bandwidth = network.bandwidth_mbps
     return LinkConditions(
         rtt_s=rtt_ms / 1e3,

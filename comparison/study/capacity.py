@@ -155,7 +155,7 @@ class Searcher:
         (self._prompts,) = config.workload.prompt_sets
 
     async def take(self, measurement: Measurement, contender: Contender) -> None:
-        """Search a contender's capacity at each round trip time; only at the longest one if its draft is not remote."""
+        """Search for a contender's capacity at each round trip; only at the longest one if its draft is not remote."""
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
         is_new = True

@@ -33,7 +33,7 @@ class TokenMap:
         name: names of both tokenizers, so that equal names mean equal maps; empty if the ids are equal.
         columns: by target id, 1 + the draft's id of the token with the same bytes, or 0 if there is none. int64 [number
             of the target's ids].
-        own_ids: by target id, the draft's ids that the draft model reads instead; none for a token without a text.
+        own_ids: by target id, the ids of the draft's tokens that write the same bytes; none for a token without a text.
         prefix: ids that the draft expects before any text.
     """
 

@@ -45,7 +45,7 @@ class Spans:
 
     @contextmanager
     def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[GenerationSpan, None, None]:
-        """Open the span of one sequence. It is not current: the block is an async generator's, and has many tasks."""
+        """Open the span of one sequence without making it current: several tasks run the block's async generator."""
         span = self._tracer.start_span("generate", attributes=attributes)
         try:
             yield GenerationSpan(span)

@@ -165,7 +165,7 @@ def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Loaded decoder, and the most draft tokens of one pass; the other fields are as in `RunningTarget`."""
+    """Loaded decoder of a target, and the most draft tokens of one pass; see `RunningTarget` for the other fields."""
 
     decoder: Decoder
     tokenizer: Tokenizer

@@ -162,7 +162,7 @@ class Drafts:
 
         Args:
             rooms: numbers of draft tokens before the ends of the requests that decode in the pass, by name.
-            may_wait: nothing else is to be done meanwhile, so the pass may wait for draft tokens as long as that pays.
+            may_wait: True if the core has no other work, so that the pass may wait for draft tokens while that pays.
         """
         with self._news:
             ready = [(self._requests[name], room) for name, room in rooms.items()]

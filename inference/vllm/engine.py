@@ -163,7 +163,7 @@ class VllmEngine(Sessions):
             self._idle.set()
 
     def receive(self, rank: int, frame: FromCore | None) -> None:
-        """Take a frame of a core: a request that has arrived there, or the report of a pass; None: the link has ended."""
+        """Take a frame of a core: a request that has arrived there, or a pass's report; None: the link has ended."""
         if frame is None:
             for each in self._sessions.values():
                 each.reported.set()

@@ -68,7 +68,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Request as a draft worker needs it, of a core that has its requests from vLLM.
+    """Request in a core that gets requests from vLLM's own server, in the form that a draft worker needs.
 
     Attributes:
         token_ids: prompt, and output up to now.

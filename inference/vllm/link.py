@@ -134,7 +134,7 @@ class Link:
             raise OSError(f"{len(self._unsent)} bytes are unread")
 
     def close(self) -> None:
-        """Hang up, for a core that ends in order."""
+        """Close the link, for a core that ends normally."""
         self._is_closed = True
         self._hang_up()
 

@@ -149,7 +149,7 @@ class DraftScheduler(Scheduler):
 
 
 def _ask_no_worker_for_drafts(config: Any) -> None:
-    """Spare each pass a call that asks the workers for drafts of vLLM's own; this process has no other engine."""
+    """Let passes skip the call that asks workers for drafts of vLLM's own; this process has no other engine."""
     Executor.get_class(config).take_draft_token_ids = lambda self: None
 
 

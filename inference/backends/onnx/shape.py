@@ -45,7 +45,7 @@ FAMILIES = {
 }
 
 PROBE_WINDOW = 3
-"""Sliding window of the test at loading, which has too few tokens to leave a model's own."""
+"""Sliding window of the test at loading, whose few tokens would not extend beyond a model's own window."""
 
 HEAD_MULTIPLE = 16
 """GroupQueryAttention on CPU takes head sizes that are multiples of this; other heads are padded with zeros."""

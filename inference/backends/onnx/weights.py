@@ -36,7 +36,7 @@ def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tup
 
 
 def _matrices(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
-    """Yield the linear layers, with their biases."""
+    """Yield the matrices of linear layers, with the layers' biases."""
     attention, mlp = layer.self_attn, layer.mlp
     yield "qkv", _array(_stacked(attention, "weight", shape).T)  # [hidden_size, query_size + 2 * kv_size]
     if "qkv" in shape.biases:

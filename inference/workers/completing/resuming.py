@@ -174,7 +174,7 @@ class Resuming:
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Hold the next server during the block.
+        """Hold a lease on the next server during the block.
 
         A failure is raised as one of RESUMABLE if another server may succeed.
         """

@@ -128,7 +128,7 @@ def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
     """Compare a written file with its source; return its counts.
 
     Doubling a value and halving its scale are exact. If both are right, every product of value and
-scale is the source's.
+    scale is the source's.
     """
     counts = {"num_values": 0, "num_lost": 0}
     with open_shard(source) as old, open_shard(part) as new:
