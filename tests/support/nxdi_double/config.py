@@ -1,4 +1,4 @@
-"""NeuronConfig and its neighbours, with the keywords that the double understands."""
+"""NxDI's configurations, NeuronConfig and the classes around it, with the keywords that the double understands."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mixtral": "Mi
 
 
 def modules(parent: str) -> dict[str, dict[str, Any]]:
-    """Return the contents of the families' modules, under `parent`."""
+    """Return the contents of one module per family of models, by the module's name below `parent`."""
     made: dict[str, dict[str, Any]] = {}
     for kind, family in FAMILIES.items():
         name = f"Neuron{family}ForCausalLM"

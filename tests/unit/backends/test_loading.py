@@ -82,7 +82,7 @@ def quantize(path: Path, *, method: str) -> None:
 
 
 def shard(path: Path) -> None:
-    """Name two files of weights, and leave one."""
+    """Write an index that names two files of weights, of which only one exists."""
     (path / "model.safetensors").rename(path / "part-1.safetensors")
     names = {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"}
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))

@@ -194,7 +194,7 @@ def test_flags_keep_their_underscores(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft", "fused_target", "fused_client", "gateway", "verify_fused"])
 def test_unknown_flags_are_refused(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Abbreviations, and flags of another role, are unknown too."""
+    """Abbreviations of flags, and flags of another role, are refused as unknown too."""
     usage_error("--role", role, "--no_such_flag")
     assert "--no_such_flag" in capsys.readouterr().err
     usage_error("--role", role, "--log", "info")

@@ -205,7 +205,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault that the server behind finds is reported by the field that the client has sent.
+    """A fault that the server behind the gateway finds is reported by the field that the client has sent.
 
     It was once otherwise: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.

@@ -135,7 +135,7 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """The noise agrees with one in Python's integers.
+    """The noise equals that of a reference in Python's integers.
 
     These reveal errors of signed arithmetic, of the shift's mask, and of the logarithm's series.
     """

@@ -198,7 +198,7 @@ async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door:
 
 
 async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
-    """The target's auth file has the gateway and the prefix group; accounts are users that the gateway names."""
+    """Accounts behind a gateway, which are users that the gateway names to the target, do not share prefixes."""
     target = await scene.target(entry("gateway", "client", "speaks_for_others = true") + SHOP)
     async with over_http(await scene.gateway(target, CLIENTS)) as ask:
         await check_separate(ask)

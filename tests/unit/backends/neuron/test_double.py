@@ -1,4 +1,4 @@
-"""NxDI's double has its parameters' names, and is as strict as a device."""
+"""NxDI's double knows NxDI's names of parameters, and is as strict as a device."""
 
 from __future__ import annotations
 

@@ -106,7 +106,10 @@ def settings(checkpoint: Path, **changes: Any) -> dict[str, Any]:
 def test_nxdi_computes_what_the_public_checkpoint_stands_for(
     rescaled: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
-    """Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32."""
+    """NxDI's logits for a rescaled checkpoint are those of Transformers for it and for the public checkpoint.
+
+    Halving loses no bit here, since no value is near 0. Logits reach 10, and scales stay in float32.
+    """
     backend = load_neuron_backend(replace(neuron_config(rescaled, **settings(rescaled)), dtype=dtype))
     found = np.asarray(backend.forward([Span(0, 0, IDS, len(IDS))]))
     for name in ("rescaled", "public"):
@@ -128,7 +131,7 @@ ATTENTION = "modules_to_not_convert with fused_qkv: NxDI needs layers.0.self_att
 
 @pytest.mark.parametrize("entries", [["self_attn"], ["layers"], ["layers.1.self_attn", "layers.0.self"]])
 def test_attention_that_is_left_out_by_a_part_of_its_name_is_refused(rescaled: Path, entries: list[str]) -> None:
-    """An attention without quantization must have its whole name in the list; a part of the name is refused at the start.
+    """An attention without quantization must have its whole name in the list; a part of it is refused at the start.
 
     It was once otherwise: "self_attn" failed after everything was compiled: NxDI's reader looks for whole names.
     """

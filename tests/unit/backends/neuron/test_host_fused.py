@@ -34,7 +34,7 @@ Patch = pytest.MonkeyPatch
 
 
 def torch_target(models: ModelDirectories) -> Any:
-    """Load the target on torch: the same noise on Transformers' logits."""
+    """Load the target on the torch backend, which samples with the same noise as the fused graph's host."""
     config = ModelConfig(models.target, sequence_length=MAX_LENGTH, num_slots=3, num_threads=1)
     return target_engine(load_torch_backend(config))
 

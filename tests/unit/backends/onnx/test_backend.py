@@ -185,7 +185,7 @@ def test_runs_give_the_logits_of_single_passes(slots: tuple[int, ...], family: s
 
 
 def test_a_run_takes_memory_of_its_own_slots_only(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
-    """A run, one span over several slots, takes memory for its own slots alone."""
+    """A run, single tokens in neighbouring slots, takes memory for its own slots alone."""
     backend = load(save_tiny_model(tmp_path, "llama", max_position_embeddings=4096), sequence_length=4096, num_slots=8)
     backend.forward([Span(slot, 0, TOKENS[:1], 1) for slot in (0, 3, 4, 6, 7)])  # loading tests with slot 0
     touched = np.frombuffer(mappings[-1], np.float32).reshape(2 * 2, 8, -1).any(axis=(0, 2))  # layers' keys and values

@@ -1,4 +1,4 @@
-"""A draft worker's session: its pace, its figures of each commit, and its end."""
+"""A draft worker's session drafts at the right pace, counts what each commit cost, and ends."""
 
 from __future__ import annotations
 
