@@ -125,7 +125,7 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the class of event loop: asyncio's own for endpoints, since select() takes no socket above 1023."""
+    """Return the class of event loop: the precise one; for endpoints asyncio's, since select() takes few sockets."""
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 

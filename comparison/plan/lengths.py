@@ -64,7 +64,7 @@ class Tokens(Characters):
 
 
 def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, kind: Characters) -> tuple[str, ...]:
-    """Return a prompt of each length: a text in turn, continued with the texts after it; random without texts."""
+    """Return a prompt of each length: a text in turn, then the texts after it as needed; random without texts."""
     chance = random.Random(seed)
     return tuple(
         _shortened(_joined(texts, index, length, kind) if texts else _random(chance, length, kind), length, kind)

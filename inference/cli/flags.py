@@ -216,7 +216,7 @@ def _default_of(declared: Field[Any]) -> Any:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return the type of a value, None aside, and whether a field has several of them."""
+    """Return the type of a flag's value, without None; and whether the flag takes several values."""
     if NoneType in get_args(hint):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     if get_origin(hint) is tuple:

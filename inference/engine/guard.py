@@ -69,7 +69,7 @@ class ModelThread:
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """Choice of the sessions for each step.
+    """Choice of the sessions for each step, such that a session whose steps fail does not fail the others.
 
     A session that was in a failed step is a suspect: it gets a step alone, first. The arguments are methods of the
     `Engine`.

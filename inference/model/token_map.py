@@ -87,7 +87,7 @@ SAME_IDS = TokenMap()
 
 
 class Reading:
-    """Draft model's ids of one growing sequence of a target; each token is translated once. One thread at a time."""
+    """Draft model's ids of one growing sequence of a target; each token is translated once. Not safe across threads."""
 
     def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
         self.token_map = token_map

@@ -82,7 +82,7 @@ class Drafted:
         return [] if self.help is None else self.sources.tree.path(self.limit(room))
 
     def looked_up(self, room: int) -> list[int]:
-        """Return tokens that followed an earlier occurrence of the last ones, for a pass without a worker's."""
+        """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
         limit = self.limit(room)
         token_ids = self.sources.lookup.propose(self.token_ids, limit) if limit else []
         self.is_lookup = bool(token_ids)

@@ -92,7 +92,7 @@ class Has(msgspec.Struct, frozen=True, tag="has"):
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """Frame of a core: a request of vLLM's own has left it, after the reports of its passes."""
+    """Frame of a core: a request of vLLM's own ends; the core sends it after the reports of the request's passes."""
 
     name: Name
 

@@ -134,7 +134,7 @@ class LendingEngine(Sessions):
         self._sessions.pop(session.id, None)
 
     def receive(self, core: int, frame: FromCore | None) -> None:
-        """Take a frame of a core; None ends its requests here.
+        """Take a frame of an engine core; None means that the core's link has ended, and so have its sessions.
 
         Raises:
             FrameError: the frame is about a request that cannot be.

@@ -80,7 +80,7 @@ class WinningVerifier(RejectionSampler):
         self._last: list[tuple[int, int]] | None = None
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Choose the winners of all rows in one go, and verify by them."""
+        """Choose at once the tokens of the requests that ask for our rule; accept the draft tokens equal to them."""
         counts = metadata.num_draft_tokens
         if not any(counts):  # a row for each request, in their order
             return self._winning(logits, sampling_metadata)

@@ -1,4 +1,4 @@
-"""vLLM's worker on this platform, which installs our choice of tokens by itself, in servers without our front."""
+"""Worker class for vLLM's servers that run without our front: it installs our choice of tokens by itself."""
 
 from __future__ import annotations
 

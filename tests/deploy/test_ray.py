@@ -202,7 +202,7 @@ async def replaced(place: Town, word: str, pid: int) -> None:
 
 
 def during(place: Town, what: Callable[[], Awaitable[Any]]) -> Answers:
-    """Return the figures of six clients while `what` runs; no request may be refused or answered wrongly."""
+    """Run `what` while six clients send requests; fail if one is refused or answered wrongly. Return the answers."""
 
     async def all_of_it() -> Answers:
         clients = Clients(place.gateways)

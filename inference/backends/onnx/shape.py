@@ -191,7 +191,7 @@ def _rotary(decoder: Any, layer: int) -> Rotary:
 
 
 def _biases(layer: Any) -> tuple[str, ...]:
-    """Return the names of linear layers with biases; joint layers, as Phi-3 has, are without."""
+    """Return which linear layers have biases, by name; layers that Phi-3 joins have none."""
     places = {"qkv": "self_attn.q_proj", "out": "self_attn.o_proj"}
     places |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     parameters = dict(layer.named_parameters())

@@ -84,7 +84,7 @@ def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
 
 @dataclass(frozen=True)
 class _Lamp:
-    """A configuration as any other.
+    """Configuration of these tests, with two settings.
 
     Attributes:
         watts: power (%(default)s W)

@@ -227,7 +227,7 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """Reasoning stands apart from the answer.
+    """Reasoning gets a field of its own in an answer, apart from the content.
 
     The end of the prompt shows whether it has begun, so the gateway asks the completer to echo the prompt.
     """

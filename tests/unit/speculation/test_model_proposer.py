@@ -75,7 +75,7 @@ def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
 
 
 def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proposer returns None while it reads a part, beside a chain that grows; in the end the token is the same."""
+    """A long prompt is read in parts, beside a chain that grows; its token is that of a prompt read at once."""
     prompt = tuple(range(2, 52))
     whole = fresh(backend, prompt, SAMPLED)
     monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 20)

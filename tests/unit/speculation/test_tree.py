@@ -26,7 +26,7 @@ actions = st.one_of(
 
 @dataclass
 class NaiveTree:
-    """Each proposed token as the sequence up to it; which ones are live is computed at each call."""
+    """Draft tree that stores each token as the whole sequence up to it; each call computes which ones are live."""
 
     committed: list[int]
     max_tokens: int

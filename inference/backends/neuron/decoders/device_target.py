@@ -1,4 +1,4 @@
-"""Decoder of a target without a draft whose tokens the device chooses: the fair baseline of a pair that does so too."""
+"""Decoder of a target without a draft whose tokens the device chooses: the fair baseline of a pair with such tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a target to its pool workers."""
+"""A target tells its pool workers which request they help."""
 
 from __future__ import annotations
 
