@@ -57,7 +57,7 @@ def nodes(folder: str) -> str:
 
 
 def test_the_node_has_the_driver_of_the_image() -> None:
-    """Nodes have the driver of the image's SDK, and a Kubernetes that knows claims.
+    """Nodes have the driver of the image's SDK, and a Kubernetes release with resource claims for devices.
 
     It was once otherwise: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
     """

@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     masked_load = interpreter.InterpreterBuilder.create_masked_load
 
     def create_masked_load(builder: Any, pointers: Any, mask: Any, *others: Any) -> Any:
-        """Load with a boolean mask: Triton 3.9 makes integers of the masks in vLLM's look-up, and then refuses them."""
+        """Load with a boolean mask: Triton 3.9 turns masks of vLLM's look-up into integers, and then refuses these."""
         mask.data = mask.data.astype(bool)
         return masked_load(builder, pointers, mask, *others)
 

@@ -1,4 +1,4 @@
-"""The choice in vLLM's workers, without vLLM."""
+"""Choice of tokens in vLLM's workers: requests with logits that are not finite. Needs no vLLM."""
 
 from __future__ import annotations
 
