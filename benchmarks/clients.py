@@ -1,4 +1,4 @@
-"""Check of the comparison's clients: their figures beside the true ones of a server that states its own times.
+"""Check of the comparison's clients: their figures, divided by those of a server that knows its own times.
 
     python -m benchmarks.clients [--streams 32] [--rounds 10] [--first_ms 20]
 

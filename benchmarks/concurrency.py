@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print medians and quartiles of this checkout's rates over those of the other checkout."""
+    """Print medians and quartiles of this checkout's rates over the other checkout's."""
     rows, found = [], {}
     for backend in args.backends.split(","):
         found[backend] = _ratios(backend, args, folder)

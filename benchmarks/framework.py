@@ -31,7 +31,7 @@ WIDTHS = (1, 6)
 
 
 class BareGraph(DecoderGraph):
-    """Graph of only those parts that read weights or the cache; its logits mean nothing."""
+    """Graph of only the parts that read weights or the cache; its logits mean nothing."""
 
     def _rms_norm(self, hidden: str, weight: str, output: str, eps: float) -> str:
         return hidden

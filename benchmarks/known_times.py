@@ -159,6 +159,6 @@ def serve(ports: tuple[int, int], first_s: float, ready: Event) -> None:
 
 
 def known_times(record: RequestRecord) -> tuple[float, list[float]]:
-    """Return the time at which the server read a request, and those at which it sent its tokens, in seconds."""
+    """Return the time at which the server read a request, and the times at which it sent its tokens, in seconds."""
     read_s, *sent_s = (float(word) for word in record.text.split())
     return read_s, sent_s

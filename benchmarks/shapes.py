@@ -1,4 +1,4 @@
-"""Models to measure: the bundled pair, and random weights in given shapes, for which only the time means anything."""
+"""Models to measure: the bundled pair, and random weights in given shapes, for which only times mean anything."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def checkpoint(name: str, folder: Path) -> Path:
 
 
 def random_model(shape: Shape, *, tied: bool = True) -> PreTrainedModel:
-    """Return a Llama of random float32 weights, the same at each call; if `tied`, it has one matrix at both ends."""
+    """Return a Llama of random float32 weights, equal at each call; `tied` makes both embeddings one matrix."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "llama",

@@ -90,7 +90,7 @@ def _compared(checkout: Path) -> Results:
 
 
 def joined(results: Sequence[Results], checkout: Path) -> Results:
-    """Return one checkout's results as one, with all requests and conditions that do not name the checkout."""
+    """Return the results of a checkout's runs as one: all requests, and the conditions without the checkout's path."""
     conditions = {name: str(text).replace(f"{checkout}/", "") for name, text in results[0]["conditions"].items()}
     cells = zip(*(each["requests"] for each in results), strict=True)
     return {**results[0], "conditions": conditions, "requests": [[*itertools.chain(*cell)] for cell in cells]}

@@ -125,12 +125,12 @@ def _run(config: ComparisonConfig, comparison: Coroutine[Any, Any, T]) -> T:
 
 
 def loop_for(config: ComparisonConfig) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the class of event loop: asyncio's own for endpoints, since select() takes no socket above 1023."""
+    """Return the class of event loop: the precise one; for endpoints asyncio's, since select() takes few sockets."""
     return asyncio.new_event_loop if config.endpoints else precise_event_loop
 
 
 async def _until_signal(comparison: Coroutine[Any, Any, T]) -> T:
-    """Cancel the comparison on the first signal; its servers are stopped on the way out."""
+    """Run the comparison; the first signal cancels it, and its servers are stopped."""
     task = asyncio.create_task(comparison)
     received: list[signal.Signals] = []
 

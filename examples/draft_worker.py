@@ -23,7 +23,7 @@ pb, rpc = grpc.protos_and_services("specdec/v1/specdec.proto")
 
 
 def proposal(name: str, tokens: list[int], gamma: int = 4) -> Any:
-    """Return a message with up to `gamma` draft tokens; without any it asks for the target's own token."""
+    """Return a message with up to `gamma` draft tokens; a message without any asks for the target's own token."""
     branches = []
     for i in range(len(tokens) - 3, -1, -1):
         if tokens[i : i + 2] == tokens[-2:]:

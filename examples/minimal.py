@@ -70,7 +70,7 @@ class Model:
         return [self._choose(row, first + i) for i, row in enumerate(rows)]
 
     def _choose(self, logits: Vector, position: int) -> int:
-        """Choose by Gumbel-max: the argmax of logits plus noise samples their softmax; without noise it is greedy."""
+        """Choose by Gumbel-max: the argmax of logits plus noise samples their softmax; without noise, be greedy."""
         if self._temperature > 0:
             logits = logits / self._temperature + gumbel_noise(self._seed, position, len(logits))
         return int(logits.argmax())

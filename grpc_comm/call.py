@@ -78,7 +78,7 @@ class Call:
             self._writer = None
 
     def _look(self) -> None:
-        """End a write that has lasted too long; otherwise check again when the present write would be too long."""
+        """End a write that has lasted too long; otherwise look again at the limit of the present write."""
         ends = (self._began if self._writer else self._loop.time()) + self._stall_timeout_s
         if self._writer is not None and self._loop.time() >= ends:
             self._has_stalled = True
@@ -92,7 +92,7 @@ class Call:
 
 
 class Limit:
-    """Time limit of a `with` block: it fails with a status after some seconds, or earlier if another task calls `end`.
+    """Time limit of a `with` block: the block fails with a status after some seconds, or when a task calls `end`.
 
     Args:
         among: the running blocks of this kind, oldest first; the limit adds itself while its block runs.

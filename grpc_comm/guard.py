@@ -131,7 +131,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._methods.get(name)
 
     def _guarded(self, method: Any, name: str) -> Any:
-        """Return the method with the guard around it, as one that streams both ways.
+        """Return the method with the guard around it, in the form of a method that streams in both directions.
 
         If a method took a single message, gRPC itself would read it, and would wait for it without a limit.
         """

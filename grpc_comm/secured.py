@@ -1,4 +1,4 @@
-"""Channel that sends credentials and headers: a certificate, or a token with each call, as their files are now."""
+"""Channel that sends credentials and headers: a certificate, or a token with each call, each from its present file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def watched_token(path: Path) -> Watched[str]:
 
 
 def watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
-    """Return the TLS credentials of channels, one object per set of files, whatever the name of the server.
+    """Return the TLS credentials of channels: one object for each set of files, shared by all server names.
 
     Raises:
         UnusableError: the files cannot be used.
@@ -71,7 +71,7 @@ def _watched_keys(tls: ClientTls) -> Watched[grpc.ChannelCredentials]:
 
 
 class SecuredChannel:
-    """Channel, as far as stubs and `grpc_comm` use one; it is replaced when its certificates change.
+    """Channel with the part of gRPC's interface that stubs and `grpc_comm` use; it follows changes of certificates.
 
     Client interceptors could send headers too, but they put a queue and a task between a stream and its writer.
 

@@ -118,7 +118,7 @@ class Server:
             raise PortTakenError(f"cannot listen on {address}: the port is taken or the address is not ours") from exc
 
     def follow(self, upstream: AsyncGenerator[bool, None]) -> None:
-        """Report NOT_SERVING, from `open` on, while `upstream`, a server that this one needs, does not serve."""
+        """Report NOT_SERVING, from `open` on, while the server that this one depends on, `upstream`, does not serve."""
         self._upstream = upstream
 
     async def open(self) -> None:

@@ -81,7 +81,7 @@ class ServerTls:
         return (self._pair.get().expires - datetime.now(UTC)).total_seconds() / 86400
 
     def grpc_credentials(self, *, client_certificates: bool = False) -> grpc.ServerCredentials:
-        """Return the credentials of a gRPC port; with `client_certificates`, it refuses clients without one."""
+        """Return the credentials of a gRPC port; with `client_certificates` they refuse clients without one."""
         served = self._pair.get()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -280,7 +280,7 @@ class ClientTls:
         return dns + [str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"]
 
     async def _is_taken(self, address: str) -> bool:
-        """Return whether an HTTP/2 server sends anything after the handshake: it accepts the client then."""
+        """Return whether an HTTP/2 server sends anything after the handshake, that is, accepts the client."""
         name = self.server_name or split_address(address)[0]
         return await _answer(address, 1, ssl=self.context(), server_hostname=name) != b""
 

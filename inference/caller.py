@@ -148,7 +148,7 @@ class OneLine(logging.Formatter):
     """Formatter that escapes control characters, so that no text of a peer can end a line of the log, or forge one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record; a traceback follows it as it is."""
+        """Return the line of a record, without control characters; its traceback, which follows, is not changed."""
         text = record.message
         if not text.isprintable():
             record.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -114,7 +114,7 @@ class CheckpointFiles:
             raise self._fault("no tokenizer.json there; copy the files tokenizer* of the model that it was made of")
 
     def _weights(self) -> Collection[Path]:
-        """Return the files of weights, as Transformers chooses them; those of an index may be missing."""
+        """Return the files of weights, as Transformers chooses them; files that an index names may be missing."""
         whole = self.path / "model.safetensors"
         if whole.is_file() or not (self.path / "model.safetensors.index.json").is_file():
             return [whole] if whole.is_file() else []

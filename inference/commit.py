@@ -120,7 +120,7 @@ class OwnDrafts:
         return self.num_lookup_accepted + self.num_forced_accepted
 
     def cut(self, num_tokens: int, num_accepted_tokens: int) -> OwnDrafts:
-        """Return those among the first `num_tokens` tokens of a pass that accepted at least that many draft tokens."""
+        """Return the counts for a pass's first `num_tokens` tokens, given its number of accepted draft tokens."""
         num_lookup = min(self.num_lookup_accepted, num_tokens)
         num_forced = max(0, num_tokens - (num_accepted_tokens - self.num_forced_accepted))  # forced ones come last
         return OwnDrafts(num_lookup, num_lookup, num_forced, num_forced)
@@ -221,7 +221,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta(Commit):
-    """Commit with its text. An answer's last one may have text and no token; `position` is -1 if the server sent none.
+    """Commit with its text. The last delta of an answer may have text but no token; `position` -1 means not sent.
 
     Attributes:
         piece_lengths: number of characters of `text` that each token added.

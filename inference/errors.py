@@ -40,7 +40,7 @@ class ConfigError(SpecDecError):
 
 
 class MissingPackageError(ConfigError):
-    """Package that is not installed: clients need the base packages alone, servers those of the extra `server` too."""
+    """Package that is not installed: clients need only the base packages, servers also those of the extra `server`."""
 
     def __init__(self, what: str, package: str | None) -> None:
         how = "`pip install 'specdec-serve[server]'`; in a checkout `pip install '.[server]'`"

@@ -258,7 +258,7 @@ UNKNOWN = Provenance()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Parameters that a request has alike in texts and in tokens; both are given to it by name.
+    """Parameters that text requests and tokenized requests have in common; all are given by name.
 
     Attributes:
         stop_token_ids: ids that end the sequence once one of them is committed.

@@ -27,7 +27,7 @@ def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def draw(axes: Axes, title: str, events: list[dict[str, Any]]) -> None:
-    """Draw one panel of `SHOWN_MS` from the end of the target's longest pause, which is where a request begins."""
+    """Draw passes and draft steps for `SHOWN_MS` after the target's longest pause, where a request begins."""
     origin = _after_longest_pause([event for event in events if event["name"] == "pass"])
     for event in events:
         start_ms, length_ms = (float(event["ts"]) - origin) / 1e3, float(event["dur"]) / 1e3

@@ -49,13 +49,13 @@ def file_of(extra: str) -> str:
 
 
 def oldest() -> list[str]:
-    """Return the oldest version of every package of the runtime but those of the SDK."""
+    """Return the oldest version of every package of the runtime, except packages of the SDK."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [re.sub(r">=([\w.]+),.*", r"==\1", spec) for spec in runtime(project) if not spec.startswith(OF_THE_SDK)]
 
 
 def _comments(text: str) -> dict[str, str]:
-    """Return the comments above each list, by the list's name, and beside each entry, by the entry."""
+    """Return the comments above each list, by the list's name, and the comments beside each entry, by the entry."""
     comments: dict[str, str] = {}
     above = ""
     for line in text.splitlines():
@@ -84,7 +84,7 @@ def _commented(requirement: str, why: str | None) -> str:
 
 
 def pinned(spec: str, tested: list[str]) -> str:
-    """Return a range as its tested version, and anything else as it is."""
+    """Return a range as its tested version; return any other specification unchanged."""
     known = (each for each in tested if each.partition("==")[0] == spec.partition(">=")[0])
     return next(known, re.sub(r">=[\w.]+,<=([\w.]+)", r"==\1", spec))
 

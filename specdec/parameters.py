@@ -141,7 +141,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _structured(name: str, value: Any) -> Any:
-    """Return `structured_outputs` once checked: one field, such as regex, has a value that fits it.
+    """Return `structured_outputs` after a check that exactly one field, such as regex, has a value of its type.
 
     Raises:
         InvalidRequestError: there is no such field or more than one, or its value is of another type.

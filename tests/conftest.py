@@ -104,6 +104,6 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _modules_exist_once() -> Generator[None, None, None]:
-    """Fail if a test imported a module of ours by its folder's name, which makes a second copy."""
+    """Fail if a test imported one of our modules by its folder's name, which makes a second copy of the module."""
     yield
     assert {name.split(".")[0] for name in sys.modules} & {"inference", "grpc_comm", "comparison"} == set()

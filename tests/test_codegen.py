@@ -23,7 +23,7 @@ File = descriptor_pb2.FileDescriptorProto
 
 
 def compiled(proto: Path, directory: Path) -> File:
-    """Compile a .proto with its comments, under the path that ours has."""
+    """Compile a .proto with its comments, under the path that this project's .proto has."""
     (directory / "specdec" / "v1").mkdir(parents=True)
     source = directory / "specdec" / "v1" / "specdec.proto"
     source.write_text(proto.read_text())
@@ -52,7 +52,7 @@ def committed() -> File:
 
 
 def bare(file: File) -> File:
-    """Remove comments, and fields that only one of two descriptors spells out."""
+    """Remove comments, and the JSON names of fields, which one of two compared descriptors spells out."""
     file = File.FromString(file.SerializeToString())
     file.ClearField("source_code_info")
     for message in file.message_type:

@@ -169,7 +169,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """No module imports itself by a detour, by imports inside functions neither.
+    """No module imports itself through others; imports inside functions count too.
 
     Such a cycle works only until the statement is moved.
     """
@@ -185,7 +185,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 
 def _module_of(imported: str, modules: Container[str]) -> str | None:
-    """Return the module to which an imported name belongs, itself if it is one; None for others' modules."""
+    """Return the module of an imported name, or the name itself if it is a module; None for other projects'."""
     parent = imported.rpartition(".")[0]
     return next((name for name in (imported, parent) if name in modules), None)
 

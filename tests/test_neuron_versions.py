@@ -57,7 +57,7 @@ def nodes(folder: str) -> str:
 
 
 def test_the_node_has_the_driver_of_the_image() -> None:
-    """Nodes have the driver of the image's SDK, and a Kubernetes that knows claims.
+    """Nodes have the driver of the image's SDK, and a Kubernetes release with resource claims for devices.
 
     It was once otherwise: nodes had the driver of SDK 2.26 and Kubernetes 1.34.1, where AWS supports no claims.
     """
@@ -78,7 +78,7 @@ def test_each_row_fits_together(sdk: str) -> None:
 
 
 def test_a_mixture_that_does_not_start_is_noticed() -> None:
-    """The walk's container fails on today's AMI, and on the nodes that the cluster had."""
+    """The check of versions notices a driver that is too old for its runtime, and one that is too new."""
     old, new = TABLE["2.29.1"], TABLE["2.31.1"]
     assert "needs runtime 2.33" in fault({**old, "driver": new["driver"]})
     assert "after 2.26" in fault({**TABLE["2.30.0"], "driver": "2.24.7"})

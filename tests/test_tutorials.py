@@ -1,4 +1,4 @@
-"""Every command line in docs/tutorials is one that its program accepts.
+"""Every command line in docs/tutorials is valid for its program.
 
 Our parsers check our own commands, the gateway's schema bodies of requests, and a list arguments of curl and LLMPerf.
 Any other program needs a line here.
@@ -163,7 +163,7 @@ def test_a_line_that_would_fail_is_noticed(line: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.stem))
 def test_requests_name_the_model_that_is_served(page: Path) -> None:
-    """Requests of a tutorial name the model that its server has, since others get 404."""
+    """Requests of a tutorial name the model that its server has, since other names get status 404."""
     lines, served = command_lines(page), set()
     asked = {json.loads(words[words.index("-d") + 1]).get("model") for words in lines if "-d" in words}
     asked |= {words[words.index("--model") + 1] for words in lines if words[0] == "deploy/llmperf/run.sh"}

@@ -1,1 +1,1 @@
-"""Our decoding against that of other programs: `make bench-peers`, or `python -m benchmarks.peers`."""
+"""Our decoding beside other programs': `make bench-peers`, or `python -m benchmarks.peers`."""

@@ -1,4 +1,4 @@
-"""Process of one program that is measured: it reads prompts from standard input and times its own answers.
+"""Process of one program that is measured; it reads prompts from standard input and times the program's answers.
 
 A line is a JSON object. The first one is the `Setup`, and its answer lists variants and versions. Every other one names
 a variant, the prompts as lists of token ids, and the number of tokens, and its answer has seconds and tokens.

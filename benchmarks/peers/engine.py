@@ -1,4 +1,4 @@
-"""Programs to measure, ours among them; each has a process of its own, in which `child.answer` runs."""
+"""Programs to measure, this project's own among them; each runs `child.answer` in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python environments for peers, under build/peers: the packages of requirements/PEER.txt on top of ours."""
+"""Python environments of the measured programs, under build/peers: requirements/PEER.txt on top of this project's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _run(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's complaint, which has the cause, and no hint on pip or on pydantic's pages.
+    """Return the last line of a program's error output that has a cause, not a hint on pip or on pydantic's pages.
 
     vLLM's last line may refer to an error of another process above it, which is returned in its place.
     """

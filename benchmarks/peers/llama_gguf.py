@@ -107,7 +107,7 @@ def _tensor_name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """Return a tensor with rows in llama.cpp's order: its RoPE rotates neighbours, not elements half a head apart."""
+    """Return a tensor with rows in llama.cpp's order, whose rotary embedding pairs neighbours, not halves of a head."""
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if num_heads is None:
         return tensor

@@ -83,7 +83,7 @@ class Network:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a target with workers for each wanted variant; those that differ only in the round trip share them."""
+    """Start a target with workers for each wanted variant; variants that differ only in the round trip share them."""
     prepare(setup)
     chosen = {name: way for name, way in WAYS.items() if name in (setup.variants or USUAL)}
     network, variants, before = Network(), {}, {}

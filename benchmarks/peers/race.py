@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(slots=True)
 class Entry:
-    """A variant in a race: its seconds by turn, its answers, and the failure that took it out of the race, if any."""
+    """A variant in a race: its seconds by turn, its answers, and the failure that ended its part, if any."""
 
     engine: Racer
     variant: str
@@ -128,5 +128,5 @@ def _rows(entries: Sequence[Entry], count: int, num_tokens: int, dtype: str) -> 
 
 
 def num_equal(texts: Sequence[list[int]], others: Sequence[list[int]] | None) -> int | None:
-    """Return how many answers equal the others token by token; None if there are no others to compare with."""
+    """Return how many answers equal those in `others` token by token; None if `others` is None."""
     return None if others is None else sum(one == other for one, other in zip(texts, others, strict=True))

@@ -28,7 +28,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def joined(earlier: Sequence[Run], run: Run) -> list[Run]:
-    """Return a shape's runs: the earlier ones without rows that the new run measured again, then the new run.
+    """Return a shape's runs: the earlier runs, less the rows that the new run measured again, then the new run.
 
     Rows of one arithmetic and number of streams are of one run, so a ratio never compares two runs.
     """
@@ -52,13 +52,13 @@ def median(row: Row) -> float:
 
 
 def ratio(row: Row, other: Row) -> float:
-    """Return how many times as fast a row is: the median of the ratios, prompt by prompt or round by round."""
+    """Return the speed of `row` over that of `other`: the median of the ratios by prompt or by round."""
     pairs = zip(row["tokens_per_s"], other["tokens_per_s"], strict=True)
     return float(statistics.median(one / another for one, another in pairs))
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield our best speculative row, and each peer's best one, by arithmetic and number of streams."""
+    """Yield our best speculative row with each peer's best row, for each arithmetic and number of streams."""
     for place in dict.fromkeys(map(_place, rows)):
         alike = [row for row in rows if _place(row) == place]
         ours = [row for row in alike if row["engine"] == OURS and row["variant"] != PLAIN]
@@ -91,17 +91,17 @@ def goals_of(shape: str) -> Callable[[Sequence[Row]], Table]:
 
 
 def base_over(variant: str) -> tuple[str, float]:
-    """Return what a variant of our target over vLLM is compared with, and the least ratio of the tokens per second."""
+    """Return the vLLM variant with which a variant of our target is compared, and the goal of the ratio."""
     return {PLAIN: (PLAIN, 0.95), "lookup": ("ngram", 1.0)}.get(variant, ("draft_model", 1.0))
 
 
 def base_beside(variant: str) -> tuple[str, float]:
-    """Return the same server without our file, and the least ratio; 0 where there is no goal."""
+    """Return the variant without our file to compare with, and the goal of the ratio; 0 where there is none."""
     return DEFAULTS if variant.startswith(DEFAULTS) else PLAIN, 0.95 if variant == PLAIN else 0.0
 
 
 def vllm_table(rows: Sequence[Row], base_of: Callable[[str], tuple[str, float]]) -> Table:
-    """Return header and rows: each variant of ours over the best of those of vLLM that it is compared with."""
+    """Return header and rows: each variant of ours over the best of the vLLM variants that it is compared with."""
     places = list(dict.fromkeys(map(_place, rows)))
     body = []
     for variant in dict.fromkeys(row["variant"] for row in rows if row["engine"] == OURS):
@@ -135,7 +135,7 @@ def rates_table(rows: Sequence[Row]) -> Table:
 
 
 def texts_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on how many answers of each program equal ours, by arithmetic."""
+    """Return a sentence on how many answers of each program equal this project's, by arithmetic."""
     known = [row for row in rows if row["engine"] != OURS and row["same_as_ours"] is not None]
     parts = []
     for engine, dtype in dict.fromkeys((row["engine"], row["dtype"]) for row in known):
@@ -146,7 +146,7 @@ def texts_sentence(rows: Sequence[Row]) -> str:
 
 
 def plain_sentence(rows: Sequence[Row]) -> str:
-    """Return a sentence on plain decoding of one stream: each peer's tokens per second over ours."""
+    """Return a sentence on plain decoding of one stream: each peer's tokens per second over this project's."""
     plain = {(row["dtype"], row["engine"]): row for row in rows if row["variant"] == PLAIN and row["num_streams"] == 1}
     parts = [
         f"{NUMBERS[dtype]} {engine} {ratio(row, plain[dtype, OURS]):.2f}"

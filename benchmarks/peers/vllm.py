@@ -65,7 +65,7 @@ def load(setup: Setup) -> Loaded:
 
 
 def rest() -> bool:
-    """Wait until the server before has come to rest: vLLM's processes poll for a second after their last request."""
+    """Wait until the previous server rests, as vLLM's processes poll for a second after a request; return False."""
     time.sleep(POLLING_S)
     return False
 
@@ -96,7 +96,7 @@ def prepare(setup: Setup) -> None:
 
 
 def engine_flags(setup: Setup) -> list[str]:
-    """Return the flags of vLLM's engine that all servers get, ours too."""
+    """Return the flags of vLLM's engine that all servers get, with and without our code."""
     flags = ["--dtype", setup.dtype, "--max-model-len", str(setup.length), "--max-num-seqs", str(setup.num_streams)]
     if torch.cuda.is_available():
         memory = ["--gpu-memory-utilization", f"{0.9 / setup.num_servers:.2f}"]
@@ -133,7 +133,7 @@ def generate(
 
 
 def ids_of(chunk: dict[str, object]) -> list[int]:
-    """Return the token ids of a chunk of a stream: vLLM's are in its choice, ours beside it.
+    """Return the token ids of a chunk of a stream: vLLM puts them into its choice, our server beside it.
 
     Raises:
         UnavailableError: the chunk is an error.

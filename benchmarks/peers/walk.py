@@ -39,9 +39,11 @@ def walking_pair(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def steps(num_tokens: int, unsure: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each token's next one on the walk, a wrong one, and both ones' share of the highest logit.
+    """Return random successors, wrong tokens and logits for a walk over all tokens, the same at each call.
 
-    The walk visits all tokens before it returns to one. The shapes are [num_tokens] twice, and [2, num_tokens].
+    Returns:
+        The right successor of each token, [num_tokens]; a wrong token in its place, [num_tokens]; and the share of the
+        highest logit that each of the two has, [2, num_tokens]. At a share `unsure` of the tokens both are close.
     """
     generator = torch.Generator().manual_seed(1)
     order, others = (torch.randperm(num_tokens, generator=generator) for _ in range(2))

@@ -94,7 +94,7 @@ class BackendConfig:
 
     @property
     def compile_flag(self) -> str:
-        """Flag of every server that loads compiled models."""
+        """Flag --compile of every server that loads compiled models."""
         return f"--compile={self.compile_policy}"
 
     @property
@@ -104,7 +104,7 @@ class BackendConfig:
 
     @property
     def num_draft_cores(self) -> int:
-        """NeuronCores of a draft."""
+        """Number of NeuronCores of a draft."""
         return self.draft_tp_degree or self.tp_degree
 
     @property
@@ -156,7 +156,7 @@ SHARED_TARGET = ServerPlan("target")
 
 
 def vllm_flags(backend: BackendConfig, num_slots: int) -> list[str]:
-    """Return main.py's flags for a target on vLLM, which reads prompts that repeat again as our own engine does."""
+    """Return main.py's flags for a target on vLLM, without prefix caching: repeated prompts are read again."""
     return [
         "--engine",
         VLLM,

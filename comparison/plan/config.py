@@ -329,7 +329,7 @@ class ComparisonConfig:
             _require(draft == NGRAM or _has_model(Path(draft)), f"draft model {draft}: no config.json there")
 
     def _require_what_capacity_needs(self) -> None:
-        """Raise ConfigError for settings with which the search for the most streams has no promise or no target."""
+        """Raise ConfigError for settings with which the search for the most streams has no limit or no baseline."""
         slo = "slo: --capacity needs the promised time between tokens, such as itl:50ms for 20 tokens/s per stream"
         _require(self.itl_s > 0, slo)
         _require(Topology.TARGET in self.topologies, "capacity: it compares with the target alone; name target")
@@ -410,7 +410,7 @@ class ComparisonConfig:
 
     @property
     def itl_s(self) -> float:
-        """Promised time between tokens in seconds; 0 without one."""
+        """Limit of --slo for the time between tokens, in seconds; 0 without one."""
         return dict(self.workload.slo.limits).get(FIGURES["itl"], 0.0)
 
     @property

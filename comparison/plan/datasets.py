@@ -61,7 +61,7 @@ def _of_lines(file: Path, text: str) -> Iterator[Prompt]:
 
 
 def _of_sharegpt(file: Path, text: str) -> Iterator[Prompt]:
-    """Yield conversations; those without a message of a user, which ShareGPT has, are left out."""
+    """Yield conversations; conversations without a message of a user, which ShareGPT contains, are left out."""
     entries = _json(text, str(file))
     if not isinstance(entries, list):
         raise ConfigError(f"{file}: ShareGPT's list of conversations is expected")

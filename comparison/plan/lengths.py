@@ -41,7 +41,7 @@ class Characters:
         return [text[i : i + 4] for i in range(0, len(text), 4)]
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of pieces."""
+        """Return the text of pieces, as `cut` gives them."""
         return "".join(pieces)
 
 
@@ -59,12 +59,12 @@ class Tokens(Characters):
         return self._tokenizer.encode(text, special=False)
 
     def join(self, pieces: Sequence[Any]) -> str:
-        """Return the text of token ids, without the half of a character at a cut."""
+        """Return the text of token ids, as `cut` gives them; drop characters at its ends of which a part is missing."""
         return self._tokenizer.decode(pieces).strip("\ufffd")  # a character that was cut in two
 
 
 def prompts_of_lengths(texts: Sequence[str], lengths: Sequence[int], seed: int, kind: Characters) -> tuple[str, ...]:
-    """Return a prompt of each length: a text in turn, continued with the next ones; random if there are no texts."""
+    """Return a prompt of each length: a text in turn, then the texts after it as needed; random without texts."""
     chance = random.Random(seed)
     return tuple(
         _shortened(_joined(texts, index, length, kind) if texts else _random(chance, length, kind), length, kind)

@@ -31,7 +31,7 @@ class Machine:
 def split_into_machines(
     names: Sequence[str], usable_cores: Sequence[int], *, cores_per_machine: int
 ) -> tuple[Machine, ...]:
-    """Return machines with equally many of the usable cores, in order; all on the first core for 0 cores each.
+    """Return machines with equally many of the usable cores, in order; with 0 cores each, all are on the first core.
 
     Raises:
         ConfigError: there are too few cores.

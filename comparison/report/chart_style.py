@@ -1,4 +1,4 @@
-"""Style of all charts: colours, marks, lines and hatches, each distinct by itself, and the conditions below."""
+"""Style of all charts: colours, marks, lines and hatches that differ by series, and a line with the conditions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OTHERS = zip(itertools.cycle(DRAFTS[::-1]), itertools.cycle(_LOOKS.values()), i
 
 @cache
 def look_of(series: Contender) -> Look:
-    """Return the look of a series; an endpoint has none of its own and gets the next free one."""
+    """Return the look of a series; an endpoint, which has no fixed look, gets the next free one."""
     if series in _LOOKS:
         return _LOOKS[series]
     draft, known, hatch = next(_OTHERS)

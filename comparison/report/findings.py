@@ -60,7 +60,7 @@ class Findings:
         ]
 
     def _busy_clients(self) -> list[str]:
-        """Return a warning if the client's own work may be in the figures of a cell; it names the worst one."""
+        """Return a warning if the client's own work may be in the figures of a cell; it names the worst cell."""
         cells = [it for it in self.summaries if it.client_share > MAX_CLIENT_SHARE]
         if not cells:
             return []
@@ -70,7 +70,7 @@ class Findings:
         return [f"{found}: times there contain waits of its own, so servers may be faster than shown"]
 
     def _unlike_prompts(self) -> list[str]:
-        """Return a warning if a contender read its prompts where another one had kept them."""
+        """Return a warning if a contender read its prompts while another contender had kept them from earlier runs."""
         shares: dict[str, float] = defaultdict(float)
         for it in self.summaries:
             shares[it.cell.contender.label] = max(shares[it.cell.contender.label], it.cached_share)
@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def least_load(self) -> str:
-        """Readable load of those figures of the report that do not name their load."""
+        """Readable load of the figures that do not name their load: the least one measured."""
         return f"{min(self.config.workload.concurrencies)} in flight"
 
     def at(self, cell: Cell) -> Service | None:
@@ -135,7 +135,7 @@ def _place(cell: Cell) -> tuple[Contender, str, float, Load]:
 
 
 def find(config: ComparisonConfig, samples: Sequence[Sample], duration_s: float, load: HostLoad) -> Findings:
-    """Return the findings of samples; those of the warm-up are used only to compare answers."""
+    """Return the findings of samples; samples of the warm-up are used only to compare answers."""
     summarizer = Summarizer(config, samples)
     services = tuple(map(summarizer.service, summarizer.cells()))
     agreement = check_agreement(samples, equal_weights=config.trusts_weights, near_tie=config.workload.near_tie)
@@ -149,7 +149,7 @@ def emulation_of(config: ComparisonConfig) -> str:
 
 
 def round_trip(config: ComparisonConfig, rtt_ms: float) -> str:
-    """Return the round trip time as readable text; that of endpoints is unknown."""
+    """Return the round trip time as readable text; for endpoints the text has no time."""
     return f"round trip {rtt_ms:g} ms" if config.topologies else "endpoints where they are"
 
 

@@ -230,7 +230,7 @@ def speedup_over_gamma(findings: Findings) -> Figure:
 
 
 def _rtts_of(findings: Findings, series: Contender) -> list[float]:
-    """Return the round trip times to draw: one is enough for fused, where the network affects only TTFT."""
+    """Return the round trip times to draw; for fused one is enough, since the network affects only its TTFT."""
     rtts_ms = sorted(findings.config.network.rtts_ms)
     return rtts_ms if series.topology.is_split else rtts_ms[:1]
 
@@ -257,7 +257,7 @@ def _gamma_panel(findings: Findings, axes: Axes, row: tuple[Contender, float], k
 
 
 def _fastest_by_gamma(summaries: Iterable[CellSummary]) -> dict[int, CellSummary]:
-    """Return the summary of each gamma, the fastest of those with different numbers of branches."""
+    """Return the summary of each gamma: the fastest one, where several numbers of branches were measured."""
     by_speed = sorted(summaries, key=lambda summary: summary.tokens_per_s.median)
     return dict(sorted({summary.cell.contender.gamma or 0: summary for summary in by_speed}.items()))
 
@@ -338,7 +338,7 @@ def knee(loads: Sequence[float], latencies: Sequence[float]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Latency of a series over its loads; `knee` is the load from which it rises steeply, None if there is none."""
+    """Latency of a series over its loads; `knee` is the load at which latency begins to rise steeply, or None."""
 
     series: Contender
     loads: tuple[float, ...]
@@ -379,7 +379,7 @@ def latency_over_load(findings: Findings) -> Figure:
 
 
 def loads_to_draw(findings: Findings) -> list[bool]:
-    """Return False for closed and True for open loops, each if it was measured at several loads."""
+    """Return False for closed and True for open loops; leave a kind out unless several of its loads were measured."""
     rates = [rate for _, rate in findings.config.workload.loads]
     return [is_open for is_open in (False, True) if sum((rate is not None) is is_open for rate in rates) > 1]
 

@@ -32,7 +32,7 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures_of(stats: RequestStats) -> Figures:
-    """Return the figures of an answer, None if it lacks one: one token has no gap. Times are in seconds, not rounded.
+    """Return the figures of an answer, in seconds, not rounded; None if one cannot be computed, such as for one token.
 
     inter_token_latency_s is (end to end - TTFT) / (output tokens - 1), however tokens were grouped in messages.
     """
@@ -98,7 +98,7 @@ class Service:
         return len(self.requests) - self.num_failed
 
     def over(self, alone: Service, figure: str) -> Ratio | None:
-        """Return the ratio to the target alone, for pairs of same prompt and run; None without pairs."""
+        """Return the ratio of this service to the target alone, over pairs of equal prompt and run."""
         here, there = (_by_turn(service.requests, figure) for service in (self, alone))
         both = sorted(here.keys() & there.keys())
         return paired_ratio([there[key] for key in both], [here[key] for key in both]) if both else None

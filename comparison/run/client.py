@@ -43,7 +43,7 @@ class Client(Protocol):
         """
 
     async def count(self, prompt: str | Chat) -> int | None:
-        """Return how many tokens a prompt has, by the server's own count; None if it does not report it."""
+        """Return how many tokens a prompt has, as the server counts; None if the server does not report it."""
 
     async def complete(self, prompt: str | Chat, prompt_index: int, due_s: float | None) -> RequestRecord:
         """Send one prompt; failures go into the record.

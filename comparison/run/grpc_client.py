@@ -125,7 +125,7 @@ def request_of(prompt: str | Chat, workload: WorkloadConfig, contender: Contende
 
 
 def record_of(events: Sequence[tuple[float, TextEvent]], prompt_index: int, sent_s: float) -> RequestRecord:
-    """Return the record of one answer from its events, each with its seconds since the request was sent."""
+    """Return the record of one answer from its events, each given with its seconds since the request was sent."""
     deltas = [(arrived_s, event) for arrived_s, event in events if isinstance(event, Delta)]
     started = next(event for _, event in events if isinstance(event, Started))
     return RequestRecord(

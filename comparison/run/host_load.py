@@ -98,7 +98,7 @@ class LoadMeter:
         return HostLoad(self._before, load_average(), len(self._cores), others)
 
     def _read_times(self) -> tuple[float, float, float] | None:
-        """Return CPU seconds of all processes on these cores, of this process with its ended children, and a clock."""
+        """Return CPU seconds of all processes on these cores, CPU seconds of this process, and elapsed seconds."""
         try:
             rows = [line.split() for line in _CPU_TIMES.read_text().splitlines()]
         except OSError:  # not Linux

@@ -109,7 +109,7 @@ class _Arrived:
         self.is_complete = False
 
     def leave(self) -> None:
-        """Record that the request leaves now; its wait for a connection before that is not the server's time."""
+        """Record that the request leaves now: its wait for a connection does not count as the server's time."""
         self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:
@@ -252,7 +252,7 @@ class HttpClient:
         )
 
     async def _ask(self, prompt: str | Chat, dialect: int, answer: _Arrived) -> bool:
-        """Send a request in one dialect; return False if the server refuses this dialect. An accepted one is kept."""
+        """Send a request in one dialect, and keep an accepted dialect; return False if the server refuses it."""
         path, body = "completions" if isinstance(prompt, str) else "chat/completions", self._body(prompt, dialect)
         async with self._request("POST", path, body, answer) as response:
             if response.status in _REFUSALS and dialect + 1 < len(_DIALECTS):
@@ -278,7 +278,7 @@ class HttpClient:
 
 
 async def _read(content: aiohttp.StreamReader, answer: _Arrived) -> None:
-    """Read an answer up to its last event, and to its end if that follows at once, which keeps the connection."""
+    """Read an answer up to its last event, and to its end if that follows at once, so that the connection is kept."""
     events = EventReader()
     async for part in content.iter_any():
         arrived_s = time.monotonic() - answer.sent_s

@@ -40,7 +40,7 @@ START_S = 30.0
 
 
 def num_requests(count: int, concurrency: int) -> int:
-    """Return the number of requests: one per prompt, but more if they are too few to keep all clients busy."""
+    """Return the number of requests: one per prompt, or more if the prompts are too few to keep all clients busy."""
     return count if concurrency == 1 else max(count, REQUESTS_PER_CLIENT * concurrency)
 
 
@@ -104,7 +104,7 @@ def poisson_arrivals(request_rate: float, count: int, seed: Sequence[int]) -> li
 
 
 def require_clients(config: ComparisonConfig) -> None:
-    """Check that the packages are installed which the load, the endpoints and the servers of a comparison need."""
+    """Raise ConfigError if a package is missing that the load, the endpoints or the servers of a comparison need."""
     if config.servers and _is_missing("transformers"):
         raise MissingPackageError("a comparison that starts servers", "transformers")
     if config.uses_locust and _is_missing("locust"):
@@ -144,7 +144,12 @@ async def by_locust(
 def record_of_messages(
     prompt_index: int, sent_s: float, messages: Sequence[tuple[float, str]], error: tuple[str, str, float] | None
 ) -> RequestRecord:
-    """Return the record of a user's request: (seconds since sent, base64 message); error: status, details, seconds."""
+    """Return the record of a user's request.
+
+    Args:
+        messages: each one's seconds since the request was sent, and its bytes in base64.
+        error: status, details, and seconds until the failure; None if the request was answered.
+    """
     if error is not None:
         return RequestRecord(prompt_index, sent_s, 0, (), (), *error[:2], failed_s=error[2])
     parsed = ((arrived_s, pb.GenerateResponse.FromString(b64decode(text))) for arrived_s, text in messages)

@@ -124,7 +124,7 @@ class GenerationUser(User):
             self._end()
 
     def _end(self) -> None:
-        """End the load from a new greenlet: quitting kills the users' greenlets, so one of them would kill itself."""
+        """End the load from a new greenlet: quitting kills the users' greenlets, and this one must outlive them."""
         gevent.spawn(self.environment.runner.quit)
 
     def _fail(self, error: grpc.RpcError) -> None:

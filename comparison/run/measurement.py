@@ -50,7 +50,7 @@ async def measure(
 
 
 def _warm_up(config: ComparisonConfig) -> list[Cell]:
-    """Return cells in which every contender answers the first prompts of every kind, and the most requests at once.
+    """Return the warm-up's cells: every contender answers a few prompts of every kind, then the most requests at once.
 
     They fill memory pages, caches, thread pools and the graphs of such passes.
     """

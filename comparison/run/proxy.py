@@ -78,7 +78,7 @@ class DelayProxy:
             end.abort()
 
     def blackhole(self) -> None:
-        """Deliver nothing more, silently, as a pulled cable does; `restore` delivers the pending bytes."""
+        """Deliver nothing more, and report no error, as with a pulled cable; `restore` delivers the pending bytes."""
         self.is_silent = True
 
     def restore(self) -> None:
@@ -90,7 +90,7 @@ class DelayProxy:
 
 
 class _Lane:
-    """One direction of the emulated link; it computes when bytes arrive, for all connections together."""
+    """One direction of the emulated link, which computes the arrival times of the bytes of all connections."""
 
     def __init__(self, proxy: DelayProxy) -> None:
         self._proxy = proxy

@@ -1,4 +1,4 @@
-"""Margins of tokens at which answers part; a server gets the prompt again, with a request for log-probabilities."""
+"""Difference in log-probability of the two tokens at which answers part; a server is asked for it after the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.comparison.run.pairs import Pair, first_difference, pairs
 async def with_margins(
     config: ComparisonConfig, clients: Clients, samples: Sequence[Sample], before: Sequence[Sample] = ()
 ) -> list[Sample]:
-    """Return the samples; a record that differs from its reference gets the margin at that point, if one is found.
+    """Return the samples; each record that differs from its reference gets the margin there, if a server reports it.
 
     Args:
         before: earlier samples, which have the first answers.

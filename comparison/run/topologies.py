@@ -107,7 +107,7 @@ class Deployment:
         return flags + ([] if _attaches(server) else ["--grace_s", str(SERVER_GRACE_S)])
 
     def _role_flags(self, server: ServerPlan) -> list[str]:
-        """Return the flags of main.py for a server, without those for backend and cores."""
+        """Return the flags of main.py for a server, except the flags for backend and cores."""
         target, draft, port = str(self._config.target_model), server.draft or "", self._ports[server]
         gamma = ["--gamma", str(self._config.gammas[0])]
         if server.role == "target":
@@ -143,7 +143,7 @@ def _attaches(server: ServerPlan) -> bool:
 
 
 def _conditions(network: NetworkConfig, rtt_ms: float) -> LinkConditions:
-    """Return the configured network at one round trip time."""
+    """Return the conditions of the link between edge and target at one round trip time."""
     bandwidth = network.bandwidth_mbps
     return LinkConditions(
         rtt_s=rtt_ms / 1e3,

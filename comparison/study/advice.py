@@ -78,7 +78,7 @@ class Evidence:
 
     @property
     def leader(self) -> Trial | None:
-        """Advised trial under the usual conditions, else the fastest one there; None if nothing was measured."""
+        """Advised trial under the usual conditions, else the fastest trial under them; None if nothing was measured."""
         return self.best(self.space.usual) or next(iter(self.at(self.space.usual)), None)
 
     @property
@@ -194,7 +194,7 @@ def _by_load(evidence: Evidence, leader: Trial) -> Iterator[str]:
 
 
 def _elsewhere(evidence: Evidence, leader: Trial) -> Iterator[str]:
-    """Yield advice for those conditions under which another contender is best."""
+    """Yield advice for the conditions under which another contender than the leader is best."""
     advised = evidence.best(evidence.space.usual)
     for place in evidence.space.changed(1):
         best = evidence.best(place)

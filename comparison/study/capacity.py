@@ -140,7 +140,7 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
 
 
 class Searcher:
-    """Search within the budget; `found` and `samples` hold the results.
+    """Search for capacities within the budget; `found` and `samples` hold the results.
 
     Args:
         progress: display of the measurement that runs.
@@ -155,7 +155,7 @@ class Searcher:
         (self._prompts,) = config.workload.prompt_sets
 
     async def take(self, measurement: Measurement, contender: Contender) -> None:
-        """Search a contender's capacity at each round trip time; only at the longest one if its draft is not remote."""
+        """Search for a contender's capacity at each round trip; only at the longest one if its draft is not remote."""
         rtts_ms = self._config.network.rtts_ms
         first = self.found[-1].streams if self.found else FIRST
         is_new = True

@@ -88,7 +88,7 @@ def row(it: Capacity, alone: int, config: ComparisonConfig) -> list[str]:
 
 
 def predicted(found: Capacities) -> float | None:
-    """Return 1 + gamma t_d / t_v of the fused service; None without such a service.
+    """Return the predicted gain over the fused service, 1 + gamma t_d / t_v; None without a fused service.
 
     arXiv 2606.25091 predicts this gain of moving the draft off the target's device: gamma draft steps of t_d each over
     a verification of t_v.

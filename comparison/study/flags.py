@@ -120,7 +120,7 @@ def parse_study(arguments: Sequence[str]) -> StudyConfig:
 
 
 def _require_what_can_be_studied(config: ComparisonConfig) -> None:
-    """Raise ConfigError for settings that a study lacks: it needs closed loops and known drafts."""
+    """Raise ConfigError for settings that a study cannot vary or measure: it needs closed loops and known drafts."""
     others = {
         "endpoint": config.endpoints,
         "request_rate": config.workload.request_rates,

@@ -86,5 +86,5 @@ class Space:
 
 
 def way(contender: Contender) -> str:
-    """Return the name of a contender's topology and schedule, with its own lookup if it drafts so."""
+    """Return the name of a contender's topology and schedule; it says so if the contender drafts by prompt lookup."""
     return f"{contender.name} with its own {LOOKUP}" if contender.draft == LOOKUP else contender.name

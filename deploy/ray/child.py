@@ -32,7 +32,7 @@ class ChildEndedError(Exception):
 
 
 class Child:
-    """Running `main.py` that is ready for requests. Its stdin is a lifeline: it drains when its supervisor is gone."""
+    """Running `main.py`, ready for requests. Its stdin is a lifeline: the server drains when the supervisor ends."""
 
     def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any], security: DialSecurity) -> None:
         self._process = process

@@ -179,7 +179,7 @@ class Clients:
         self._expected: dict[int, str] = {}
 
     async def learn(self) -> Answers:
-        """Send all prompts one after the other, and keep the answers as the undisturbed ones."""
+        """Send all prompts one after the other, and keep the answers: later ones are compared with them."""
         answers = Answers()
         began = time.monotonic()
         for number in range(len(PROMPTS)):

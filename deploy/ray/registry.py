@@ -62,7 +62,7 @@ class Leases:
             self._tell()
 
     async def remove(self, key: str) -> None:
-        """End a target's lease: it takes no new sessions, and serves those that it has."""
+        """End a target's lease: the target gets no new sessions, and serves its present ones."""
         if self._leases.pop(key, None) is not None:
             self._tell()
 

@@ -59,7 +59,7 @@ class Supervisor:
         raise NotImplementedError
 
     async def _attend(self, child: Child) -> None:
-        """Do the role's work while a server runs."""
+        """Do the role's own work, such as renewing a lease, while a child process runs; its end cancels the work."""
 
     async def _begin(self) -> Child:
         self._child = await Child.start(self.role, self._flags, self._security)
@@ -87,7 +87,7 @@ class Supervisor:
         child.kill()
 
     async def _registered(self, method: str, *args: Any) -> Any:
-        """Call the registry; while it is away, log that and try again every BEAT_S."""
+        """Call the registry; while it cannot be reached, log that and try again every BEAT_S."""
         while True:
             try:
                 self._registry = self._registry or await asyncio.to_thread(registry)

@@ -58,7 +58,7 @@ def resolve_length(config: Config, asked: int | None) -> int:
 
 
 def require_supported_config(config: Config, max_length: int, *, windows: bool = False) -> None:
-    """Raise UnsupportedModelError if slots of `max_length` plain keys and values cannot carry this model.
+    """Raise UnsupportedModelError if the backend's slots, `max_length` plain keys and values, cannot serve this model.
 
     Args:
         windows: the backend applies sliding windows.
@@ -98,7 +98,7 @@ def rope_kind(rope: dict[str, Any]) -> str:
 
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
-    """Return the names that the model's forward takes; its `**kwargs` may silently ignore others."""
+    """Return the names that the model's forward takes; its `**kwargs` may silently ignore other names."""
     return inspect.signature(model.forward).parameters
 
 

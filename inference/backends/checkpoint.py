@@ -63,7 +63,7 @@ def load_weights(
 
 @contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Turn Transformers' exceptions about a checkpoint into one line; they have no common root."""
+    """Turn Transformers' exceptions about a checkpoint into one line; they have no common base class."""
     try:
         yield
     except Exception as error:

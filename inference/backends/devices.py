@@ -1,4 +1,4 @@
-"""Checks of Neuron devices: whether TorchNeuron, which adds one to PyTorch, is installed, and whether cores suffice.
+"""Checks of Neuron devices: whether TorchNeuron, PyTorch's backend for them, is installed, and whether cores suffice.
 
 Backends torch and neuron share them. No package of Neuron's is imported before a function needs it.
 """
@@ -29,7 +29,7 @@ VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
 
 def require_torch_neuron() -> None:
-    """Raise ConfigError unless TorchNeuron is installed, which adds its device to PyTorch."""
+    """Raise ConfigError unless TorchNeuron, PyTorch's backend for Neuron devices, is installed."""
     if release_of(TORCH_NEURONX) < OLDEST_TORCH_NEURON:
         raise ConfigError(
             f"device {DEVICE} needs TorchNeuron, which is {TORCH_NEURONX} 2.13 or newer, of Neuron SDK 2.33 or later; "

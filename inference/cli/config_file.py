@@ -1,4 +1,4 @@
-"""Flags from a JSON or TOML file (`--config FILE`), parsed as if they stood before those of the command line.
+"""Flags from a JSON or TOML file (`--config FILE`), parsed as if they stood before the command line's flags.
 
 A file serves several roles: keys at its top level are taken by the roles that have such a flag; a table named like a
 role is for that role alone, and there every key must be a flag. Flags of the command line come later and win.

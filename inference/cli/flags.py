@@ -117,12 +117,12 @@ def _parser_of(kind: Any) -> Callable[[str], Any] | None:
 
 
 def _path(text: str) -> Path:
-    """Return a path; one that begins with a dot stays no hub id, although Path drops `./`."""
+    """Return a path. Path drops a leading `./`, which is kept here, so that the path is not taken for a hub id."""
     return Path(text).absolute() if text.startswith("./") else Path(text)
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object; a name with dashes, as flags have them, is the one with underscores."""
+    """Return a JSON object; dashes in names become underscores, as in flags."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -216,7 +216,7 @@ def _default_of(declared: Field[Any]) -> Any:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return the type of a value, None aside, and whether a field has several of them."""
+    """Return the type of a flag's value, without None; and whether the flag takes several values."""
     if NoneType in get_args(hint):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     if get_origin(hint) is tuple:

@@ -249,7 +249,7 @@ class DraftModel(Models):
     loading: LoadingSettings = group(LoadingSettings)
 
     def config(self) -> ProposerConfig:
-        """Return the draft's configuration: one thread, since a target on this machine takes the other cores."""
+        """Return the draft's configuration, with one thread, since a target on this machine takes the other cores."""
         neuron = self.loading.neuron_options()
         tokenizer = self.tokenizer or Path(BUNDLED_DRAFT if self.path == NGRAM else self.path)
         config = self.loading.proposer(self.path, tokenizer=tokenizer, num_threads=1, neuron=neuron)

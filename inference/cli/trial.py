@@ -117,7 +117,7 @@ def _names_of_this_machine(host: str) -> list[str]:
 
 
 def _spelled(names: Iterable[str]) -> list[str]:
-    """Return each name once, as a certificate spells it; drop those that identify no machine, such as 0.0.0.0."""
+    """Return each name once, as a certificate spells it; drop names that identify no machine, such as 0.0.0.0."""
     return list(dict.fromkeys(spelled for name in names if (spelled := _spelling(name)) is not None))
 
 

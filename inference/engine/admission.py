@@ -38,7 +38,7 @@ class Holder(Protocol):
         """Take a slot that holds the first `num_cached_tokens` tokens."""
 
     def leave(self) -> None:
-        """Give up the slot, for good or until the session enters again."""
+        """Give up the slot; the session may enter again later."""
 
     def fail(self, error: Exception) -> None:
         """End the session with an error."""
@@ -147,7 +147,7 @@ class Admission(Generic[HolderT]):
         return max(0.1, self._mean_hold_s / self.num_slots) * random.uniform(1.0, 2.0)
 
     def admit(self) -> list[tuple[HolderT, SlotChoice]]:
-        """Give free slots to waiting holders; return those that got one, each with its slot and its reused prefix."""
+        """Give free slots to waiting holders; return each holder that got one, with its slot and its reused prefix."""
         entered = []
         while self._waiting and (len(self.running) < self.num_slots or self._yielded()):
             holder = self._next()
@@ -174,7 +174,7 @@ class Admission(Generic[HolderT]):
         return min(self._waiting, key=standing)
 
     def _yielded(self) -> bool:
-        """Free a slot for an account that has none; return False if there is no such account, or no slot to give.
+        """Free a slot for an account that has none; return False if no account waits for one, or no slot can be freed.
 
         Among the accounts with most slots, the session with fewest tokens yields, because its tokens may have to be
         computed again.

@@ -38,7 +38,7 @@ class Batching:
 
     @property
     def pass_s(self) -> float:
-        """Return the recent median of a pass over one session, without draft tokens if it had such, in seconds."""
+        """Return the recent median time of a pass over one session in seconds, if possible without draft tokens."""
         return self._passes.of(1).seconds(0)
 
     def schedule(self, num_sessions: int) -> Schedule:

@@ -182,7 +182,7 @@ class DraftSession:
         return [*self.chain[: path.start - self._path.start], *path.token_ids]
 
     def growing(self, max_length: int) -> list[DraftPath]:
-        """Begin the branches that are due; return the paths to extend: none that has `max_length` tokens already."""
+        """Begin branches that are due; return the paths that need a token and have room for it in the draft's slot."""
         self._begin_branches()
         for path in (self._path, *self._branches):
             if self._num_wanted(path) > 0 and path.end > max_length:
@@ -239,7 +239,7 @@ class DraftSession:
         )
 
     def extend(self, path: DraftPath, tokens: Sequence[DraftToken]) -> None:
-        """Append a step's tokens to `path`, or mark it exhausted if there are none.
+        """Append a step's tokens to `path`, or mark the path as exhausted if there are none.
 
         A dropped path's tokens are wasted.
         """

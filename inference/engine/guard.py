@@ -69,7 +69,7 @@ class ModelThread:
 
 
 class StepGuard(Generic[SessionT, WorkT]):
-    """Choice of the sessions for each step.
+    """Choice of the sessions for each step, such that a session whose steps fail does not fail the others.
 
     A session that was in a failed step is a suspect: it gets a step alone, first. The arguments are methods of the
     `Engine`.
@@ -101,7 +101,7 @@ class StepGuard(Generic[SessionT, WorkT]):
         return [*scheduled[first:], *scheduled[:first]][: self._num_together]
 
     def take_failure(self, sessions: Collection[SessionT], exc: Exception) -> list[tuple[SessionT, Exception]]:
-        """Make the sessions of a failed step suspects; return those that must end instead, each with its error."""
+        """Make the sessions of a failed step suspects; return the sessions that must end, each with its error."""
         self.num_failed_steps += 1
         if isinstance(exc, MemoryError) or NO_MEMORY.search(f"{type(exc).__name__}: {exc}"):
             self._num_together = max(1, len(sessions) // 2)

@@ -40,7 +40,7 @@ MAX_EARLY_SESSIONS = 64
 PATIENCE_S = 1.0
 """Longest wait for a proposal of a session whose rounds the target has chosen, as no request asked for them."""
 EARLY_S = 5.0
-"""Seconds for which such draft tokens are kept: a request arrives a part of a round trip after them."""
+"""Seconds for which draft tokens are kept before their request arrives, which takes a part of a round trip."""
 
 
 class Worker(Protocol):
@@ -177,7 +177,7 @@ class DraftPool:
         self._lend()
 
     def detach(self, worker: Worker) -> None:
-        """Remove a worker; its sessions move to others."""
+        """Remove a worker; its sessions move to other workers."""
         record = self._workers.pop(worker, _Record())
         if self._private.get(worker.scope) is worker:
             del self._private[worker.scope]

@@ -71,7 +71,7 @@ def choose_slot(
 
 
 def _oldest(free: Sequence[int], left: Mapping[int, int]) -> int:
-    """Return the slot to overwrite: the most recently freed empty one, else the one that was left longest ago."""
+    """Return the slot to overwrite: the most recently freed empty slot, else the slot that was left longest ago."""
     return next((slot for slot in reversed(free) if not left.get(slot)), free[0])
 
 

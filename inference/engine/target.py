@@ -217,7 +217,7 @@ class TargetEngine(Engine[TargetSession, Turn, _Timed]):
             self._limit_unread(session)
 
     def _limit_unread(self, session: TargetSession) -> None:
-        """End a session with too many unread bytes; if all sessions together have too many, end the one with most."""
+        """End a session with too many unread bytes; if all together have too many, end the session with most."""
         self._unread.add(session)
         limit = f"{UNREAD_BYTES_OF_CALL}"
         if session.commits.num_bytes <= UNREAD_BYTES_OF_CALL:

@@ -31,7 +31,7 @@ class CommitQueue:
         self.num_bytes = 0
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event; the first unread event does not count into `num_bytes`, those after it do."""
+        """Add an event; `num_bytes` counts all unread events but the first."""
         num_bytes = 0 if self._queue.empty() else event.num_bytes
         self.num_bytes += num_bytes
         self._queue.put_nowait((event, num_bytes))
@@ -182,7 +182,7 @@ class TargetSession:
 
     @property
     def wanted(self) -> Prefix:
-        """Return all tokens but the last, as a pass must compute its logits; no tokens if the prompt's are scored."""
+        """Return all tokens but the last, whose logits a pass must compute; no tokens if the prompt is to be scored."""
         length = len(self.token_ids) - 1 if self.request.prompt_logprobs is None else 0
         return Prefix(self.token_ids, length, self.request.cache_salt)
 
@@ -221,7 +221,7 @@ class TargetSession:
 
     @property
     def _widest(self) -> int:
-        """Return the most draft tokens that one pass may verify; the tree keeps further ones for later passes."""
+        """Return the most draft tokens that one pass may verify; the tree keeps the others for later passes."""
         widest = MAX_GAMMA if self._waits_for_draft else self._gamma
         sampling = self.request.sampling
         return min(widest, MAX_ADJUSTED_GAMMA) if sampling.penalizes or sampling.logit_bias else widest

@@ -69,7 +69,7 @@ def check_ids(token_ids: Sequence[int], card: ModelCard, field: str) -> None:
 
 
 def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[CompletionRequest]:
-    """Return one request per choice; one without a limit may fill the context.
+    """Return one request per choice; a request without a limit of tokens may fill the context.
 
     The prompt is echoed if its end shows whether the output begins within a reasoning.
     """
@@ -84,7 +84,7 @@ def chat_requests(body: ChatBody, card: ModelCard, dialect: Dialect) -> list[Com
 
 
 def _max_tokens(body: CompletionBody | ChatBody, defaults: RequestDefaults, otherwise: int) -> int:
-    """Return the client's limit, else the target's default, else `otherwise`; at most the limit of the token."""
+    """Return the client's limit, else the target's default, else `otherwise`; at most the caller's own limit."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if limit is not None:
         return limit
@@ -160,7 +160,7 @@ async def events_of(
 
 
 async def _named(error: InvalidRequestError, body: GenerationBody) -> InvalidRequestError:
-    """Return the error in terms of the client's body: one about a grammar names the field that was sent."""
+    """Return the error in terms of the client's body: an error about a grammar names the field that was sent."""
     if error.field != "grammar":
         return error
     tools = body.offered() if isinstance(body, ChatBody) else []

@@ -186,7 +186,7 @@ class CompiledDecoder(Decoder, Protocol):
 
 
 def is_seed_invariant(model: object) -> bool:
-    """Return whether equal seeds give equal tokens; models for which they do not have `seed_invariant` = False."""
+    """Return whether equal seeds give equal tokens: True, unless the model has `seed_invariant` = False."""
     return bool(getattr(model, "seed_invariant", True))
 
 

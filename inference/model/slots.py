@@ -82,7 +82,7 @@ class ForkingBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphCounts:
-    """Numbers of graphs that a backend has made for its passes: all, and those that a request waited for."""
+    """Numbers of graphs that a backend has made for its passes: all graphs, and graphs that a request waited for."""
 
     num: int
     num_late: int
@@ -94,7 +94,7 @@ class GraphMaker(Protocol):
 
     @property
     def graphs(self) -> GraphCounts:
-        """Return how many graphs there are."""
+        """Return how many graphs were made for the passes."""
 
 
 @runtime_checkable

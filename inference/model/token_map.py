@@ -33,7 +33,7 @@ class TokenMap:
         name: names of both tokenizers, so that equal names mean equal maps; empty if the ids are equal.
         columns: by target id, 1 + the draft's id of the token with the same bytes, or 0 if there is none. int64 [number
             of the target's ids].
-        own_ids: by target id, the draft's ids that the draft model reads instead; none for a token without a text.
+        own_ids: by target id, the ids of the draft's tokens that write the same bytes; none for a token without a text.
         prefix: ids that the draft expects before any text.
     """
 
@@ -87,7 +87,7 @@ SAME_IDS = TokenMap()
 
 
 class Reading:
-    """Draft model's ids of one growing sequence of a target; each token is translated once. One thread at a time."""
+    """Draft model's ids of one growing sequence of a target; each token is translated once. Not safe across threads."""
 
     def __init__(self, token_map: TokenMap = SAME_IDS) -> None:
         self.token_map = token_map
@@ -95,7 +95,7 @@ class Reading:
         self._own: list[int] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the draft model's ids of the sequence, remembering a view's log (see `logged`) without its tail."""
+        """Return the draft model's ids of the sequence; a later call translates only the tokens that it adds."""
         if not self.token_map.name:
             return token_ids
         if not has_same_log(token_ids, self._last):

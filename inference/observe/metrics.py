@@ -80,7 +80,7 @@ class SlotLoad(Load, Protocol):
 
 
 class Upstream(Protocol):
-    """Server that requests are passed on to, with the sums of what it did for this process."""
+    """Server that requests are passed on to, with sums of its work for this process."""
 
     @property
     def address(self) -> str: ...
@@ -99,7 +99,7 @@ class Upstream(Protocol):
 
 
 class _Upstreams(Collector):
-    """Metrics by upstream server, read at every scrape: those of a server that has left are not reported any more."""
+    """Metrics by upstream server, read at every scrape; a server that has left is not reported any more."""
 
     def __init__(self, model_name: str, servers: Callable[[], Iterable[Upstream]]) -> None:
         self._model_name = model_name
@@ -252,7 +252,7 @@ class Metrics:
         self._gauge("specdec_draft_vocabulary_share", text).set_function(share)
 
     def watch_undrafted(self, count: Callable[[], int]) -> None:
-        """Add a counter of requests that ran without this process's drafts, as if a proxy splits their streams."""
+        """Add a counter of requests without this process's drafts, as behind a proxy that splits their streams."""
         text = "Requests none of whose draft tokens reached the target since the start."
         self._gauge("specdec_undrafted_requests", text).set_function(count)
 

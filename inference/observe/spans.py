@@ -40,12 +40,12 @@ class Spans:
     def server_span(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, AttributeValue]
     ) -> AbstractContextManager[Span]:
-        """Open the span of a call that came in; it is the current one while the block runs, in its task."""
+        """Open the span of an incoming call, and make it the current span of this task during the block."""
         return self._tracer.start_as_current_span(name, propagate.extract(headers), SpanKind.SERVER, attributes)
 
     @contextmanager
     def generation(self, attributes: Mapping[str, AttributeValue]) -> Generator[GenerationSpan, None, None]:
-        """Open the span of one sequence. It is not current: the block is an async generator's, and has many tasks."""
+        """Open the span of one sequence without making it current: several tasks run the block's async generator."""
         span = self._tracer.start_span("generate", attributes=attributes)
         try:
             yield GenerationSpan(span)
@@ -82,7 +82,7 @@ def usage(stats: RequestStats) -> dict[str, AttributeValue]:
 
 
 class GenerationSpan:
-    """Span of one sequence, the parent of the calls that are made while it is current."""
+    """Span of one sequence; calls that are made while it is current get spans below it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span

@@ -81,7 +81,7 @@ def _choose_by_kernel(
     positions: Sequence[int],
     before: Sequence[TokensBefore] | None,
 ) -> list[int]:
-    """Choose as `choose_tokens`, in one pass over the logits on a device; grammars go there as bits."""
+    """Choose as `choose_tokens` does, in one pass over the logits on a device, which gets grammars as bit masks."""
     from specdec.inference.sampling.kernel import winners
 
     masks = [row.allowed for row in before or [NONE_BEFORE] * len(sampling)]
@@ -133,7 +133,7 @@ def rank_tokens(
 
 
 def _scored(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return the scores with noise of rows that are sampled, and the logits of others; at least the best `count`."""
+    """Return the scores with noise of sampled rows, and the logits of greedy rows; at least the best `count`."""
     groups = [[row for row, each in enumerate(sampling) if each.noise is law and not each.greedy] for law in Noise]
     if not any(groups):
         return logits
@@ -168,7 +168,7 @@ def _take_best(scores: Array) -> tuple[int, float]:
 
 
 def _noisy(logits: Array, sampling: Sequence[SamplingParams], positions: Sequence[int], *, count: int) -> Array:
-    """Return the scores with noise of the tokens that may be among the best `count`; -inf for others.
+    """Return the scores with noise of the tokens that may be among the best `count`; all other scores are -inf.
 
     No row may be greedy, and all must have the same rule for random numbers (docs/noise.md).
     """

@@ -93,12 +93,12 @@ def rows_before(span: Turn | Draft, proposal: Sequence[int] = ()) -> list[Tokens
 
 
 def rows_within(rows: Sequence[TokensBefore], masks: Sequence[bytes | None]) -> list[TokensBefore]:
-    """Return the rows, each with its grammar's mask; masks may end before rows do."""
+    """Return the rows, each with its grammar's mask; rows beyond the last mask get none."""
     return [replace(row, allowed=mask) for row, mask in itertools.zip_longest(rows, masks)]
 
 
 def adjusts(sampling: Sequence[SamplingParams], before: Sequence[TokensBefore] | None) -> bool:
-    """Return whether any row needs `adjust_logits`; if not, it would only copy."""
+    """Return whether any row needs `adjust_logits`, which would only copy the logits otherwise."""
     return any(
         params.penalizes or params.logit_bias or isinstance(params, MinLengthSampling) for params in sampling
     ) or (before is not None and any(row.allowed is not None for row in before))

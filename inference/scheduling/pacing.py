@@ -139,5 +139,5 @@ def is_first_message_complete(survivals: list[float], pacing: Pacing) -> bool:
 
 
 def expected_gain(survivals: list[float], num_before: int, pacing: Pacing) -> float:
-    """Return how many passes' tokens a chain's tokens after the first `num_before` are expected to save the target."""
+    """Return how many passes a chain is expected to save the target by its tokens after the first `num_before`."""
     return sum(survivals[max(num_before, pacing.num_ahead) :])

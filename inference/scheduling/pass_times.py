@@ -149,7 +149,7 @@ class PassTimes:
         self._tried: set[tuple[int, int]] = set()  # sessions and draft tokens, as they are recorded
 
     def record(self, num_sessions: int, num_draft_tokens: int, seconds: float) -> None:
-        """Record one pass; the first with each pair of numbers is ignored, as backends then prepare later ones."""
+        """Record one pass; the first pass with each pair of numbers is ignored, since backends prepare in it."""
         numbers = sessions, _ = _place(num_sessions, _BITS_OF_SESSIONS), _place(num_draft_tokens)
         if numbers in self._tried:
             self._by_sessions.setdefault(sessions, PassCosts()).record(num_draft_tokens, seconds)

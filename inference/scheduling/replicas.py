@@ -52,7 +52,7 @@ class Replicas:
         self._num_choices = 0
 
     def keep(self, addresses: Sequence[str]) -> None:
-        """Replace the set of replicas; the records of those that stay are kept."""
+        """Replace the set of replicas; the records of replicas that stay are kept."""
         self.records = {address: self.records.get(address, Record()) for address in addresses}
 
     def set_ready(self, address: str, *, ready: bool) -> bool:
@@ -123,7 +123,7 @@ class Replicas:
             record.num_failures = 0
 
     def _least(self, addresses: Sequence[str]) -> str:
-        """Return the address with the least load; of equals, the one that was chosen longest ago."""
+        """Return the address with the least load; of equally loaded ones, the address that was chosen longest ago."""
         return min(addresses, key=lambda each: (self.records[each].num_outstanding, self.records[each].chosen_at))
 
     def _nearest(self, addresses: Sequence[str], prefix: str) -> str:

@@ -141,7 +141,7 @@ async def target_engine(
     prompt_share: float = DEFAULT_PROMPT_SHARE,
     num_spare: int = 0,
 ) -> AsyncGenerator[RunningTarget, None]:
-    """Run an engine over one model, or over a target and its draft; `num_spare` slots are added if it can have them.
+    """Run an engine over one model, or over a target and its draft; add `num_spare` slots if the backend can have them.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.
@@ -159,13 +159,13 @@ async def target_engine(
 
 
 def target_of(config: ModelConfig | FusedConfig) -> ModelConfig:
-    """Return the configuration of the target model: `config` itself, or a part of it if it has a draft too."""
+    """Return the configuration of the target model: `config` itself, or its target if it is a pair's."""
     return config.target if isinstance(config, FusedConfig) else config
 
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """Loaded decoder, and the most draft tokens of one pass; the other fields are as in `RunningTarget`."""
+    """Loaded decoder of a target, and the most draft tokens of one pass; see `RunningTarget` for the other fields."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -205,7 +205,7 @@ def _with_more_slots(config: ConfigT, num_spare: int) -> ConfigT:
 
 
 async def _load_compiled(target: ModelConfig, draft: ModelConfig | None, *, gamma: int) -> _LoadedTarget | None:
-    """Load one model, or two in one graph, as a compiled decoder; None if the backend or the configuration has none.
+    """Load one model, or two in one graph, as a compiled decoder; return None unless the configuration has one.
 
     Raises:
         IncompatibleDraftError: target and draft do not share a vocabulary.

@@ -78,7 +78,7 @@ class GrpcFront(Server):
 
 
 class Ports:
-    """Ports of a server, with their certificates and access rights. Make it before a model is loaded for minutes.
+    """Ports of a server, with their certificates and access rights. Make it before a model loads, which takes minutes.
 
     Raises:
         ConfigError: a port cannot be listened on, or a file of certificates or tokens cannot be used.

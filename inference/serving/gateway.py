@@ -71,7 +71,7 @@ async def _reached(
 
 
 async def _dialled(connection: ConnectionConfig, headers: Headers, stack: AsyncExitStack) -> Fleet:
-    """Dial until a server answers. Before a server starts, its name may be unknown or lead to another one.
+    """Dial until a server answers: before a server starts, its name may be unknown or lead to another server.
 
     Raises:
         UnavailableError: no server answers within the connection's timeout, or the one that does is not trusted.

@@ -72,7 +72,7 @@ class Work(Protocol):
         """Return why no request will ever be served again; None if the engine is not broken."""
 
     async def stop(self, *, grace_s: float) -> None:
-        """Take no new requests, let running ones finish for `grace_s` seconds, fail the rest."""
+        """Take no new requests, let running ones finish for `grace_s` seconds, and fail the remaining ones."""
 
 
 class Host:
@@ -102,7 +102,7 @@ class Host:
         self._operation = operation
 
     async def run(self, until: Awaitable[object] | None = None) -> None:
-        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`) or of `until`, or a fault for good.
+        """Serve until a signal, a call of Drain, the end of stdin (`lifeline`) or of `until`, or a permanent fault.
 
         Raises:
             Exception: the error that `until`, or the watch of the work, ended with.
@@ -169,7 +169,7 @@ class Host:
             watching.result()
 
     async def _watch(self) -> None:
-        """Report the state of the work to the fronts, until it is broken for good."""
+        """Report the state of the work to the fronts, until the work is broken and cannot recover."""
         reported, was_ready = (True, True), False
         while self._work.broken is None:
             fault, alive = self._work.fault, not self._work.hangs
@@ -190,7 +190,7 @@ class Host:
 
 
 def _end_at_next(first: asyncio.Task[Signals]) -> None:
-    """Make a second signal end the process at once; the first one may come during a drain that a call began."""
+    """Make the next signal end the process at once, when the wait for the first signal is over."""
     if not first.cancelled():
         end_at_once_on_signal()
 

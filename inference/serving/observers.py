@@ -85,7 +85,7 @@ def observed(config: ObserveConfig) -> Generator[Observers, None, None]:
 
 @contextmanager
 def _profiled(config: ObserveConfig) -> Generator[Profile | None, None, None]:
-    """Yield a profile, which is written however the block ends."""
+    """Yield a profile, which is written at the end of the block, also after an error."""
     if not config.profile:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Life cycle of a pool of draft workers beside `vllm serve`: it finds vLLM's engine cores by the mailbox."""
+"""Life cycle of a pool of draft workers beside `vllm serve`, whose engine cores find it by the mailbox."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ServerProcess:
         return int(self.address.rpartition(":")[2])
 
     def log_tail(self, num_lines: int | None = 5) -> str:
-        """Return the last lines of its log; None returns all."""
+        """Return the last `num_lines` lines of the server's log; None returns all of it."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines if num_lines is None else lines[-num_lines:])
 

@@ -22,7 +22,7 @@ async def stop_signal() -> signal.Signals:
 
 
 async def stdin_ended() -> None:
-    """Wait for the end of stdin, in a thread that keeps no process alive."""
+    """Wait for the end of stdin, in a daemon thread, which does not keep the process alive."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def read() -> None:
@@ -37,7 +37,7 @@ async def stdin_ended() -> None:
 
 
 def end_at_once_on_signal() -> None:
-    """Make SIGTERM and SIGINT end the process without waiting for anything, with one line."""
+    """Make SIGTERM and SIGINT end the process at once, with one line in the log."""
 
     def end(number: signal.Signals) -> None:
         print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)

@@ -49,7 +49,7 @@ async def serve_target(
 def host_of(
     running: RunningTarget, name: str, model_id: str, topology: str, ports: Ports, observers: Observers
 ) -> Host:
-    """Return the server of a running target, whichever engine it has, under the model's name and id."""
+    """Return the server of a running target, with any engine, under the model's name and id."""
     engine, server = running.engine, ports.server
     metrics = Metrics(name, role=observers.config.role)
     metrics.watch(engine)

@@ -121,7 +121,7 @@ def extend_within_grammar(
 
 
 def _forced(draft: Draft) -> list[DraftToken] | None:
-    """Return the tokens that a draft's grammar forces, or none if it has ended; None if the model must choose."""
+    """Return the tokens that a draft's grammar forces; [] if the grammar has ended, None if the model must choose."""
     if draft.grammar is None:
         return None
     output = draft.token_ids[draft.output_start :]

@@ -58,7 +58,7 @@ class NgramIndex:
 
 
 def continuation(token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-    """Return `limit` tokens from position `end` on; if fewer follow there, repeat those that do."""
+    """Return `limit` tokens from position `end` on; if fewer follow there, repeat the tokens that follow."""
     piece = [*token_ids[end : end + limit]]
     period = len(token_ids) - end
     while len(piece) < limit:

@@ -91,7 +91,7 @@ def rows_not_finite(logits: Array) -> list[int]:
 
 
 def _require_finite(logits: Array, turns: Sequence[Turn]) -> None:
-    """Raise InternalError, which names the first position and their number, for logits that are not finite."""
+    """Raise InternalError for logits that are not finite; the error has the first such position and their number."""
     if not (bad := rows_not_finite(logits)):
         return
     positions = [len(turn.token_ids) + i for turn in turns for i in range(_num_choices(turn))]

@@ -67,7 +67,7 @@ class SpeculativeDecoder:
             keeper.begin(slot, source_slot, token_ids)
 
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Draft up to each turn's gamma tokens in batched steps, then verify those of all turns in one pass."""
+        """Draft up to each turn's gamma tokens in batched steps, then verify the tokens of all turns in one pass."""
         started = time.monotonic()
         self._read(turns)
         chains = self._draft(turns)
@@ -106,7 +106,7 @@ class SpeculativeDecoder:
         return min(turn.gamma, self._proposer.max_length + 1 - len(turn.token_ids))
 
     def _growing(self, chains: Sequence[_Chain], num_sessions: int) -> list[_Chain]:
-        """Return the chains that have room and are worth another token; mark the others as ended."""
+        """Return the chains that have room and are worth another token; mark all other chains as ended."""
         growing = [chain for chain in chains if len(chain.tokens) < chain.room]
         if self._length is None or not growing:
             return growing

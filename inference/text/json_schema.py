@@ -173,7 +173,7 @@ class _Alternatives:
         return False in (part, others) or (None not in (part, others) and self._differ({}, part, others, depth))
 
     def _resolved(self, schema: Any) -> Any:
-        """Return the schema that a reference within the document points at; a schema without one as it is."""
+        """Return the schema that a reference within the document points at, or the schema itself if it has none."""
         for _ in range(8):
             if not isinstance(schema, dict) or not str(schema.get("$ref", "")).startswith("#/"):
                 break

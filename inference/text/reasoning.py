@@ -30,7 +30,7 @@ class Reasoning:
         self._is_fresh = True
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, str]:
-        """Return the parts of the reasoning and of the rest that are certain now; with the last text, all."""
+        """Return the parts of reasoning and answer that are certain now; with the last text, all that is left."""
         text, self._held = self._held + text, ""
         thought, rest = self._state(text)
         if not is_last:

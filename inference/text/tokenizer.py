@@ -213,7 +213,7 @@ class Tokenizer:
         return str(self._tokenizer.backend_tokenizer.to_str())
 
     def stream(self, shown: Mapping[int, str] = MappingProxyType({})) -> TextStream:
-        """Return a text that grows by tokens; those of `shown` have these texts."""
+        """Return a decoder of a growing sequence; `shown` has texts that replace those of some token ids."""
         return TextStream(self, self._tokenizer.backend_tokenizer, shown)
 
 
@@ -288,7 +288,7 @@ def _paragraph(message: Mapping[str, Any]) -> str:
 
 
 def _characters_of_bytes() -> list[str]:
-    """Return the character by which GPT-2 writes each byte: itself if it is printable, else one from 256 on."""
+    """Return the character by which GPT-2 writes each byte: itself if printable, else a character from 256 on."""
     printable = {ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

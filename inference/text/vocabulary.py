@@ -1,4 +1,4 @@
-"""Vocabularies of a draft and its target, whichever processes they run in: equal, or joined by a map."""
+"""Vocabularies of a draft and its target, in one process or two: equal, or joined by a map."""
 
 from __future__ import annotations
 

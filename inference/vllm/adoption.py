@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Xargs:
-    """Fields of `vllm_xargs` that are ours.
+    """Our fields of `vllm_xargs`.
 
     Attributes:
         gamma: most draft tokens of a pass; None leaves it to the server, 0 switches drafts off.
@@ -66,7 +66,7 @@ class Xargs:
 
 
 def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise = Noise.SPECDEC) -> None:
-    """Make a greedy request of one that vLLM has from its client, with our sampling beside it, under this name.
+    """Turn a client's request at vLLM into a greedy one, in place; its sampling goes into `extra_args`, for our choice.
 
     Args:
         gamma: most draft tokens of a pass.
@@ -87,7 +87,7 @@ def adopted(request: Any, name: str, gamma: int, vocab_size: int, noise: Noise =
 def _asked(request: Any, xargs: Xargs, noise: Noise) -> GenerationRequest:
     """Return the request with the sampling of vLLM's fields in our terms.
 
-    A request without a seed gets one of its id. Tokens that may not end the output yet are held back.
+    A request without a seed gets one made from its id. Tokens that may not end the output yet are held back.
     """
     params = request.sampling_params
     digest = hashlib.sha256(request.request_id.encode()).digest()

@@ -65,7 +65,7 @@ class Choice:
         self._requests: dict[str, tuple[list[int], Turn] | None] = {}  # tokens, and a turn without any; None: not ours
 
     def winners(self, spans: Sequence[Span], rows_of: Callable[[Sequence[int]], Array]) -> list[Winners]:
-        """Return the tokens that win the rows of spans whose requests use our choice; vLLM chooses for the others.
+        """Return the tokens that win the rows of spans whose requests use our choice; vLLM chooses for other requests.
 
         Args:
             rows_of: returns the logits of some of the spans, by their places: float [num_rows, vocab_size].
@@ -92,7 +92,7 @@ class Choice:
         return Winners(place, token_ids)
 
     def forget(self, names: Collection[str]) -> None:
-        """Forget all requests but these, once there are many others."""
+        """Forget all requests but `names`, once there are many."""
         if len(self._requests) > len(names) + KEPT:
             self._requests = {name: each for name, each in self._requests.items() if name in names}
 

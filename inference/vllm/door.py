@@ -17,7 +17,7 @@ from specdec.inference.vllm.adoption import Xargs
 
 
 class Door:
-    """ASGI application before vLLM's, which it gives the same messages."""
+    """ASGI application in front of vLLM's, which gets the same messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class Door:
 
 
 def _fault(body: bytes, config: Any) -> str | None:
-    """Return what is wrong in the `vllm_xargs` of a body; vLLM itself refuses whatever else is wrong."""
+    """Return what is wrong with our fields in a body's `vllm_xargs`; vLLM itself checks all other fields."""
     try:
         Xargs.read(json.loads(body).get("vllm_xargs") or {}, config.model_config.get_vocab_size())
     except InvalidRequestError as exc:

@@ -29,7 +29,7 @@ class Drafted:
     """Request with its draft tokens.
 
     Attributes:
-        help: number of the help of the draft worker that drafts now; None if none does.
+        help: number of the request's present draft worker, counted from its first; None if none drafts.
         is_lookup: the last proposal was looked up in the request's own tokens.
         since: time from which the request could have been in a pass.
         wanted: the request for a pool; None where the front has it.
@@ -48,7 +48,7 @@ class Drafted:
         return self.sources.lookup.rate if self.is_lookup else self.sources.draft_rate
 
     def has(self, name: str) -> Has:
-        """Return the frame that tells the front of this request, as it is now."""
+        """Return the frame that names this request to the front, with the request's present tokens."""
         if self.wanted is None:
             return Has(name)
         left = self.wanted.max_new_tokens - (len(self.token_ids) - self.wanted.output_start)
@@ -82,7 +82,7 @@ class Drafted:
         return [] if self.help is None else self.sources.tree.path(self.limit(room))
 
     def looked_up(self, room: int) -> list[int]:
-        """Return tokens that followed an earlier occurrence of the last ones, for a pass without a worker's."""
+        """Return draft tokens by prompt lookup, for a pass for which the draft worker has sent none."""
         limit = self.limit(room)
         token_ids = self.sources.lookup.propose(self.token_ids, limit) if limit else []
         self.is_lookup = bool(token_ids)
@@ -131,7 +131,7 @@ class Drafts:
         self._widths = Widths()
 
     def requests(self) -> Iterator[Has]:
-        """Yield the frames that name all requests; none of them commits meanwhile."""
+        """Yield the frames that name all requests; no request commits a token meanwhile."""
         with self._news:
             for name, each in self._requests.items():
                 yield each.has(name)
@@ -162,7 +162,7 @@ class Drafts:
 
         Args:
             rooms: numbers of draft tokens before the ends of the requests that decode in the pass, by name.
-            may_wait: nothing else is to be done meanwhile, so the pass may wait for draft tokens as long as that pays.
+            may_wait: True if the core has no other work, so that the pass may wait for draft tokens while that pays.
         """
         with self._news:
             ready = [(self._requests[name], room) for name, room in rooms.items()]

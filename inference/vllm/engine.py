@@ -43,7 +43,7 @@ STOPPING = "the server is stopping"
 
 
 class VllmMetrics(Collector):
-    """vLLM's metrics that ours have no name for, such as `vllm:kv_cache_usage_perc`.
+    """Those of vLLM's metrics that this project has no equal of, such as `vllm:kv_cache_usage_perc`.
 
     Args:
         ours: our registry, which these are read beside.
@@ -90,7 +90,7 @@ class VllmEngine(Sessions):
 
     @property
     def num_running(self) -> int:
-        """Return the number of requests that vLLM has in its passes; under pressure on memory it takes some out."""
+        """Return the number of requests in vLLM's passes; if memory is short, vLLM takes some requests out."""
         return min(sum(self._num_running.values()), len(self._sessions))
 
     @property
@@ -99,12 +99,12 @@ class VllmEngine(Sessions):
 
     @property
     def broken(self) -> str | None:
-        """Return why no request will ever be served again: vLLM's core was lost. None if it was not."""
+        """Return why no request will ever be served again: vLLM's core was lost. None while the core is linked."""
         return CORE_LOST if self._llm.errored else None
 
     @property
     def hangs(self) -> bool:
-        """Return whether requests are open, and vLLM has reported no pass for longer than it may."""
+        """Return whether requests are open, and vLLM has reported no pass for longer than a pass may take."""
         return bool(self._sessions) and time.monotonic() - self._last_at > self._limits.pass_timeout_s
 
     @property
@@ -114,7 +114,7 @@ class VllmEngine(Sessions):
         return self.broken or (silent if self.hangs else None)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Take no new requests, let running ones finish for `grace_s` seconds, fail the rest.
+        """Take no new requests, let running ones finish for `grace_s` seconds, and fail the remaining ones.
 
         The context that started vLLM stops it.
         """
@@ -161,7 +161,7 @@ class VllmEngine(Sessions):
             self._idle.set()
 
     def receive(self, rank: int, frame: FromCore | None) -> None:
-        """Take a frame of a core: a request that has arrived there, or the report of a pass; None ends its reports."""
+        """Take a frame of a core: a request that has arrived there, or a pass's report; None: the link has ended."""
         if frame is None:
             for each in self._sessions.values():
                 each.reported.set()
@@ -268,7 +268,7 @@ def _opened(session: VllmSession, output: Any) -> Opened:
 
 
 def _commits(session: VllmSession, part: Any) -> Iterator[Commit]:
-    """Yield the commits of an output, one per pass: vLLM joins the passes that a slow reader has left.
+    """Yield the commits of an output, one per pass; vLLM joins passes that a slow reader has not read yet.
 
     Raises:
         InvalidRequestError: the grammar became too complex.

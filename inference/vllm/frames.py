@@ -38,7 +38,7 @@ class FrameError(SpecDecError):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Model of a core that no front of ours has started, as a pool needs it.
+    """Description of the model in a core that vLLM's own server started, for a pool.
 
     Attributes:
         name: name of the model.
@@ -68,7 +68,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Request as a draft worker needs it, of a core that has its requests from vLLM.
+    """Request in a core that gets requests from vLLM's own server, in the form that a draft worker needs.
 
     Attributes:
         token_ids: prompt, and output up to now.
@@ -92,7 +92,7 @@ class Has(msgspec.Struct, frozen=True, tag="has"):
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """Frame of a core: a request of vLLM's own has left it, after the reports of its passes."""
+    """Frame of a core: a request of vLLM's own ends; the core sends it after the reports of the request's passes."""
 
     name: Name
 
@@ -190,7 +190,7 @@ def length_of(head: bytes) -> int:
 
 
 def from_core(body: bytes) -> FromCore:
-    """Read the body of a core's frame; raise FrameError if it is no such frame."""
+    """Read the body of a core's frame; raise FrameError if it is malformed."""
     try:
         return _from_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8
@@ -198,7 +198,7 @@ def from_core(body: bytes) -> FromCore:
 
 
 def to_core(body: bytes) -> ToCore:
-    """Read the body of a front's frame; raise FrameError if it is no such frame."""
+    """Read the body of a front's frame; raise FrameError if it is malformed."""
     try:
         return _to_core.decode(body)
     except (ValueError, RecursionError) as exc:  # msgspec.DecodeError is a ValueError, as text that is no UTF-8

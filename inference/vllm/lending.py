@@ -35,7 +35,7 @@ class CoreRequest(GenerationRequest):
 
     @classmethod
     def of(cls, name: str, wanted: Wanted) -> CoreRequest:
-        """Return a request of a core, with the tokens that it has now.
+        """Return a core's request as one of ours, with its present tokens.
 
         Raises:
             InvalidRequestError: a value is out of range.
@@ -124,7 +124,7 @@ class LendingEngine(Sessions):
         return session
 
     def receive(self, core: int, frame: FromCore | None) -> None:
-        """Take a frame of a core; None ends its requests here.
+        """Take a frame of an engine core; None means that the core's link has ended, and so have its sessions.
 
         Raises:
             FrameError: the frame is about a request that cannot be.

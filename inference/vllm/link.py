@@ -1,8 +1,8 @@
 """The core's end of the mailbox: a thread in vLLM's engine core that reads what the front sends.
 
-The owner of the core decides what a lost link means. A core that a front has started ends with it, and with it all
-processes of its group: vLLM's would stay otherwise, with the memory of their devices. A core of its own dials again
-for ever, and decodes plainly meanwhile.
+The owner of the core decides what a lost link means. A core that a front has started ends when the
+front ends, together with all processes of its group, which would otherwise stay and keep the memory of their devices. A
+core that no front has started dials again for ever, and decodes without draft tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Place:
     Attributes:
         path: path of the socket.
         model_id: id of the model, which both ends must agree on.
-        owned: the core ends with its front; else it dials again for ever.
+        owned: True if the core ends with its front; else it dials again for ever.
         noise: rule by which a seed gives random numbers (docs/noise.md), for a core that no front of ours started.
         group: group of processes that ends with the front too; 0: the core ends alone, and its workers with it.
-        lookup: tokens that the core looks up in a request's own fill passes that have no worker's.
+        lookup: True if passes without a worker's tokens verify tokens that the core looks up in the request.
     """
 
     path: str
@@ -68,7 +68,7 @@ class Place:
     lookup: bool = False
 
     def of_pool(self, served: Served) -> Place:
-        """Return the place for a core with this model that no front of ours has started.
+        """Return the mailbox's place for a core with this model that vLLM's own server started.
 
         A pool takes cores with the same tokens and the same noise; weights and length of their models may differ.
         """
@@ -78,7 +78,7 @@ class Place:
 
 
 def default_folder() -> Path:
-    """Return the folder in which a pool and the cores of this user find each other, whatever their environments are."""
+    """Return the folder in which a pool and the cores of this user find each other, in any environment."""
     return Path(f"/tmp/specdec-{os.geteuid()}")
 
 
@@ -113,7 +113,7 @@ class Link:
         threading.Thread(target=self._run, name="mailbox", daemon=True).start()
 
     def send(self, frame: FromCore) -> None:
-        """Send a frame; it is lost if the link is."""
+        """Send a frame, which is lost if the link is lost."""
         with self._sending, suppress(OSError):
             if self._socket is not None:
                 self._write(self._socket, packed(frame))
@@ -134,7 +134,7 @@ class Link:
             raise OSError(f"{len(self._unsent)} bytes are unread")
 
     def close(self) -> None:
-        """Hang up, for a core that ends in order."""
+        """Close the link, for a core that ends normally."""
         self._is_closed = True
         self._hang_up()
 
@@ -199,7 +199,7 @@ def _exactly(frames: BufferedReader, length: int) -> bytes:
 
 
 def _end(group: int) -> None:
-    """End this process, and before it the others of a group."""
+    """End this process, and before it the other processes of a group."""
     if group:
         end_members(group)
     os._exit(1)

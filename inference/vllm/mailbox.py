@@ -109,7 +109,7 @@ class Mailbox:
         return rank in self._links
 
     def send(self, rank: int, frame: ToCore) -> None:
-        """Send a frame to the core of a rank; it is lost if the link is."""
+        """Send a frame to the core of a rank; the frame is lost if the link is lost."""
         link = self._links.get(rank)
         if link is None:
             return
@@ -138,7 +138,7 @@ class Mailbox:
                 writer.close()
 
     def _greet(self, hello: FromCore, writer: asyncio.StreamWriter) -> int:
-        """Return the rank of a new core; its link replaces an older one of this rank."""
+        """Return the rank of a new core; its link replaces an older link of this rank."""
         if not isinstance(hello, Hello) or hello.version != VERSION or hello.model_id != self._expected(hello):
             raise FrameError(f"it began with {hello!r:.200}, not with version {VERSION} and its model")
         rank, self.hello = next(self._numbers) if self._lasts else hello.rank, hello
@@ -149,7 +149,7 @@ class Mailbox:
         return rank
 
     def _expected(self, hello: Hello) -> str:
-        """Return the id that the model of a new core must have: its own, which is any, if no other core is linked."""
+        """Return the model's id that a new core must have; if no other core is linked, this is the core's own id."""
         if self._model_id or self.hello is None or not self._links:
             return self._model_id or hello.model_id
         return self.hello.model_id
@@ -160,7 +160,7 @@ async def _frame(reader: asyncio.StreamReader) -> FromCore:
 
 
 def require_private(folder: Path) -> None:
-    """Make the folder of a mailbox that lasts, unless it is there.
+    """Make the folder of a mailbox that outlives a server, unless the folder exists.
 
     Raises:
         ConfigError: it cannot be made, or others may enter it.

@@ -1,4 +1,4 @@
-"""vLLM's own flags, those after `--`: what can be refused before vLLM is imported, and its configuration made of them.
+"""vLLM's own flags, given after `--`: refusals before vLLM is imported, and vLLM's configuration made of them.
 
 An import takes ten seconds and a start a minute, so a wrong flag must fail before. Names of flags are read in vLLM's
 sources, as text. The dotted names of our classes that vLLM's processes import stand here.
@@ -78,7 +78,7 @@ class VllmModel:
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """Refuse flags that vLLM lacks or that are ours, and a vLLM that is missing; imports nothing of it.
+    """Refuse flags that vLLM lacks or that only we may set, and a missing vLLM; import nothing of vLLM.
 
     Raises:
         ConfigError: names the flag, or the names that this vLLM lacks, and the way out.
@@ -200,7 +200,7 @@ def parts(gamma: int) -> dict[str, Any]:
 
 
 def serve_parts(gamma: int, mailbox: Path | None, noise: str = Noise.SPECDEC.value) -> dict[str, Any]:
-    """Return what a server of vLLM's own takes to be helped by a pool: `parts`, and what our front does by itself.
+    """Return settings with which vLLM's own server gets help from a pool: `parts`, and what else our front would set.
 
     Args:
         mailbox: folder in which the pool is found; None: that of the server's user.

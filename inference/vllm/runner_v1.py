@@ -80,7 +80,7 @@ class WinningVerifier(RejectionSampler):
         self._last: list[tuple[int, int]] | None = None
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """Choose the winners of all rows in one go, and verify by them."""
+        """Choose at once the tokens of the requests that ask for our rule; accept the draft tokens equal to them."""
         counts = metadata.num_draft_tokens
         if not any(counts):  # a row for each request, in their order
             return self._winning(logits, sampling_metadata)
@@ -115,7 +115,7 @@ class WinningVerifier(RejectionSampler):
         return seen
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:
-        """Set the logits of all rows but each request's last (see `WinningSampler`) so that our winners are greedy."""
+        """Set the logits so that our winners are greedy, in all rows but each request's last (see `WinningSampler`)."""
         logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
         return logits if self._last is None else crown(logits, self._last)
 

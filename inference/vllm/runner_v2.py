@@ -48,7 +48,7 @@ class WinningProcessor(LogitsProcessor):
         self._names = itertools.count()
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Take the request of a slot, also one that vLLM took out for lack of memory; return whether we choose."""
+        """Take the request of a slot, also one that vLLM had taken out for lack of memory; return whether we choose."""
         self._requests.pop(req_idx, None)
         if Asked.read(sampling_params.extra_args) is None:
             return False

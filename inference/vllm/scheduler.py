@@ -63,7 +63,7 @@ class DraftScheduler(Scheduler):
         self._link = Link(self._place, rank, self._drafts.receive, self._drafts.requests, served)
 
     def add_request(self, request: Any) -> None:
-        """Take a request, and report to the front that it may send draft tokens for it."""
+        """Take a request, and tell the front that the core has it, so that draft tokens can be sent."""
         if not self._is_owned and request.sampling_params is not None:
             noise = Noise(self._place.noise)
             adopted(request, next(self._own_names), self.num_spec_tokens, self._vocab_size, noise)
@@ -88,7 +88,7 @@ class DraftScheduler(Scheduler):
         return super().schedule(*arguments, **options)
 
     def _allowed(self, request: Any, proposal: list[int]) -> list[int]:
-        """Return the first draft tokens that a grammar of vLLM's own allows; it cannot take others back."""
+        """Return the first draft tokens that a grammar of vLLM's own allows: vLLM cannot take back any others."""
         if not request.use_structured_output:
             return proposal
         allowed: list[int] = self.structured_output_manager.validate_tokens(request, proposal)
@@ -149,7 +149,7 @@ class DraftScheduler(Scheduler):
 
 
 def _ask_no_worker_for_drafts(config: Any) -> None:
-    """Spare each pass a call that asks the workers for drafts of vLLM's own; this process has no other engine."""
+    """Let passes skip the call that asks workers for drafts of vLLM's own; this process has no other engine."""
     Executor.get_class(config).take_draft_token_ids = lambda self: None
 
 

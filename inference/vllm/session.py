@@ -88,7 +88,7 @@ class VllmSession:
 
     @property
     def num_reported(self) -> int:
-        """Return the number of tokens, those of passes that have been reported included."""
+        """Return the number of the session's tokens, including tokens of passes that have only been reported."""
         return len(self.token_ids) + sum(row.num_tokens for row, _ in self.rows)
 
     def report(self, row: Row, us: int) -> None:
@@ -122,7 +122,7 @@ class VllmSession:
 
 
 class Sessions:
-    """Part of an engine: its sessions, and the way of draft tokens to vLLM's cores, by their mailbox.
+    """Base of an engine over vLLM: its sessions, and the sending of draft tokens to vLLM's cores by the mailbox.
 
     Args:
         mailbox: mailbox that the cores dial.

@@ -1,4 +1,4 @@
-"""Our requests in vLLM's terms and back: a greedy request for vLLM, and beside it what our choice in its workers needs.
+"""Our requests in vLLM's terms and back: a greedy request for vLLM, and in `extra_args` what our choice needs.
 
 vLLM's own sampling is not used: it counts penalties, minimum lengths and grammars from the start of its output. The
 prompt of a resumed request ends with output, so those must count from `output_start`, or the text would be another.
@@ -39,7 +39,7 @@ class Asked:
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Asked | None:
-        """Read a request's `extra_args`; return None if the request is greedy, or not ours."""
+        """Read a request's `extra_args`; return None if the request is greedy, or not from our front."""
         if extra_args is None or not chooses(extra_args):
             return None
         ours = extra_args[KEY]
@@ -47,13 +47,13 @@ class Asked:
 
 
 def chooses(extra_args: Mapping[str, Any] | None) -> bool:
-    """Return whether our choice makes a request's tokens: it is ours, and not greedy."""
+    """Return whether our choice makes a request's tokens, that is, the request is ours and not greedy."""
     ours = None if extra_args is None else extra_args.get(KEY)
     return ours is not None and ours["sampling"] is not None
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingParams:
-    """Return sampling parameters of their fields, as `extra_args` writes them; without any, the greedy choice's."""
+    """Return sampling parameters from their fields in `extra_args`; without any, those of the greedy choice."""
     biases = tuple((token_id, bias) for token_id, bias in values.get("logit_bias", ()))
     values = {**values, "logit_bias": biases, "noise": Noise(values.get("noise", Noise.SPECDEC))}
     kind: type[SamplingParams] = SamplingParams
@@ -70,7 +70,7 @@ def _grammar(parts: Sequence[str] | None) -> Grammar | None:
 
 
 def extra_args(request: GenerationRequest, name: str, gamma: int) -> dict[str, Any]:
-    """Return what goes beside a request to core and workers; its sampling is None where the greedy choice is asked."""
+    """Return the `extra_args` of a request, for vLLM's core and workers; their sampling is None for greedy choice."""
     sampling, grammar = request.sampling, request.grammar
     adjusts = sampling.penalizes or bool(sampling.logit_bias)
     is_plain = sampling.greedy and not adjusts and grammar is None and not isinstance(sampling, MinLengthSampling)

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _steps_done(args: argparse.Namespace) -> list[Done]:
-    """Run the steps of the device; without --device there are none.
+    """Run the steps of the device; return none without --device.
 
     Raises:
         ConfigError: there is no such device here.

@@ -1,4 +1,4 @@
-"""Server that the report measures, and the figures that the comparison found."""
+"""One server of a report, and the figures that the comparison measured at it."""
 
 from __future__ import annotations
 

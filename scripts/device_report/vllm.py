@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def steps(args: argparse.Namespace) -> list[Step]:
-    """Return the steps, with the reasons of those that cannot run here."""
+    """Return the steps, with the reason for each step that cannot run here."""
     return [_step(title, ways, args) for title, ways in WAYS.items()]
 
 

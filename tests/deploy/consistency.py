@@ -45,7 +45,7 @@ def pod_of(workload: Manifest) -> Manifest:
 
 
 def arguments_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str]:
-    """Return a server's flags with variables expanded; {} where the container does not run a server of ours."""
+    """Return a server's flags with variables expanded; {} where the container runs another program."""
     container = pod_of(workload)["containers"][0]
     if "command" in container:
         return {}
@@ -65,7 +65,7 @@ def variables_of(workload: Manifest, documents: list[Manifest]) -> dict[str, str
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    """Replace variables as the kubelet does: unknown ones stay as they are."""
+    """Replace variables as the kubelet does: unknown variables stay as they are."""
     return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), word)
 
 
@@ -301,7 +301,7 @@ def _file_faults(pod: Manifest, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _files_of(secret: Manifest) -> list[str]:
-    """Return the files of a Secret's volume: those that it lists, else those of a certificate."""
+    """Return the files of a Secret's volume: those that the volume lists, else the three of a certificate."""
     return [item["path"] for item in secret["items"]] if "items" in secret else ["tls.crt", "tls.key", "ca.crt"]
 
 

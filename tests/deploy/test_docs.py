@@ -57,7 +57,7 @@ def flags_after_role(words: list[str]) -> dict[str, str]:
 
 
 def test_lines_for_an_instance_are_taken(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The docker commands of the page parse, and compile the very model that the cluster's servers look for."""
+    """The page's docker commands parse, and compile exactly the model that the cluster's servers look for."""
     monkeypatch.chdir(ROOT)
     ran = [words for words in lines if words[:2] == ["docker", "run"]]
     for words in ran:

@@ -63,7 +63,7 @@ class Walk:
         self._environment = environment | {"PATH": path, "LOG": str(self._log), "AWS_PAGER": ""}
 
     def run(self, script: str) -> None:
-        """Run lines of the page; the lines after one that fails still run."""
+        """Run lines of the page; lines after a failed line still run."""
         site = blocks(WALK)[0]
         done = subprocess.run(
             ["bash", "-u", "-c", f"{site}\n{script}"],

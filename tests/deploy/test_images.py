@@ -35,7 +35,7 @@ def test_a_recipe_keeps_the_rules(recipe: Path) -> None:
 
 
 def test_a_base_is_written_once_for_each_recipe() -> None:
-    """Each recipe has its base image in one line, with its digest; those of cpu and cuda have the same base."""
+    """Each recipe has its base image in one line, with its digest; recipes cpu and cuda have the same base."""
     bases = {}
     for recipe in RECIPES:
         [bases[recipe.stem]] = re.findall(r"^ARG BASE=(\S+)$", text := recipe.read_text(), re.MULTILINE)
@@ -79,7 +79,7 @@ def test_a_broken_rule_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_that_of_the_requirements(name: str) -> None:
-    """Each lock is of the present pyproject.toml; `make lock` writes it after a change."""
+    """Each lock has the versions of our requirements files, with hashes; `make lock` writes it after a change."""
     files = ("requirements.txt", *(f"requirements/{extra}.txt" for extra in ("tracing", "endpoints", "cloudwatch")))
     wanted = {name: pin for file in files for name, pin in pins((ROOT / file).read_text()).items()}
     lock = (FOLDER / name).read_text()

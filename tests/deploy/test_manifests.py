@@ -51,7 +51,7 @@ def in_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def validated(documents: list[Manifest], version: str, folder: Path) -> str:
-    """Return the complaints of kubernetes-validate, without those about kinds of resources that it does not know."""
+    """Return the complaints of kubernetes-validate, except about kinds of resources that the program does not know."""
     file = folder / "all.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return complaints("kubernetes-validate", "--strict", "--quiet", "--no-warn", "-k", version, file)
@@ -136,7 +136,7 @@ def test_a_server_waits_for_a_model_of_its_own_image(name: str) -> None:
 
 
 def cpus(workload: Manifest) -> float:
-    """Return the CPUs that one pod reserves; those of its init containers are not larger."""
+    """Return the CPUs that one pod reserves; its init containers reserve no more."""
     return float(pod_of(workload)["containers"][0]["resources"]["requests"]["cpu"])
 
 
@@ -247,7 +247,7 @@ def test_an_image_is_what_its_role_needs() -> None:
 
 
 def test_vllm_and_the_pool_beside_it_have_one_mailbox(capsys: pytest.CaptureFixture[str]) -> None:
-    """The manifests of vLLM and of the pool beside it fit together.
+    """The manifests of vLLM and of its pool fit together.
 
     vLLM's file is what `vllm-config` prints, both containers mount the mailbox's folder, and vLLM alone has the device.
     """
@@ -291,9 +291,9 @@ def test_every_overlay_keeps_apart_from_the_others() -> None:
 
 @pytest.mark.parametrize(("component", "fault"), [("xxl", "16 devices are 64 logical cores"), ("device-plugin", "")])
 def test_other_ways_to_devices(component: str, fault: str, tmp_path: Path) -> None:
-    """Each other component that gives a pod devices builds; one with too few or too many devices is found.
+    """A deployment builds with every component that gives its pods devices, and is faulty with a wrong number of them.
 
-    The components take the place of claims/xl. The file of flags uses 32 cores, and a whole instance has 64.
+    Each component replaces claims/xl in turn. The file of flags uses 32 cores, and a whole instance has 64.
     """
     overlay = (KUBERNETES / "overlays" / "trn2-fused" / "kustomization.yaml").read_text()
     copy = tmp_path / "overlay"

@@ -41,7 +41,7 @@ class Clock:
 
 
 async def let_pass(clock: Clock, leases: Leases, seconds: float) -> None:
-    """Move the clock in ten steps; at each the registry expires leases, as it does when followers ask."""
+    """Move the clock in ten steps, and let the registry expire leases at each, as followers do by asking."""
     for _ in range(10):
         clock.now += seconds / 10
         await leases.leases()
@@ -110,7 +110,7 @@ async def test_a_registry_that_hung_names_no_target_before_all_could_renew() -> 
 
 
 async def test_every_wait_ends() -> None:
-    """The registry ends each wait after a time, with the list as it is.
+    """The registry ends each wait after a time, with an unchanged list if there is no new one.
 
     Without an end, a dead follower would keep one of the actor's places for calls.
     """
@@ -194,7 +194,7 @@ def pids(place: Town, word: str) -> set[int]:
 
 
 async def replaced(place: Town, word: str, pid: int) -> None:
-    """Wait until another process has replaced the one with this id."""
+    """Wait until another process with `word` has replaced the process `pid`."""
     async with asyncio.timeout(PATIENCE_S):
         num_before = len(pids(place, word))
         while pid in (now := pids(place, word)) or len(now) < num_before:  # noqa: ASYNC110 - other processes
@@ -202,7 +202,7 @@ async def replaced(place: Town, word: str, pid: int) -> None:
 
 
 def during(place: Town, what: Callable[[], Awaitable[Any]]) -> Answers:
-    """Return the figures of six clients while `what` runs; no request may be refused or answered wrongly."""
+    """Run `what` while six clients send requests; fail if one is refused or answered wrongly. Return the answers."""
 
     async def all_of_it() -> Answers:
         clients = Clients(place.gateways)
@@ -231,7 +231,7 @@ def test_serve_takes_the_configuration(place: Town) -> None:
 @pytest.mark.ray
 @pytest.mark.release
 def test_a_registry_that_hangs_or_is_gone_ends_no_target(place: Town) -> None:
-    """Targets go on while the registry hangs, and after it has ended.
+    """Targets go on while the registry hangs, and after the registry has ended.
 
     It was once otherwise: a lease that the registry did not renew made a target count as hung, and Serve ended all of
     them.

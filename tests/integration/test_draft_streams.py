@@ -130,7 +130,7 @@ async def test_a_server_drafts_for_the_users_that_it_names(auth_file: Path) -> N
 async def test_an_account_leaves_places_for_the_workers_of_others(
     auth_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An account can attach a part of the private workers that a target takes, not all.
+    """An account can attach only a part of the private workers that a target accepts.
 
     It was once otherwise: one client could attach all 1,024 private workers that a target takes, and leave others no
     place.

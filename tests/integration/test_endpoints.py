@@ -1,4 +1,4 @@
-"""compare_architectures.py --endpoint with running servers: ours over TLS with a token, and another project's."""
+"""compare_architectures.py --endpoint with running servers: our own over TLS with a token, and another project's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT = {"messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "con
 
 @pytest.mark.long
 async def test_endpoints_are_compared_where_they_run(models: ModelDirectories, tmp_path: Path) -> None:
-    """A server of ours over gRPC and HTTP and a foreign one get the same prompts; answers of one model are compared."""
+    """Our server, over gRPC and HTTP, and a foreign one get the same prompts; answers of one model are compared."""
     port, http_port = free_port(), free_port()
     (tmp_path / "auth.toml").write_text(AUTH)
     (tmp_path / "token").write_text(TOKEN)

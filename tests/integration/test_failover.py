@@ -79,7 +79,7 @@ async def test_a_draining_targets_streams_move(cluster: Cluster) -> None:
         completer = FailoverCompleter(fleet, connection)
 
         async def stream() -> list[int]:
-            """Return the tokens of an answer: those from before the server ends, and those of 20 deltas after."""
+            """Return an answer's first tokens, until 20 deltas have come after the server's end."""
             token_ids: list[int] = []
             num_more = 20
             async with aclosing(completer.complete(request)) as events:

@@ -147,7 +147,7 @@ async def refused(server: ServerProcess) -> Any:
 
 
 async def test_client_comes_again_when_the_server_was_full(small: ServerProcess, tmp_path: Any) -> None:
-    """Four prompts meet one slot and one place: the command line retries as refusals hint, and all are served."""
+    """The command line retries where a full server refuses: four prompts are answered by a server that holds two."""
     file = tmp_path / "prompts.txt"
     file.write_text("one\ntwo\nthree\nfour\n")
     flags = ("--port", str(small.port), "--prompt_text", file, "--max_new_tokens", "400", "--format", "json")

@@ -113,7 +113,7 @@ async def test_every_topology_gives_the_same_text_and_every_parameter_matters(cl
 
 
 async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Path) -> None:
-    """The profile has a row per choice, whole or streamed; a refused request has none."""
+    """The profile has a row per choice, whole or streamed; a refused request has no row."""
     async with gateway_process(target, "--profile", directory=tmp_path) as port:
         client = client_of(port)
         await texts(client, max_tokens=6, n=2, temperature=0)
@@ -135,7 +135,7 @@ async def test_a_gateway_writes_its_profile(target: ServerProcess, tmp_path: Pat
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_a_stream_is_the_answer_token_by_token(clients: Clients, topology: str) -> None:
-    """A stream has one chunk per token, then the usage, if it is asked for."""
+    """A stream has one chunk per token, then the usage if the request asked for it."""
     fields: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3, "temperature": 0.8}
     whole = await clients[topology].completions.create(**fields)
     stream = await clients[topology].completions.create(**fields, stream=True, stream_options={"include_usage": True})
@@ -384,7 +384,7 @@ async def test_a_client_that_leaves_frees_its_slot(slow: tuple[ServerProcess, in
 
 
 async def test_sigterm_lets_a_stream_end_and_refuses_new_ones(slow: tuple[ServerProcess, int]) -> None:
-    """After SIGTERM a stream ends in peace, and new requests are refused.
+    """After SIGTERM a stream ends normally, and new requests are refused.
 
     The server ends here, so this test is the last one.
     """

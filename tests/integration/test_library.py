@@ -1,4 +1,4 @@
-"""The library in the `specdec` package: the same tokens as a server's, wherever it is used."""
+"""The library in the `specdec` package gives the same tokens as a server, in scripts and in event loops."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def eagle(models: ModelDirectories, environment: Path, tmp_path_factory: pytest.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(models: ModelDirectories, eagle: Path) -> AsyncGenerator[Servers, None]:
-    """Start on Neuron a target, a draft for it, a pair in one graph, and one of EAGLE, which samples on the device."""
+    """Start on Neuron a target, a draft for it, a pair in one graph, and an EAGLE pair that samples there."""
     async with AsyncExitStack() as stack:
         cores = ("--neuron_cores", "4-5", "--tp_degree", "2")
         pairs = {
@@ -99,7 +99,7 @@ async def reference(models: ModelDirectories, requests: Sequence[CompletionReque
 
 
 def requests(*, sampled: bool) -> list[CompletionRequest]:
-    """Return requests in rounds: in run-ahead a target as small as its draft may well accept nothing."""
+    """Return requests with schedule sync: a draft as slow as its target may be late for every pass in run-ahead."""
     sampling = SamplingParams(temperature=1.1, top_k=40, top_p=0.9) if sampled else SamplingParams()
     template = CompletionRequest("", sampling, max_new_tokens=NUM_TOKENS, schedule=Schedule.SYNC)
     return [
@@ -200,7 +200,7 @@ def _http(server: ServerProcess) -> str:
 async def test_a_draft_may_have_a_shorter_context(
     models: ModelDirectories, started: Servers, schedule: Schedule
 ) -> None:
-    """Beyond the draft's context the target continues alone; a tutorial's pair has 2048 and 6400 tokens."""
+    """Beyond the end of the draft's context the target continues alone, with the same tokens."""
     prompts: tuple[str | tuple[int, ...], ...] = (PROMPTS[0], tuple(range(20, 70)))
     wanted = [
         CompletionRequest(prompt, max_new_tokens=number, ignore_eos=True, schedule=schedule)
@@ -228,9 +228,9 @@ async def compare(*flags: str) -> str:
 
 @pytest.mark.long
 async def test_the_comparison(models: ModelDirectories, environment: Path, started: Servers, tmp_path: Path) -> None:
-    """A comparison on Neuron runs: target, fused graph, and a draft on the CPU sample alike.
+    """A comparison on Neuron runs: target, fused graph, and a draft on the CPU give the same sampled tokens.
 
-    They load only what `--compile only` made.
+    Its servers load only models that `--compile only` has made.
     """
     assert started
     (tmp_path / "kind.txt").write_text("1 2 3 and\n")

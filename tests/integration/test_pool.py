@@ -38,7 +38,7 @@ async def pooled_target(models: ModelDirectories) -> AsyncGenerator[ServerProces
 
 
 async def until_helped(target: ServerProcess) -> None:
-    """Wait until a worker helps: in this time a dead worker is noticed, and another one assigned."""
+    """Wait until a worker helps: until then a dead worker is noticed, and another one assigned."""
     async with asyncio.timeout(60):
         while not (await complete(target, replace(LONG, max_new_tokens=40))).num_draft_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

@@ -57,7 +57,7 @@ async def peer(target: ServerProcess) -> Peer:
 
 
 def wrong(token_id: int) -> int:
-    """Return a token id other than this one."""
+    """Return a token id that differs from `token_id`."""
     return token_id % (VOCAB_SIZE - 1) + 1
 
 
@@ -157,7 +157,7 @@ LIES = {
 @pytest.mark.parametrize("when", ["early", "late"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 async def test_a_lie_ends_the_help_of_its_session_alone(peer: Peer, lie: list[pb.Branch], when: str) -> None:
-    """The answer stays the target's own; the worker drafts for the next request on the same stream."""
+    """An invalid proposal ends the help for its request alone, and the answer is right; other requests get help."""
     async with raw_worker(peer.address) as worker:
         session, other = worker.request(asked()), worker.request(asked()).send()
         if when == "early":

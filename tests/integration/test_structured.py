@@ -123,7 +123,7 @@ def answers(completions: Sequence[Completion]) -> list[tuple[list[int], FinishRe
 
 
 async def test_forced_tokens_alone(target: Server, plain: list[Completion]) -> None:
-    """A target with a grammar speculates without a draft; forced tokens are right unless one before was looked up."""
+    """A target speculates by its grammar, without a draft; if it looks no tokens up, all draft tokens are right."""
     forced = await complete_at(target, some_requests())
     assert answers(forced) == answers(plain)
     assert sum(completion.num_accepted_tokens for completion in forced[:3]) > 30

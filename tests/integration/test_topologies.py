@@ -140,7 +140,7 @@ async def test_sampling_equals_the_target_alone(topologies: Topologies, target: 
 
 
 async def test_drafts_of_every_quality_are_among_them(topologies: Topologies) -> None:
-    """The three drafts differ in their acceptance, without which the tests above would repeat one case."""
+    """The drafts of these tests are accepted to different shares, so that the tests differ too."""
     in_rounds: Any = {"gamma": 4, "schedule": Schedule.SYNC}
     requests = [
         CompletionRequest(prompt, SamplingParams(temperature=1.0), seed=7, max_new_tokens=NUM_TOKENS, **in_rounds)
@@ -167,7 +167,7 @@ async def test_a_chats_next_turn_reuses_the_last(topologies: Topologies, target:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies, temperature: float) -> None:
-    """The acceptance rate is exactly 1.0, also if the limit of tokens is no multiple of gamma + 1."""
+    """Draft tokens of the target itself are all accepted, also if the limit of tokens is no multiple of a round's."""
     requests = [
         CompletionRequest(
             PROMPTS[number],
@@ -190,7 +190,7 @@ async def test_target_as_its_own_draft_is_accepted_whole(topologies: Topologies,
 
 @pytest.mark.parametrize("helper", HELPERS)
 async def test_goes_on_to_the_end_of_the_context(topologies: Topologies, target: ServerProcess, helper: str) -> None:
-    """An answer goes on to the end of the target's context, alone after the end of the draft's, at 64 tokens."""
+    """An answer goes on to the end of the target's context, although the draft's own context may end before."""
     prompt = tuple(range(2, 2 + MAX_LENGTH - 80))
     long_prompt = tuple(range(2, 2 + MAX_LENGTH - 1))
     requests = [

@@ -1,4 +1,4 @@
-"""Version 1 of the protocol beside version 2: commands of an older wheel and ours, as CHANGELOG.md promises.
+"""Version 1 of the protocol with version 2: commands of an older wheel and of this one, as CHANGELOG.md promises.
 
 The wheel is built from the last commit before version 2, which a shallow clone lacks.
 """
@@ -116,7 +116,7 @@ async def test_a_pool_worker_of_version_1_helps(old: Path, models: ModelDirector
 
 
 async def test_a_target_of_version_1(old: Path, models: ModelDirectories) -> None:
-    """Our client and our edge, without drafts, get its tokens; our pool worker ends, since the target refuses it."""
+    """Our client and our edge get the tokens of a version 1 target, without drafts; it refuses our pool worker."""
     async with old_target(old, models.target) as address, target_server(models.target) as ours:
         expected = await complete(ours, REQUEST)
         assert (await complete(address, REQUEST)).token_ids == expected.token_ids

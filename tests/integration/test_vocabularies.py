@@ -49,7 +49,7 @@ LAST = 267
 
 @dataclass(frozen=True)
 class Kind:
-    """Vocabularies of targets and drafts, as sizes; None: that of the other tokenizer.
+    """Vocabularies of targets and drafts, as sizes; None stands for the vocabulary of the other tokenizer.
 
     Attributes:
         draft: draft of `target` in a distributed and a fused pair.
@@ -177,7 +177,7 @@ async def test_every_topology_gives_the_targets_tokens(kind: Kind, servers: Serv
 async def test_the_command_line_gives_the_targets_tokens(
     kind: Kind, servers: Servers, models: dict[str, Path], tokenizer: tuple[str, ...]
 ) -> None:
-    """A draft with another tokenizer is refused without --tokenizer, and the message names the flag."""
+    """A draft with another vocabulary gives the target's tokens; one that needs --tokenizer is refused without it."""
     asked = ("--prompt", "the wind", "--max_new_tokens", "12", "--format", "json", "--threads", "1")
     draft = ("--role", "draft", "--model", str(models["draft"]), "--port", str(servers.target.port), *asked)
     result = await run_command(*draft, *tokenizer)
@@ -206,7 +206,7 @@ async def test_metrics_show_what_the_draft_can_propose(kind: Kind, servers: Serv
 
 @pytest.mark.parametrize("kind", [FOREIGN, pytest.param(FEWER, marks=long)], indirect=True)
 async def test_one_worker_of_the_pool_helps_two_targets(kind: Kind, servers: Servers, models: dict[str, Path]) -> None:
-    """A worker helps a target with other ids and one with fewer in the same passes; one sends its tokenizer."""
+    """One worker helps two targets with different vocabularies at once, and changes no token."""
     async with target_server(models["other"], *SLOW) as other:
         asked = {servers.target: requests(kind), other: requests(kind if kind is FOREIGN else MORE)}
         expected = [await alone(target, each) for target, each in asked.items()]

@@ -1,4 +1,4 @@
-"""Attacks on a target that others use meanwhile: beside each recipe a client must get its tokens.
+"""Attacks on a target that others use meanwhile: during each attack a client must get its tokens.
 
 The target is scripted and in this process, with real sockets; tests/unit has the limits one by one.
 """

@@ -52,14 +52,14 @@ def before(rng: np.random.Generator, mask: bool) -> TokensBefore:
 def both(
     logits: torch.Tensor, sampling: Sequence[SamplingParams], at: Sequence[int], seen: Sequence[TokensBefore] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the token ids that the kernel chooses, and those that numpy does."""
+    """Return the token ids that the kernel chooses, and the ids that numpy chooses."""
     return choose_tokens(logits, sampling, at, seen), choose_tokens(logits.float().numpy(), sampling, at, seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(2))
 def test_winners_are_those_of_numpy(seed: int, dtype: torch.dtype) -> None:
-    """The kernel chooses numpy's tokens, in a pass with greedy rows, rows of both kinds of noise, and all steps."""
+    """The kernel chooses numpy's tokens, for greedy rows and both kinds of noise, with and without penalties."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=2.0, size=(NUM_ROWS, VOCAB_SIZE))).to(dtype)
     sampling = [drawn(rng, Noise(noise)) for noise in rng.choice([*Noise], NUM_ROWS)]
@@ -79,7 +79,7 @@ def assert_same(
 def test_the_noise_has_the_same_bits(noise: Noise) -> None:
     """The kernel's random numbers have the bits of numpy's.
 
-    The score of the only token in a row is its number, so this test sees bits that change no choice.
+    With flat logits a row's best score is its largest random number, so a wrong bit shows even if it changes no choice.
     """
     rng = np.random.default_rng(5)
     seeds, at = [int(seed) for seed in rng.integers(0, MAX_SEED, 20, dtype=np.uint64)], [*range(1, 21)]

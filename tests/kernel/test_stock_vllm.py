@@ -1,4 +1,4 @@
-"""Tokens by `--noise vllm` are those that vLLM's own kernels choose, in Triton's interpreter."""
+"""Tokens with `--noise vllm` equal the choices of vLLM's own kernels, in Triton's interpreter."""
 
 from __future__ import annotations
 

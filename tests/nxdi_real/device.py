@@ -139,7 +139,7 @@ def _join_ranks(application: Any) -> None:
 
 
 def _configs(application: Any) -> list[Any]:
-    """Return every NeuronConfig of an application: its own and each graph's, and those of the drafts within these."""
+    """Return every NeuronConfig of an application: its own, each graph's, and the drafts' within these."""
     owners = [application.config, *(wrapper.config for wrapper in application.models)]
     drafts = [owner.fused_spec_config.draft_config for owner in owners if owner.fused_spec_config is not None]
     return [owner.neuron_config for owner in [*owners, *drafts]]

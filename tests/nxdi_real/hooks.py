@@ -40,7 +40,7 @@ def arm() -> None:
 class _Changes(importlib.abc.MetaPathFinder):
     """Finder that changes modules of NxDI after their import.
 
-    It imports the stand-ins, which need torch, with the first one.
+    The first import of a Neuron package also imports the stand-ins, which need torch.
     """
 
     def __init__(self, source: Path) -> None:

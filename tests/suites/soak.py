@@ -66,7 +66,7 @@ class Left:
 
 
 class Visitor:
-    """One of several clients at a time; it keeps its connections as long as it lives."""
+    """Client of all servers; it runs sessions one after another over the same connections, beside other visitors."""
 
     def __init__(
         self, where: Cluster, expected: dict[Question, Answer], tally: Tally, card: pb.GetModelResponse

@@ -95,7 +95,7 @@ def reference(family: str) -> Reference:
 def assert_matches(
     backend: Backend, plain: Reference, history: Sequence[Sequence[Move]], *, tolerance: float = 1e-4
 ) -> None:
-    """Play a history; compare every logit that it asks for with the reference."""
+    """Play a history; compare each of its logits with the reference."""
     held: dict[int, tuple[int, ...]] = dict.fromkeys(range(NUM_SLOTS), ())
     for one_pass in history:
         spans = [_span(move, held) for move in one_pass]

@@ -109,7 +109,7 @@ class Member:
         await self.server.process.wait()
 
     async def is_ready(self) -> bool:
-        """Return whether a Service may send requests there; only two failed probes count, as in the manifests."""
+        """Return whether a Service may send requests to this member; only two failed probes in a row count."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.probe_port}", timeout=5) as kubelet:
             for _ in range(2):
                 with suppress(httpx.TransportError):

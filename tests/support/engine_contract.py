@@ -65,7 +65,7 @@ TOO_COMPLEX = Grammar(GrammarKind.REGEX, "(([a-z]{0,99}){1,99}){1,99}")
 
 
 def wanted(mode: str = "noise", prompt: Sequence[int] = PROMPT, **options: Any) -> GenerationRequest:
-    """Return a request with one of the modes' sampling parameters."""
+    """Return a request with the sampling parameters of a mode: greedy, noise, penalties and others."""
     return GenerationRequest(tuple(prompt), SamplingParams(**MODES[mode]), **{"max_new_tokens": LENGTH, **options})
 
 
@@ -93,7 +93,7 @@ class Drafting:
 async def completed(
     engine: Any, request: GenerationRequest, drafting: Drafting | None = None
 ) -> tuple[list[int], list[Commit]]:
-    """Return the tokens of a request and its commits; check that each commit follows the one before."""
+    """Return the tokens and the commits of a request, after a check that each commit follows the one before it."""
     session = engine.open(request, grammar=await engine.compiled(request))
     start, opened = len(request.prompt_token_ids), 0
     commits: list[Commit] = []

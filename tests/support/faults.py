@@ -14,7 +14,7 @@ from specdec.inference.model.decoder import Decoder, Turn, Verdict
 
 
 def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) -> bool:
-    """Run `call` with a MemoryError at one point; return whether it reached the point, and failed there.
+    """Run `call` with a MemoryError at one point; return whether the call reached the point, and failed there.
 
     Args:
         number: number of the point, from 1 on, in the order in which lines run: the error comes before the line.
@@ -44,7 +44,7 @@ def strikes(call: Callable[[], object], number: int, within: tuple[str, ...]) ->
 
 
 def assert_faults_cost_no_token(decoder: Decoder, begun: Callable[[], list[Turn]], within: tuple[str, ...]) -> None:
-    """Let the third step fail at every point in turn, and repeat it from position 0, as an engine does.
+    """Check that a step that fails costs no token: the third step fails at each point in turn, and is repeated.
 
     Args:
         begun: function that returns the first turns of some sequences.

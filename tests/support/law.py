@@ -31,7 +31,7 @@ NoiseKey: TypeAlias = Callable[[int, int], tuple[int, int]]
 
 
 def both(seed: int, position: int) -> tuple[int, int]:
-    """Return the right key of the noise, which has both parts; wrong variants drop one of them."""
+    """Return the noise's key from both seed and position; wrong variants drop one of them."""
     return seed, position
 
 

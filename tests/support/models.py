@@ -142,7 +142,7 @@ def tiny_model(
 
 
 def disturbed(model: PreTrainedModel) -> PreTrainedModel:
-    """Change the model's weights so that it is a draft of its old self, with some tokens accepted; return it."""
+    """Change a model's weights so that the result is a draft of the old model, with some tokens accepted."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -64,7 +64,7 @@ class Mountpoint:
             patch.setattr(module, "open", self._opened)
 
     def restart(self) -> None:
-        """Replace a killed process by a new one; files that it had open are lost."""
+        """Replace a killed process by a new one; files that the killed process had open are lost."""
         self.is_dead, self.killed_at = False, None
         self._open_uploads.clear()
 

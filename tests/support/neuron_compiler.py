@@ -83,7 +83,7 @@ class NeuronCompiler:
 
 
 def changed_inputs(graph: GraphModule) -> set[str]:
-    """Return the inputs of Dynamo's graph that TorchNeuron's analysis finds changed; it does not look for `out=`."""
+    """Return the inputs of Dynamo's graph that TorchNeuron's analysis finds changed; it overlooks `out=`."""
     inputs: dict[Node, str] = {}  # a node that is an input or a view of one -> that input
     changed: set[str] = set()
     for node in graph.graph.nodes:

@@ -93,6 +93,6 @@ def on_double(nxdi: Nxdi) -> None:
 
 @pytest.fixture(scope="session")
 def on_real(nxdi: Nxdi) -> None:
-    """Skip a test on the double: one of a feature that the double lacks."""
+    """Skip the test on the double: it needs NxDI's own sources."""
     if not nxdi.is_real:
         pytest.skip("needs NxDI's sources: make test-nxdi NXDI_SOURCES=DIR")

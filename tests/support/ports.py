@@ -35,7 +35,7 @@ from tests.support.completers import CARD, ScriptedCompleter
 async def listening(
     *servicers: Servicer, address: str = "127.0.0.1:0", **settings: Any
 ) -> AsyncGenerator[Server, None]:
-    """Serve at a port; the settings are those of `Server`."""
+    """Serve at `address`; the settings are arguments of `Server`."""
     server = Server(address, servicers, **{"status_of": to_status, **settings})
     await server.open()
     try:

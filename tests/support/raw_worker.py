@@ -86,7 +86,7 @@ class RawSession:
         return self
 
     async def propose(self, *branches: pb.Branch) -> None:
-        """Send draft tokens, before the request or after it."""
+        """Send draft tokens for this session; it need not have sent its request yet."""
         async with self.worker.writes:  # gRPC takes one message of a stream at a time
             await self.worker.call.write(proposing(self.name.hex(), *branches))
 

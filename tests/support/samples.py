@@ -58,7 +58,7 @@ def model_directory(directory: Path, name: str) -> Path:
 
 
 def record(contender: Contender, *, rtt_ms: float = 0.0, prompt_index: int = 0, slowdown: float = 1.0) -> RequestRecord:
-    """Return a contender's record of an answer `TOKENS`; two of three draft tokens are accepted per round."""
+    """Return the record of a contender's answer with TOKENS; two of three draft tokens are accepted per round."""
     if contender.topology is Topology.TARGET:
         shape, round_s = [(1, 0, 0)] * len(TOKENS), PASS_S
     else:

@@ -50,7 +50,7 @@ def draft_server(model: Path | str, target: ServerProcess, *flags: str) -> Abstr
 
 
 def fused_server(target: Path, draft: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
-    """Start a fused pair with gamma 4, unless `flags` change it; it is not adaptive, as so large a draft never pays."""
+    """Start a fused pair with gamma 4 and without adaptive drafting, in which so large a draft would never pay."""
     port = free_port()
     fixed = ("--no-adaptive_gamma", "--gamma", "4")
     models = ("--target_model", str(target), "--draft_model", str(draft))
@@ -267,7 +267,7 @@ async def run_command(
     timeout_s: float = 150.0,
     variables: Mapping[str, str] = NO_VARIABLES,
 ) -> CommandResult:
-    """Run `main.py`, or another program of ours, to its end."""
+    """Run `main.py`, or another program of this project, to its end."""
     async with command(*arguments, program=program, variables=variables) as process, asyncio.timeout(timeout_s):
         return await result_of(process)
 

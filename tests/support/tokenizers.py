@@ -24,7 +24,7 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Foreign:
-    """A tokenizer derived from another one; `rows` has the other's id for each of its ids."""
+    """A tokenizer derived from another one; `rows` has, for each of its ids, the id of the same token in the other."""
 
     tokenizer: PreTrainedTokenizerFast
     rows: list[int]
@@ -34,7 +34,7 @@ class Foreign:
         return OurTokenizer(self.tokenizer, frozenset([self.tokenizer.eos_token_id]))
 
     def save(self, directory: Path, model: PreTrainedModel) -> Path:
-        """Reorder `model`, which is for the first tokenizer, for this one; write both to the directory."""
+        """Reorder `model`, which fits the first tokenizer, to fit this one; write both to the directory."""
         for layer in {model.get_input_embeddings(), model.get_output_embeddings()}:
             layer.weight = torch.nn.Parameter(layer.weight.data[self.rows])
         model.tie_weights()

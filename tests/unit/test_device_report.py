@@ -1,4 +1,4 @@
-"""The Trainium report's figures, those of a comparison of two servers side by side."""
+"""The Trainium report has the figures of a comparison of two servers, side by side."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_report_of_vllm_names_ways_that_exist() -> None:
 def test_the_report_of_vllm_names_every_step_and_why_it_did_not_run(
     found: object, reasons: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The choice of tokens needs no vLLM, and is timed here."""
+    """The page of the vLLM report names every step, and the reason why a step did not run."""
     monkeypatch.setattr("scripts.device_report.vllm.find_spec", lambda name: found)
     if found:  # races need vLLM itself: tests/vllm/test_report.py
         monkeypatch.setattr("scripts.device_report.vllm.WAYS", {"Hybrid model": WAYS["Hybrid model"]})

@@ -72,7 +72,7 @@ def test_each_has_a_flag(role: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_a_value_outside_its_range_is_refused_by_field(name: str) -> None:
-    """A value outside its range is refused by its field; so is NaN, though each comparison with it is false."""
+    """A value outside its range is refused by the field's name; so is NaN, though each comparison with NaN is false."""
     limits = RANGES[name]
     outside: list[Any] = [limits.low if limits.above else limits.low - 1, limits.high + 1]
     if isinstance(limits.high, float):

@@ -1,4 +1,4 @@
-"""Waits for a core, which the prober of `make hostile` subtracts from a health check."""
+"""Waits for a core, which the prober of `make hostile` subtracts from health checks, are measured right."""
 
 from __future__ import annotations
 

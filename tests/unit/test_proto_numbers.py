@@ -1,4 +1,4 @@
-"""Numbers in the .proto's comments equal those of the code."""
+"""Numbers in the .proto's comments equal the numbers in the code."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def faults(text: str) -> dict[str, tuple[float, ...]]:
 
 
 def test_every_number_is_that_of_the_code() -> None:
-    """Every number in the .proto is the one in the code.
+    """Every limit in the .proto's comments is the limit in the code.
 
     It was once otherwise: the .proto had "1 .. 65536 characters" for a grammar, of which servers take 262,144.
     """

@@ -163,7 +163,7 @@ def closure(names: set[str]) -> set[str]:
     ids=["fused_client", "Client"],
 )
 def test_a_client_needs_no_more_than_the_base(code: str, arguments: tuple[str, ...]) -> None:
-    """A client needs no packages but those of the base.
+    """A client needs only the packages of the base.
 
     It was once otherwise: a thin client took 1.5 GB; later neither client started without packages of the server.
     """
@@ -293,7 +293,7 @@ def name_of(spec: str) -> str:
 
 
 def test_a_wheel_asks_for_whatever_it_imports() -> None:
-    """Every top-level module that our packages import anywhere belongs to a declared dependency."""
+    """Every package that our modules import, anywhere in a file, is a declared dependency."""
     declared = {name_of(spec) for spec in BASE}
     for extra in ("server", "tracing", "endpoints"):
         declared |= {name_of(spec) for spec in EXTRAS[extra]}

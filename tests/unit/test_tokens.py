@@ -34,7 +34,7 @@ def test_a_view_is_the_list_that_it_stands_for(log: list[int], tail: list[int], 
 def test_views_are_compared_as_lists_are(
     log: list[int], grown: list[int], one_tail: list[int], other_tail: list[int], steps: list[object]
 ) -> None:
-    """Views of one log at two times are compared from the end of their common part on."""
+    """The common beginning of two views is as long as that of the lists that they represent."""
     one = TokenView(log, end=len(log), tail=one_tail)
     plain = [*one]
     log += grown

@@ -1,4 +1,4 @@
-"""Server of vLLM's own with our configuration, and a pool beside it, for tests."""
+"""vLLM's own server with our configuration, and a pool beside it, for tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def body_of(mode: str) -> dict[str, Any]:
-    """Return the fields of vLLM's API for one of our modes; `vllm_xargs` has those that vLLM refuses beside drafts."""
+    """Return the fields of vLLM's API for a mode; `vllm_xargs` has those that vLLM cannot combine with drafts."""
     fields = dict(MODES[mode])
     xargs = {name: fields.pop(name) for name in ("min_p",) if name in fields}
     if "logit_bias" in fields:
@@ -75,7 +75,7 @@ class Site:
         return await asyncio.create_subprocess_exec(*command, **options)
 
     async def start_vllm(self, *flags: str) -> None:
-        """Start vLLM's server as an operator does, and wait for its health."""
+        """Start vLLM's server by its command line, and wait until it is healthy."""
         module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(self.pair.target))
         names = ("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(self.http_port))
         arguments = (*module, *names, *FLAGS, *flags, *await self._file())

@@ -41,7 +41,7 @@ async def vllm(pair: Pair) -> AsyncGenerator[Any, None]:
 async def test_an_adapter_has_the_tokens_of_merged_weights(vllm: Any, onnx: TargetEngine, pair: Pair) -> None:
     """Requests to an adapter have the tokens of a model with the adapter's weights added.
 
-    Those with and without it run together and share no prefix; drafts of the plain model help both.
+    Requests with and without the adapter run together and share no prefix. Drafts of the plain model help both.
     """
     async with running(onnx_engine(pair.merged, MAX_LENGTH)) as merged:
         for mode in ("greedy", "noise", "penalties"):

@@ -99,7 +99,7 @@ async def test_requests_that_lose_their_memory_go_on_with_the_same_tokens(vllm: 
 
 
 def counted(name: str) -> float:
-    """Return the sum of one of vLLM's own counters, as our port for metrics shows it."""
+    """Return the sum of one of vLLM's own counters, from our port for metrics."""
     metrics = [metric for metric in VllmMetrics(CollectorRegistry()).collect() if metric.name == name]
     return sum(sample.value for metric in metrics for sample in metric.samples if sample.name == f"{name}_total")
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.release]
     ],
 )
 def test_a_step_has_figures_of_both_or_the_reason(title: str, parts: Sequence[str], tmp_path: Path) -> None:
-    """A step of the report has figures of both servers, or the reason why there are none.
+    """A step of the report has figures of both servers, or the reason why it has none.
 
     The models are the bundled pair with wider heads, as without `--pair`.
     """

@@ -1,4 +1,4 @@
-"""`vllm serve` with our configuration, and a pool beside it: the text is that of the server alone.
+"""`vllm serve` with our configuration and a pool beside it gives the texts of the same server alone.
 
 The tests run in this order: some of them end the pool, and the last ones vLLM.
 """

@@ -1,4 +1,4 @@
-"""Several servers of vLLM's own: cores with one pool, and answers beside those of a server without our file."""
+"""Several servers of vLLM's own: engine cores with one pool, and answers as without our configuration."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_adapters_tools_and_beams_are_those_of_vllm_without_our_file(pair:
 
 
 async def _greedy(site: Site) -> dict[str, Any]:
-    """Return the answers to requests of kinds that are vLLM's own, one after the other."""
+    """Return greedy answers: a plain one, and those with a tool call, an adapter, and a beam search."""
     asked: dict[str, Any] = {
         "model": "target",
         "messages": [{"role": "user", "content": "2, 3, 5"}],

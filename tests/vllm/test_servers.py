@@ -110,7 +110,7 @@ class Site:
         )
 
     async def start(self, model: Path, *, has_worker: bool = True) -> Server:
-        """Start a target with a port; its worker is in a process of its own, or in the core."""
+        """Start a target with a port, and its vLLM worker in a process of its own or in the engine core."""
         port = free_port()
         security = ("--tls_self_signed", str(self.folder / "tls"), "--auth_file", str(self.folder / "auth.toml"))
         ours = ("--port", str(port), "--ready_json", "--no-lookup", *security)  # so that a worker's tokens are counted

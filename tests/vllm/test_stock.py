@@ -51,7 +51,7 @@ def requests() -> list[CompletionRequest]:
 
 @asynccontextmanager
 async def stock_server(pair: Pair) -> AsyncGenerator[int, None]:
-    """Run a server of vLLM's own, with no file of ours, until the block is left; yield its port."""
+    """Run vLLM's own server, without our configuration, until the block is left; yield its port."""
     port = free_port()
     module = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(pair.target), "--served-model-name", "stock")
     where = ("--host", "127.0.0.1", "--port", str(port))
@@ -102,7 +102,7 @@ async def lie(worker: RawWorker) -> None:
 
 
 async def test_the_texts_are_those_of_stock_vllm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target gives stock vLLM's tokens alone, with a draft worker that lies, and with one that is often right."""
+    """A target gives the tokens of stock vLLM: alone, with a draft worker that lies, and with a good one."""
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
     async with stock_server(pair) as port, our_server(pair) as target:

@@ -80,7 +80,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Returns the card of the served model. Cheap; clients call it once.
+        """Returns the card of the served model, at little cost; clients call it once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

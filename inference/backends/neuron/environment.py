@@ -58,7 +58,7 @@ def require_nxdi() -> None:
 
 
 def toolchain() -> dict[str, Any]:
-    """Return the conditions of a compiled model that come from the image, not from settings."""
+    """Return the versions of this installation that a compiled model depends on, beside its settings."""
     return {"format": FORMAT, "versions": {package: version_of(package) for package in VERSIONS}}
 
 

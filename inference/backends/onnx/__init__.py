@@ -1,4 +1,4 @@
-"""The CPU backend: a graph of ours on ONNX Runtime, over packed weights.
+"""The CPU backend: this project's own graph on ONNX Runtime, over packed weights.
 
 Does not know: torch and Transformers, but to pack a checkpoint the first time (`packing.py`).
 Start reading: `backend.py`, then `graph.py`.

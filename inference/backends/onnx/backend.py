@@ -87,7 +87,7 @@ class OnnxBackend:
         return shared_places(spans, self._num_filling(spans))
 
     def _num_filling(self, spans: Sequence[Span]) -> int:
-        """Return how many tokens to add to a pass so that it reads weights once, if its last span has the room."""
+        """Return how many tokens of padding make a pass faster; 0 if none do, or if the last slot has no room."""
         if not self._fills_up:
             return 0
         shorter, longer = SWEEP_SIZES

@@ -62,7 +62,7 @@ def _flattened_span(span: Span, width: int) -> Flattened:
 
 
 def run_inputs(flat: Flattened, places: Sequence[Place], num_elements: int) -> dict[str, Sequence[int]]:
-    """Return the inputs of a float32 graph; `num_elements` are those of a token's query, key and value."""
+    """Return the inputs of a float32 graph; `num_elements` counts a token's query, key and value elements together."""
     inputs: dict[str, Sequence[int]] = {
         "token_ids": flat.token_ids,
         "lasts": flat.lasts,

@@ -158,7 +158,7 @@ class DecoderGraph:
         return self._add("SimplifiedLayerNormalization", [hidden, weight], [output], axis=-1, epsilon=eps)
 
     def _project_and_norm(self, name: str, layer: int, hidden: str, residual: str, norm: str) -> tuple[str, str]:
-        """Add a linear layer, the residual sum, and a norm of the sum if one is named: [1, T, hidden_size] each."""
+        """Add a linear layer, the sum with the residual, and the norm `norm` of the sum unless it is empty."""
         projected = self._linear(name, layer, hidden)
         if self._shape.output_norms:
             projected = self._rms_norm(projected, f"{name}_norm_{layer}", f"{name}_own_{layer}", self._shape.rms_eps)
@@ -171,7 +171,7 @@ class DecoderGraph:
         return normed, summed
 
     def _normalize_heads(self, layer: int, qkv: str) -> str:
-        """Add RMS norms of queries and keys, of every head or over all; eps is scaled like a mean over padded heads."""
+        """Add RMS norms of queries and keys, per head or over all heads; a smaller eps makes up for padded elements."""
         shape = self._shape
         query, key, value = (f"{name}_part_{layer}" for name in ("query", "key", "value"))
         self._add("Split", [qkv, "qkv_sizes"], [query, key, value], axis=2)

@@ -1,4 +1,4 @@
-"""Linear layers in int8: one scale per output of a weight matrix, one scale per token of what is multiplied with it.
+"""Linear layers in int8: one scale per output of a weight matrix, and one per token that is multiplied with it.
 
 With a scale for the whole tensor, as in ONNX Runtime's and torch's own dynamic quantization, a token's logits would
 depend on its neighbours in the pass; with one per token they do not. Products are sums of integers, equal in any order
@@ -47,9 +47,9 @@ def weight_levels() -> int:
 
 
 def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Replace each matrix [in, out] of a linear layer by an int8 one, and float32 [out] named `NAME_scale`.
+    """Replace each matrix [in, out] of a linear layer by an int8 one and its scales `NAME_scale`, float32 [out].
 
-    That is the scale of the products with rows as `row_nodes` makes them.
+    A scale turns the product with rows that `row_nodes` quantized into float32.
     """
     for name, array in weights:
         if name.split("_")[0] not in MATRICES or array.ndim != 2:
@@ -61,7 +61,7 @@ def quantized_weights(weights: Iterable[tuple[str, Weight]], levels: int) -> Ite
 
 
 def quantize_columns(matrix: Weight, levels: int) -> tuple[Int8, Weight]:
-    """Return int8 [in, out] and float32 [out], with a product that is near the matrix."""
+    """Return the matrix as int8 [in, out] and float32 scales [out], whose product approximates it."""
     largest = np.abs(matrix).max(axis=0)
     scale = np.maximum(largest / np.float32(levels), np.float32(SMALLEST_SCALE))
     return np.rint(matrix / scale).astype(np.int8), scale

@@ -37,7 +37,7 @@ def session_options(num_threads: int) -> onnxruntime.SessionOptions:
 
 
 class FolderLock:
-    """Lock on a folder. It ends with `close`, with the object, or with the process, even one that is killed.
+    """Lock on a folder. It ends with `close`, with the object, or with the process, however the process ends.
 
     Args:
         folder: existing folder.

@@ -110,7 +110,7 @@ def discard(decoder: PackedDecoder) -> None:
 
 
 def require_private(folder: Path) -> None:
-    """Raise ConfigError if another user could have filled the cache: its graphs are run."""
+    """Raise ConfigError if another user could have written to the cache, since its graphs are executed."""
     if not folder.exists():
         return
     status = folder.stat()
@@ -119,7 +119,7 @@ def require_private(folder: Path) -> None:
 
 
 def folder_of(path: Path, dtype: str) -> Path:
-    """Return the folder of a packed form: a folder per checkpoint and dtype has one per state of the files."""
+    """Return the folder of a packed form: one per state of the files, in a folder per checkpoint and dtype."""
     place = path.resolve()
     return user_cache() / "onnx" / f"{place.name}-{dtype}-{_digest(str(place))}" / _digest(_facts(path))
 

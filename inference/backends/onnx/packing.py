@@ -75,7 +75,7 @@ def make(path: Path, folder: Path, dtype: str, sequence_length: int | None) -> N
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Move the finished folder to its place; delete unused ones of earlier states and of builds that were killed."""
+    """Move the finished folder to its place; delete unused folders of earlier states and of killed builds."""
     (made / LOCK_FILE).touch()  # a process that may only read the cache cannot make it
     try:
         made.rename(folder)

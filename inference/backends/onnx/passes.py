@@ -21,7 +21,7 @@ MAX_KEPT = 48
 
 
 class OnnxPass:
-    """Runs passes of exactly `num_places` places, which is what `graph` is made for."""
+    """Runner of passes with exactly `num_places` places, the number that `graph` was made for."""
 
     def __init__(
         self, decoder: PackedDecoder, slots: OnnxSlots, graph: onnx.ModelProto, *, num_places: int, num_threads: int
@@ -58,7 +58,7 @@ class OnnxPass:
         return feeds.logits(len(flat.rows))
 
     def _feeds(self, inputs: Mapping[str, Sequence[int]], num_sequences: int) -> Feeds:
-        """Return the arrays that ONNX Runtime reads and writes in a pass of this shape; earlier ones may be reused."""
+        """Return the arrays that ONNX Runtime reads and writes in such a pass; earlier arrays may be reused."""
         shape = len(inputs["token_ids"]), num_sequences, len(inputs["rows"])
         feeds = self._kept.get(shape)
         if feeds is None:
@@ -73,7 +73,7 @@ class OnnxPass:
         return feeds
 
     def _arranged(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places in an order in which the most have their slots bound; bind the slots of the others."""
+        """Return the places in an order that keeps most of the bindings to slots; bind the slots of the others."""
         if [place.slots for place in places] == self._bound:
             return places
         new = {place.slots: place for place in places}

@@ -27,7 +27,7 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` see others.
+    """Differences of a family from Llama that its modules do not show; `shape_of` and `decoder_weights` find the rest.
 
     Attributes:
         activation: setting that names the activation of the gate.
@@ -45,7 +45,7 @@ FAMILIES = {
 }
 
 PROBE_WINDOW = 3
-"""Sliding window of the test at loading, which has too few tokens to leave a model's own."""
+"""Sliding window of the test at loading, whose few tokens would not extend beyond a model's own window."""
 
 HEAD_MULTIPLE = 16
 """GroupQueryAttention on CPU takes head sizes that are multiples of this; other heads are padded with zeros."""
@@ -109,7 +109,7 @@ class DecoderShape:
         return 2 * len(self.rotaries[0][0])
 
     def narrowed(self) -> DecoderShape:
-        """Return the shape with windows so narrow that the tokens of the test at loading leave them."""
+        """Return the shape with sliding windows so narrow that the tokens of the test at loading extend beyond them."""
         return replace(self, windows=tuple(min(window, PROBE_WINDOW) for window in self.windows))
 
     def save(self, path: Path) -> None:
@@ -191,7 +191,7 @@ def _rotary(decoder: Any, layer: int) -> Rotary:
 
 
 def _biases(layer: Any) -> tuple[str, ...]:
-    """Return the names of linear layers with biases; joint ones (Phi-3) have none."""
+    """Return which linear layers have biases, by name; layers that Phi-3 joins have none."""
     places = {"qkv": "self_attn.q_proj", "out": "self_attn.o_proj"}
     places |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     parameters = dict(layer.named_parameters())

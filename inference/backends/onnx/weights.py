@@ -36,7 +36,7 @@ def decoder_weights(model: PreTrainedModel, shape: DecoderShape) -> Iterator[tup
 
 
 def _matrices(layer: Any, shape: DecoderShape) -> Iterator[tuple[str, Weight]]:
-    """Yield the linear layers, with their biases."""
+    """Yield the matrices of linear layers, with the layers' biases."""
     attention, mlp = layer.self_attn, layer.mlp
     yield "qkv", _array(_stacked(attention, "weight", shape).T)  # [hidden_size, query_size + 2 * kv_size]
     if "qkv" in shape.biases:
@@ -90,7 +90,7 @@ def _gate_and_up(mlp: Any) -> Sequence[torch.Tensor]:
 
 
 def _turned_halves(rows: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """Reorder [num_heads * head_dim, ...] where positions turn only a part of each head, so that halves pair again."""
+    """Reorder [num_heads * head_dim, ...] where positions turn only the first elements of a head."""
     turned, rest = shape.rotary_dim // 2, (shape.head_dim - shape.rotary_dim) // 2
     if not rest:
         return rows

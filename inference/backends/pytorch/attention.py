@@ -80,7 +80,7 @@ def slot_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Stand in for Transformers' attention; its signature and its result [1, num_tokens, num_heads, dim] are theirs."""
+    """Attend in place of Transformers' attention: same signature, same result, [1, num_tokens, num_heads, dim]."""
     holder: PassHolder = module.pass_holder  # type: ignore[assignment]
     options["attention_mask"] = attention_mask
     return holder.current.attend(module, query, key, value, scaling=scaling, options=options), None
@@ -165,7 +165,7 @@ class SpanAttention:
         return attended.reshape(1, num_heads, self.num_tokens, values.shape[3])
 
     def _mask(self, window: int, times: int = 1) -> Tensor | None:
-        """Return the mask to add to the scores of the keys that any query sees, [times * num_tokens, num_keys].
+        """Return the mask to add to scores, [times * num_tokens, num_keys], for the keys that at least one query sees.
 
         None for a single query, which sees all of these keys.
         """

@@ -40,7 +40,7 @@ NUM_TEST_TOKENS = 4
 
 
 class TorchBackend:
-    """A causal language model and its slots. Takes the model over: its attention reads from the slots afterwards.
+    """A causal language model and its slots. Replaces the model's attention by one that reads from the slots.
 
     Args:
         fixed: run all passes in fixed shapes; None runs them as they come, operator by operator.
@@ -94,7 +94,7 @@ class TorchBackend:
 
     @property
     def graphs(self) -> GraphCounts:
-        """Return how many graphs there are."""
+        """Return how many graphs were made for the passes."""
         return self.passes.graphs
 
     @torch.inference_mode()
@@ -120,7 +120,7 @@ class TorchBackend:
 
 @torch.inference_mode()
 def _pack_linears(runner: ModelRunner, cache: SlotCache) -> None:
-    """Rearrange linear layers so that wide passes cost little more; `cache` holds the tokens of a test."""
+    """Rearrange linear layers so that wide passes cost little more; a test run writes its tokens to `cache`."""
     span = Span(slot=0, start=0, token_ids=range(NUM_TEST_TOKENS), num_logits=NUM_TEST_TOKENS)
     inputs = torch.tensor([span.token_ids, span.token_ids]) % runner.vocab_size  # [2, num_tokens]
     slot_pass = SlotPass(cache, [span], dtype=torch.float32, device=runner.model.device)

@@ -95,7 +95,7 @@ class Compiled:
         self._backend = lookup_backend(backend)
 
     def make(self, run: Run) -> Run:
-        """Return the pass compiled: its first run compiles it."""
+        """Return the pass as a compiled function, which the first run compiles."""
         # All passes are one code object: without caches of their own the ninth would exceed the limit of recompiling.
         # Nothing that a pass reads is ever replaced, and guards of every weight would take 10 % of a small pass.
         unguarded = {"guard_filter_fn": lambda guards: [False] * len(guards)}

@@ -17,7 +17,7 @@ class Shape:
 
     Attributes:
         batch: number of spans; with all slots, row i of the pass is slot i.
-        width: tokens of each span, filled up.
+        width: tokens of each span, padding included.
         length: positions that attention reads; no span ends after them.
         is_prompt: whether the tokens are a part of a prompt: they stand at the right, and only the last has logits.
     """
@@ -30,7 +30,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Sizes to choose shapes from; fewer are compiled sooner, more waste less.
+    """Sizes to choose shapes from. Fewer sizes are compiled sooner, but passes carry more padding.
 
     Attributes:
         widths: tokens per span of passes over several spans, ascending.
@@ -79,7 +79,7 @@ class Shapes:
         return Shape(batch, width, self._length(max(end, width)), is_prompt)
 
     def passes(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Yield the spans of each pass, in the order that a slot's positions need.
+        """Yield the spans of each pass. A slot's earlier positions are in earlier passes.
 
         The parts of wide spans come first, each alone; narrow spans and the narrow ends of wide ones share the last.
         """

@@ -95,7 +95,7 @@ class StaticPass:
     def attend(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, options: Options
     ) -> Tensor:
-        """Attend to all positions up to each token's own; shapes are those of `attention.LayerAttention`."""
+        """Attend to all positions up to each token's own; shapes are as in `attention.LayerAttention`."""
         shape = self.shape
         layer: int = module.layer_idx  # type: ignore[assignment]
         keys = self._extend(self._cache.keys[layer], key)
@@ -149,7 +149,7 @@ class StaticPass:
 
 
 class StaticPasses:
-    """`Passes` of fixed shapes alone, also for prompts.
+    """Passes in fixed shapes alone, for prompts too; fulfils `Passes`.
 
     Args:
         fixed: sizes of the shapes, and the maker of their graphs.
@@ -223,7 +223,7 @@ class StaticPasses:
         return static, run()
 
     def _run(self, shape: Shape, spans: Sequence[Span]) -> Tensor:
-        """Run one pass; return the rows that its spans want, a copy."""
+        """Run one pass; return a copy of the logits that its spans want, in their order."""
         static, logits = self.launch(shape, spans)
         rows = torch.tensor(static.rows(spans), dtype=torch.long)
         if logits.device.type != "cuda":  # elsewhere a selection is one more thing to compile, per number of rows

@@ -61,14 +61,14 @@ async def run() -> int:
 
 
 async def completer_of(stack: AsyncExitStack, *ports: int) -> FailoverCompleter:
-    """Return a client of the servers at these ports of this machine, which the stack closes."""
+    """Return a client of the servers at these ports of this machine; `stack` closes it."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     connection = ConnectionConfig(hosts, deadline_s=120)
     return FailoverCompleter(await stack.enter_async_context(connected(connection)), connection)
 
 
 def sampling_of(prompt: str) -> SamplingParams:
-    """Return sampling parameters for a prompt: those for prose if it has words alone, else those for patterns."""
+    """Return sampling parameters for a prompt: for prose if the prompt has only words, else for patterns."""
     return PROSE if prompt.replace(" ", "").isalpha() else STRUCTURED
 
 

@@ -74,7 +74,7 @@ class TextSink:
 
 
 class TokenSink(TextSink):
-    """Output of each token on a line of its own: its number, id, whether it was drafted, and text; then the text."""
+    """Output with a line per token (number, id, text, and whether it was a draft token), then the whole text."""
 
     def begin(self, result: Result) -> None:
         print(f"\n>>> {result.prompt}", flush=True)

@@ -27,7 +27,7 @@ from specdec.inference.workers.completion import CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """Prompts to complete, and how.
+    """Prompts to complete, with the settings of their requests and of the output.
 
     Attributes:
         prompts: texts; from a program also token ids, or a `Chat`.

@@ -81,7 +81,7 @@ async def run(settings: DoctorSettings) -> int:
 
 
 def _examined(kind: str, path: Path, loading: LoadingSettings) -> Fit | None:
-    """Print how a model would be served, and return it; None if it would not be."""
+    """Print how a model would be served, and return that; if it would not be, print the reason, and return None."""
     try:
         fit = examine(loading.target(path, num_threads=usable_cores(), neuron=loading.neuron))
     except SpecDecError as error:

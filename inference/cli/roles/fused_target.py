@@ -50,7 +50,7 @@ async def run(settings: FusedSettings) -> int:
 
 
 def fused_config(settings: PairSettings) -> FusedConfig:
-    """Return the configuration of both models. Each may use all cores: the process runs one of them at a time."""
+    """Return the configuration of both models. Each may use all cores, since only one of them runs at a time."""
     models, loading, gamma = settings.models, settings.models.loading, settings.gamma
     method = loading.method_of_pair(has_draft=models.draft != NGRAM)
     if gamma is None:

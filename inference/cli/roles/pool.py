@@ -1,4 +1,4 @@
-"""Role pool: lends draft workers to `vllm serve`, which stands beside it."""
+"""Role pool: lends draft workers to a `vllm serve` on the same machine."""
 
 from __future__ import annotations
 

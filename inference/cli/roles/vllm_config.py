@@ -60,7 +60,7 @@ async def run(settings: VllmConfigSettings) -> int:
 
 
 def _named(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of vLLM's flags; one that is off has a name of its own."""
+    """Yield the names and values of vLLM's flags; a switch that is off has the name of its opposite."""
     for name, value in parts.items():
         flag = name.replace("_", "-")
         yield (f"no-{flag}", True) if value is False else (flag, value)

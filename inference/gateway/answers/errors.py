@@ -183,12 +183,12 @@ def _is_field(part: str) -> bool:
 
 
 def _named_first(fault: dict[str, Any]) -> str | None:
-    """Return the first field in a message of ours about two fields, which is the one to change; else None."""
+    """Return the first field that a message of our own validators names, which is the one to change; else None."""
     return fault["msg"].removeprefix("Value error, ").split()[0] if fault["type"] in _OURS else None
 
 
 def _worst(faults: Any) -> dict[str, Any]:
-    """Return the most useful fault: of one of our validators, or of the union member that the body fits best."""
+    """Return the fault to report: one that our own validators found, or that of the union member that fits best."""
     rank = {"missing": 2, **dict.fromkeys(_OURS, 1)}
     fault: dict[str, Any] = max(faults, key=lambda each: (rank.get(each["type"], 0), len(each["loc"])))
     first: dict[str, Any] = faults[0]

@@ -144,7 +144,7 @@ class ChatFormat(_Base):
 
 
 def _call(piece: CallPiece) -> dict[str, Any]:
-    """Return a piece of a call; the first one has an id and a name."""
+    """Return a piece of a call; the first piece has the call's id and name."""
     if piece.name is None:
         return {"function": {"arguments": piece.arguments}}
     head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}

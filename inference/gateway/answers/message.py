@@ -33,7 +33,7 @@ class MessageReader:
         self.has_calls = False
 
     def push(self, text: str, *, is_last: bool) -> Reading:
-        """Return the pieces of the message that a piece of text adds; the last one adds the text held back, too."""
+        """Return what a piece of text adds to the message; the last piece also adds text held back before."""
         thought, rest = self._reasoning.push(text, is_last=is_last) if self._reasoning else ("", text)
         if self._calls is None:
             return Reading(thought, rest)

@@ -32,7 +32,7 @@ LAST_WORD_S = 1.0
 MAX_SCORES = 200_000
 """Limit of log-probabilities in an answer in one piece, each of which takes half a kilobyte until it is sent."""
 MAX_ALL_SCORES = 1_000_000
-"""Limit of log-probabilities in all such answers of the process together."""
+"""Limit of log-probabilities in all answers in one piece of this process together."""
 INLINE_SCORES = 5000
 """Most log-probabilities of a document that the event loop encodes; more would delay other requests by a second."""
 

@@ -13,7 +13,7 @@ from specdec.inference.text.unicode import first_lone_surrogate
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction as an int, and any other value as it is: JSON clients may write 5 as 5.0."""
+    """Return a float without a fraction as an int, since JSON clients may write 5 as 5.0; keep other values."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -25,7 +25,7 @@ def _unicode(text: str) -> str:
 
 
 def _all_whole(values: Any) -> Any:
-    """Apply `_whole` to the items of a list, unless it has more than `MAX_FIELDS`: Python's loop would be slow."""
+    """Apply `_whole` to the items of a list; leave lists above `MAX_FIELDS` as they are: Python's loop is slow."""
     return list(map(_whole, values)) if isinstance(values, list) and len(values) <= MAX_FIELDS else values
 
 

@@ -1,4 +1,4 @@
-"""Request fields that other servers know and this one does not, with the values at which they change nothing.
+"""Request fields that other servers know and this server does not, with the values at which they change nothing.
 
 Clients and frameworks send such fields by themselves. Any other value would change the answer, so it is refused.
 """

@@ -145,7 +145,7 @@ _ITEM_HINT = f"it takes {', '.join(_KINDS)}, and stores nothing that an item cou
 
 
 def _tag(value: Any) -> str:
-    """Return the tag that chooses a union's member; it has a space, by which errors recognise and omit it."""
+    """Return the tag that chooses a union's member; error texts leave out the parts of a place that have a space."""
     if not isinstance(value, dict | _Item):
         return "a text" if isinstance(value, str) else "a list"
     return f"a {(value.get('type') or 'message') if isinstance(value, dict) else vars(value)['type']}"
@@ -196,7 +196,7 @@ class ReasoningConfig(Body):
 
 
 class ResponsesBody(GenerationBody, TemplateBody):
-    """Body of /v1/responses. Its sampling parameters and those of the chat template are a chat's."""
+    """Body of /v1/responses. Its sampling parameters and its template variables are the same as in a chat's body."""
 
     model_config = ConfigDict(
         json_schema_extra=conditions(STREAM_OPTIONS_NEED_STREAM, REQUIRED_NEEDS_TOOLS, NAMED_NEEDS_TOOLS)

@@ -163,7 +163,7 @@ class JsonSchemaFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's structured output; exactly one field."""
+    """Body field `structured_outputs` of vLLM, of which exactly one field may be set."""
 
     model_config = ConfigDict(json_schema_extra=_one_of_structured)
 

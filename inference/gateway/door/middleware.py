@@ -42,7 +42,7 @@ _INLINE_BYTES = 32 * 1024
 
 
 class BodyLimit:
-    """Middleware that refuses a body above `max_bytes`, declared or not, with 413, and one of too many parts with 400.
+    """Middleware that refuses bodies above `max_bytes`, declared or not (413), and bodies of too many parts (400).
 
     Bodies within these limits are read and validated on the event loop. While `MAX_UNFINISHED_BYTES` of bodies that
     have not ended are in memory, or half of it for one account, such a body is refused with 503.

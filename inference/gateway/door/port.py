@@ -58,7 +58,7 @@ class Probes:
 
 
 def _closing(send: Send) -> Send:
-    """Return `send` with a header that ends the connection: the client's next request takes another one."""
+    """Return `send` with a header that ends the connection, so that the client's next request opens a new one."""
 
     async def closing(message: Message) -> None:
         if message["type"] == "http.response.start":

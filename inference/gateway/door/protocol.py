@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and count those of an unfinished header or of a field after the body."""
+        """Parse received bytes, and count the bytes of an unfinished header, or of a field after the body."""
         self._num_bytes_between += len(data)
         super().data_received(data)
         if self._num_bytes_between > MAX_HEADER_BYTES:
@@ -96,7 +96,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Replace the time limit of the headers by that of the body."""
+        """Replace the time limit of the headers by the time limit of the body."""
         self._in_headers = False
         self._num_bytes_between = 0
         self._expect_within(BODY_TIMEOUT_S)
@@ -133,7 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _watch_reader(self) -> None:
-        """Check after the time-out whether anything was read meanwhile."""
+        """Check, after the time-out, whether the client has read anything since it began."""
         self._num_unread = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(self.stall_timeout_s, self._drop_or_watch)
 

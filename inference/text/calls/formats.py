@@ -1,4 +1,4 @@
-"""Formats in which models write calls, and the one that a chat template uses."""
+"""Formats in which models write calls, and the choice of the format that a chat template uses."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _OTHERS = ("<function=", "<arg_key>")  # other formats of a <tool_call>
 
 
 def format_of(chat_template: str | None) -> CallFormat | None:
-    """Return the format of calls that a template shows the model; None if it is unknown, Hermes' without a template."""
+    """Return the format of calls that a template shows the model; None if unknown, Hermes' for no template."""
     if chat_template is None:
         return HERMES
     if TOOL_CALL in chat_template:

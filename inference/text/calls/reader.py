@@ -94,11 +94,11 @@ class CallReader:
         raise NotImplementedError
 
     def _after_call(self) -> bool:
-        """Skip the rest of a call after its arguments."""
+        """Skip the rest of a call after its arguments; return True if another state must read on."""
         raise NotImplementedError
 
     def _no_call(self) -> bool:
-        """Go back to reading text, since what looked like a call was none."""
+        """Go back to reading text, since what looked like a call is text; return True: another state must read on."""
         self._emit(self._opening)
         self._state = self._in_text
         return True

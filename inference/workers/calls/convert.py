@@ -105,7 +105,7 @@ def _to_message(values: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _from_message(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return a message's fields by name; a field with presence that is unset becomes None, as 0 is a value there."""
+    """Return a message's fields by name; an unset field with presence becomes None, since 0 is a value of it."""
     known = message.DESCRIPTOR.fields_by_name
     unset = {name for name in names if known[name].has_presence and not message.HasField(name)}
     return {name: None if name in unset else getattr(message, name) for name in names}
@@ -147,7 +147,7 @@ def noise_to_message(noise: Noise) -> pb.Noise:
 
 
 def noise_from_message(number: pb.Noise) -> Noise:
-    """Return the rule for random numbers that a message names; ours for an unknown one, as of a newer target."""
+    """Return the rule for random numbers that a message names; for an unknown number, this project's own rule."""
     return next((noise for noise, each in _NOISE_TO_MESSAGE.items() if each == number), Noise.SPECDEC)
 
 

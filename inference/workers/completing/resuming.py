@@ -174,7 +174,7 @@ class Resuming:
 
     @contextmanager
     def _leased(self, prefix: str) -> Generator[Replica, None, None]:
-        """Hold the next server during the block.
+        """Hold a lease on the next server during the block.
 
         A failure is raised as one of RESUMABLE if another server may succeed.
         """
@@ -262,7 +262,7 @@ class Resuming:
             self._exclude(self._latest, fault)
 
     def _exclude(self, replica: Replica, exc: SpecDecError) -> None:
-        """Exclude a server from further attempts; raise `exc` if it was the last one left."""
+        """Exclude a server from further attempts; raise `exc` if no other server is left."""
         self._unfit.add(replica.address)
         if self._unfit.issuperset(self._fleet.addresses):
             raise exc

@@ -108,7 +108,7 @@ class Text:
         )
 
     def _pieces(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
-        """Return the text that each token adds, up to the one that completes a stop string.
+        """Return the text that each token adds, up to the token that completes a stop string.
 
         The second list has the number of characters that each token adds, including those held back as the possible
         beginning of a stop string.

@@ -61,7 +61,7 @@ class PoolWorker(DraftWork):
 
     @property
     def fault(self) -> str | None:
-        """Return why no drafts are served at the moment, be it that no target uses this worker; None if they are."""
+        """Return why no drafts are served at the moment, such as that no target uses this worker; None if they are."""
         is_attached = any(stream.is_attached for stream, _ in self._streams.values())
         return super().fault or (None if is_attached else "no target has this worker in its pool")
 
@@ -94,7 +94,7 @@ class PoolWorker(DraftWork):
             raise failures.exceptions[0] from None  # the first failure cancels the other streams
 
     def _take(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
-        """Draft for the targets at `addresses` from now on, each with an equal share of the slots; leave the others."""
+        """Draft from now on for the targets at `addresses`, and no others, each with an equal share of the slots."""
         for address in self._streams.keys() - addresses.keys():
             self._streams.pop(address)[1].cancel()
         share = max(1, self._offer.num_slots // max(1, len(addresses)))

@@ -62,7 +62,7 @@ class StreamWorker:
         self._vocabulary = vocabulary
 
     def open(self, session: VerificationSession) -> None:
-        """Queue the session's present state for the worker; a private worker gets none, since it knows the request."""
+        """Queue the session's present state for the worker; skip a private worker, which knows the request already."""
         if self.scope:
             return
         request = session.request
@@ -75,7 +75,7 @@ class StreamWorker:
         self._put(pb.AssistResponse(open=opened))
 
     def commit(self, session: VerificationSession, commit: Commit) -> None:
-        """Queue a commit for the worker; a private worker gets none, since its process reads the answer."""
+        """Queue a commit for the worker; skip a private worker, whose process reads the answer."""
         if self.scope:
             return
         message = pb.AssistCommit(session_id=session.help_id, commit=commit_to_message(commit))
@@ -116,7 +116,7 @@ def checked_slots(num_slots: int) -> int:
 
 
 async def serve_worker(worker: StreamWorker, pool: DraftPool, call: Call, attached: pb.Attached) -> None:
-    """Let the pool use the worker until its stream ends; `attached` is the answer that it gets first.
+    """Let the pool use the worker until its stream ends; send the worker `attached` first.
 
     Raises:
         InvalidRequestError: the worker sent a message that no draft may send.
@@ -226,7 +226,7 @@ class VerificationServicer(rpc.VerificationServiceServicer):  # type: ignore[mis
             self._places[name] -= 1
 
     async def _attached(self, attach: pb.Attach) -> pb.Attached:
-        """Return the answer to a worker that attaches, with the target's tokenizer if it has another and can use this.
+        """Return the answer to a worker that attaches, with the target's tokenizer if the worker needs and can use it.
 
         Raises:
             IncompatibleDraftError: the worker does not fit. A worker of version 1 is served as one of the pool.

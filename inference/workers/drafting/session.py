@@ -127,7 +127,7 @@ class DraftingSession:
 
     @property
     def is_heard(self) -> bool | None:
-        """Return whether a commit has acknowledged a draft token; None if it is too early to judge."""
+        """Return whether a commit has acknowledged a draft token of this session; None if it is too early to judge."""
         if self._is_heard:
             return True
         return False if self._num_unanswered >= 2 * PROBE_AFTER and self._proposals.num_nodes > 0 else None
@@ -140,7 +140,7 @@ class DraftingSession:
             logger.warning("a session is drafted for without its grammar: %s", exc)
 
     async def _run_ahead(self) -> None:
-        """Send the draft tokens as they become due, until cancelled."""
+        """Send draft tokens whenever they are worth a message, until cancelled."""
         self._pace()
         while True:
             await self._draft.has_unsent()

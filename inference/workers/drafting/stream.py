@@ -208,7 +208,7 @@ class AssistStream:
         return self._offer.vocabulary if self._words is None else self._words.vocabulary
 
     async def _learn(self, attached: pb.Attached) -> None:
-        """Draft by the target's noise, and in its tokenizer's ids if it sent a tokenizer; later streams need none.
+        """Draft by the target's noise, and in the ids of its tokenizer if it sent one; keep that for later streams.
 
         Raises:
             IncompatibleDraftError: the draft has too few of the target's tokens.
@@ -232,7 +232,7 @@ class AssistStream:
                 self._sessions.popitem()[1].close()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Open a private worker's stream again once the channel's calls take a new connection, as the requests do.
+        """Open a private worker's stream again when the channel has a new connection, which its requests then use.
 
         A server may stop taking calls on an old connection, and a channel gets a new one when certificates change; a
         running stream would stay on the old connection.
@@ -247,7 +247,7 @@ class AssistStream:
         self.dial_now()
 
     async def _write(self, call: AssistCall) -> None:
-        """Write queued messages. Only this task writes: one that is cancelled in a write ends the stream."""
+        """Write queued messages. Only this task writes, since a task that is cancelled in a write ends the stream."""
         while (message := await self._outbox.get()) is not None:
             await call.write(message)
         await call.done_writing()
@@ -271,7 +271,7 @@ class AssistStream:
             self.decline(session_id, exc)
 
     def close(self, session_id: str) -> None:
-        """Stop drafting for a session, if it is still drafted for."""
+        """Stop drafting for a session, unless that has ended already."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.close()
 
@@ -283,7 +283,7 @@ class AssistStream:
         self._notify(pb.AssistRequest(decline=pb.AssistDecline(session_id=session_id)))
 
     def _ended(self, session_id: str, drafting: asyncio.Task[None]) -> None:
-        """Decline a session because its drafting failed; if it was closed, its task was only cancelled."""
+        """Decline a session because its drafting failed; do nothing if it was closed, which only cancels the task."""
         if not drafting.cancelled() and (error := drafting.exception()) is not None:
             self.decline(session_id, error)
 

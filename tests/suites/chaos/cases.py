@@ -53,7 +53,7 @@ CASES = _matrix()
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One run, determined by seed and index alone."""
+    """Description of one run, determined by seed and index alone."""
 
     case: Case
     question: int

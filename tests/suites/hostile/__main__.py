@@ -120,7 +120,7 @@ async def bystanders(where: Cluster) -> AsyncGenerator[tuple[list[Client], Watch
 
 
 async def attacked(trial: Trial, scene: Scene, watch: Watch, seconds: float) -> dict[str, Any]:
-    """Run the attackers for `seconds`; return the number of each answer that they got."""
+    """Run the attackers for `seconds`; return how often they got each status or error, by name."""
     seen: dict[str, Any] = {}
     async with started("attack", asdict(scene), seconds) as attackers:
         async for news in attackers:

@@ -219,7 +219,7 @@ async def churn(scene: Scene, seen: Seen) -> None:
 
 
 async def lying_worker(scene: Scene, seen: Seen) -> None:
-    """Attach a pool worker that proposes for absent and for others' sessions, too much, and ids that are no token."""
+    """Attach a pool worker that proposes for missing sessions and for others', too many tokens, and invalid ids."""
     proposals = [
         pb.AssistPropose(session_id="nobody", propose=pb.Propose(branches=[after(1, 1)])),
         pb.AssistPropose(),

@@ -30,7 +30,7 @@ class NeuronModel:
 
 
 class NeuronApplication:
-    """Application; all instances record their calls in `calls`, and folders of compilations in `compiled_in`."""
+    """NxDI's application; all instances record calls in `calls`, and folders of compilations in `compiled_in`."""
 
     _model_cls: ClassVar[Any] = NeuronModel
     calls: ClassVar[list[tuple[str, tuple[int, ...]]]] = []

@@ -12,7 +12,7 @@ from tests.support.nxdi_double.memory import Memory
 
 
 def read_rooms(config: NeuronConfig, seq_ids: list[int]) -> list[int]:
-    """Return the room that each row reads: in a full batch, room i for row i, whatever seq_ids has."""
+    """Return the room that each row reads; in a full batch row i reads room i, and seq_ids is ignored, as in NxDI."""
     full = len(seq_ids) == config.tkg_batch_size
     return list(range(len(seq_ids))) if full else seq_ids
 
@@ -30,7 +30,7 @@ def scatter(
 
 
 def fill(memory: Memory, new: torch.Tensor, room: int, num_tokens: int) -> None:
-    """Write a prompt and its padding from position 0 to the bucket's end, whatever its positions are."""
+    """Write a prompt and its padding from position 0 to the bucket's end, ignoring its positions as NxDI does."""
     bucket = new.shape[4]
     memory.write(new, 0, room, torch.arange(bucket))
     memory.soil(room, num_tokens, bucket)
@@ -56,7 +56,7 @@ def automatic_buckets(longest: int) -> list[int]:
 
 
 def fitting_bucket(buckets: Sequence[int], length: int) -> int:
-    """Return the first bucket that is longer than `length`; the last one may be as long.
+    """Return the first bucket that is longer than `length`; the last bucket may also be just as long.
 
     Raises:
         ValueError: none is.

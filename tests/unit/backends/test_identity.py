@@ -58,7 +58,7 @@ def test_every_byte_counts_and_no_date(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of weights is hashed once, and one from a model hub never: its name there is the hash.
+    """A file of weights is hashed once; a file from a model hub is never hashed, since its name is the hash.
 
     Hashing hundreds of gigabytes at every start would take longer than loading them.
     """

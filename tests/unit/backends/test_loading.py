@@ -82,7 +82,7 @@ def quantize(path: Path, *, method: str) -> None:
 
 
 def shard(path: Path) -> None:
-    """Name two files of weights, and leave one."""
+    """Write an index that names two files of weights, of which only one exists."""
     (path / "model.safetensors").rename(path / "part-1.safetensors")
     names = {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"}
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
@@ -274,7 +274,7 @@ def test_packed_experts_of_gpt_oss_are_unpacked(tmp_path: Path) -> None:
 
 
 def packed_experts(num_experts: int, num_inputs: int, num_outputs: int) -> tuple[torch.Tensor, ...]:
-    """Return random blocks and scales, and the weights that they stand for: two of 16 values a byte, 32 a scale."""
+    """Return random MXFP4 weights as blocks (two values a byte), scales (one per 32 values), and float weights."""
     generator = torch.Generator().manual_seed(0)
     shape = num_experts, num_outputs, num_inputs // 32
     blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)

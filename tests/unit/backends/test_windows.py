@@ -1,4 +1,4 @@
-"""Windows of a hundred tokens in prompts of hundreds: kernels work by blocks here, and masks are wide."""
+"""Logits are right for windows of a hundred tokens in longer prompts, for which kernels work block by block."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_program_calls_itself_as_it_was_called(
     program: str, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program's help has the name and the commands by which it was called.
+    """A program's help has the program's name, and the commands, by which it was called.
 
     It was once otherwise: the installed command called itself main.py, and lacked compare, study and diff.
     """
@@ -185,7 +185,7 @@ def test_flags_keep_their_underscores(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["target", "draft", "fused_target", "fused_client", "gateway", "verify_fused"])
 def test_unknown_flags_are_refused(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Abbreviations, and flags of another role, are unknown too."""
+    """Abbreviations of flags, and flags of another role, are refused as unknown too."""
     usage_error("--role", role, "--no_such_flag")
     assert "--no_such_flag" in capsys.readouterr().err
     usage_error("--role", role, "--log", "info")

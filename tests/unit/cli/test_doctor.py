@@ -38,7 +38,7 @@ def test_a_draft_of_another_tokenizer_fits_by_its_share(
 
 
 def test_every_fault_is_shown_in_the_words_of_the_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both models are broken, and the report has both faults, as the roles name them at start."""
+    """Doctor reports the fault of each model with the words of the error at a role's start."""
     (tmp_path / "target").mkdir()
     target, draft = save_tiny_model(tmp_path / "target", "llama"), tmp_path / "draft.gguf"
     stored = json.loads((target / "config.json").read_text())

@@ -145,10 +145,7 @@ def test_a_trial_certificate_gets_new_names_from_its_ca(tmp_path: Path, caplog: 
 
 
 def test_trial_certificates_without_their_ca_key_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Certificates stay if the key of their CA is absent, as an operator's own do.
-
-    The server logs the names that they lack.
-    """
+    """Trial certificates are kept if the key of their CA is absent; a warning names the host that they lack."""
     folder = tmp_path / "certs"
     server("--tls_self_signed", folder)
     (folder / "trial_ca.key").unlink()

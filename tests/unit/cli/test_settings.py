@@ -84,7 +84,7 @@ def test_omitted_settings_of_a_role_are_flags(role: str) -> None:
 
 @dataclass(frozen=True)
 class _Lamp:
-    """A configuration as any other.
+    """Configuration of these tests, with two settings.
 
     Attributes:
         watts: power (%(default)s W)
@@ -138,7 +138,7 @@ def test_the_range_of_a_field_is_checked(arguments: tuple[str, ...], fault: str)
 
 
 def test_a_serving_drafts_prompts_need_no_safe_host() -> None:
-    """A host that a server would refuse is no error for prompts: a file for several roles may have it."""
+    """A draft that only completes prompts may have a --host that a server would refuse."""
     assert settings_of("draft", ["--host", "0.0.0.0"]).server is None
     with pytest.raises(ConfigError, match="not loopback"):
         settings_of("draft", ["--host", "0.0.0.0", "--serve"])
@@ -168,7 +168,7 @@ GUIDES = [ROOT / name for name in ("README.md", "docs/first_steps.md", "docs/com
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_guides_name_flags_that_exist(guide: Path) -> None:
-    """Flags of the comparison count too, in both spellings, as do prefixes such as --tls_*; --index-url is pip's."""
+    """Every flag that a guide names exists, in either spelling, or is the beginning of one that exists."""
     parsers = [*map(parser_of, ROLES), comparison_parser(), study_parser()]
     known = {
         "--role",
@@ -187,7 +187,7 @@ def test_guides_name_flags_that_exist(guide: Path) -> None:
     for line in re.findall(r"^specdec (?!diff)(.*)$", guide.read_text(encoding="utf-8"), re.M)
 ])  # fmt: skip
 def test_commands_of_guides_are_accepted(line: str) -> None:
-    """The commands of guides parse, and those that attach to a target have a token.
+    """The commands of guides parse, and commands that attach to a target have a token.
 
     It was once otherwise: README's command of a pool worker had no token, so a target on a network refused it.
     """

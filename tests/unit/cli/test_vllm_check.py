@@ -49,7 +49,7 @@ def read(place: Path) -> Hooks:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install such a package as vLLM; return its directory."""
+    """Install a package with all hooks as vLLM; return its directory."""
     monkeypatch.delenv(VARIABLE, raising=False)
     place = grown(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -176,7 +176,7 @@ async def test_without_vllm_there_is_a_way_out(
 def test_wheels_have_the_names_that_the_page_says(
     wheel: str, usable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table of docs/vllm.md is right; a name without a version means the newest wheel, which is its first row."""
+    """A wheel of vLLM has the names that we need if docs/vllm.md says so; no version means the newest wheel."""
     monkeypatch.delenv(VARIABLE, raising=False)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")
     subprocess.run([*pip, str(tmp_path), "--no-cache-dir", wheel], check=True)

@@ -201,7 +201,7 @@ def test_machines_share_cores_only_if_asked(
 
 
 def test_branches_are_compared_where_the_draft_runs_ahead(tmp_path: Path) -> None:
-    """Each number of branches has a worker and a target of its own in the pool; rounds have no branches."""
+    """Numbers of branches are compared where the draft runs ahead; in the pool each has a target of its own."""
     found = config(tmp_path, branches=(0, 3), schedules=(Schedule.SYNC, Schedule.ASYNC))
     assert [(it.name, it.branches) for it in found.contenders] == [
         *(("target", None), ("fused", None), ("distributed sync", None)),
@@ -264,7 +264,7 @@ def test_locust_sends_closed_loops_of_texts(tmp_path: Path) -> None:
 
 
 def test_an_open_loop_warms_up_at_full_width(tmp_path: Path) -> None:
-    """The warm-up of an open loop runs passes as wide as those that are measured.
+    """The warm-up of an open loop runs passes as wide as the measured ones.
 
     It was once otherwise: the first contender measured ran its first wide passes during the measurement.
     """
@@ -306,7 +306,7 @@ def test_flags_take_both_spellings(tmp_path: Path, dash: str) -> None:
 def test_the_written_configuration_asks_the_same_again(
     endpoints: list[str], gammas: list[int], output: str, temperature: float, seed: int, switches: set[str]
 ) -> None:
-    """The config.toml that a run writes gives the run's flags again, whatever they were."""
+    """The config.toml that a run writes gives the run's flags again."""
     flags = [f"--endpoint={endpoint}" for endpoint in ["z=http://localhost/v1", *endpoints]]
     flags += [f"--gamma={','.join(map(str, gammas))}", f"--output={output}", f"--temperature={temperature}"]
     flags += [f"--seed={seed}", *(f"--{name}" for name in switches)]
@@ -515,7 +515,7 @@ def test_prompts_have_the_lengths_that_were_drawn(texts: list[str], lengths: lis
 
 
 def test_a_tokenizer_counts_its_own_tokens() -> None:
-    """A text that is cut may be tokenized otherwise; it is never longer than wanted, and seldom shorter."""
+    """A prompt that is cut to a length has at most as many tokens, and on average hardly fewer."""
     pieces, lengths = Tokens(BUNDLED_TARGET), list(range(1, 60))
     for texts in ((), ("It was a dark and stormy night, 1 2 3 4", "caf\u00e9 \u4f60\u597d")):
         found = [len(pieces.cut(prompt)) for prompt in prompts_of_lengths(texts, lengths, 7, pieces)]

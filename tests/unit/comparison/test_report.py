@@ -145,7 +145,7 @@ def test_an_uncertain_speed_up_is_marked(tmp_path: Path) -> None:
 
 
 def test_in_short_ends_with_commands_that_serve(tmp_path: Path) -> None:
-    """The made-up servers with a draft are twice as fast at 0 ms; over a link of 200 ms they are slower."""
+    """The report ends with the best contender at each round trip, or the target alone where drafts do not pay."""
     topologies = Topology.TARGET, Topology.DISTRIBUTED
     found = findings(config(tmp_path, topologies=topologies, network=NetworkConfig((0, 200))))
     sentences = re.findall("<li>(What to run.*?)</li>", html.render(found, []))
@@ -201,7 +201,7 @@ def statistics_of(sample: Sample, limits: str = "") -> dict[str, object]:
 
 
 def test_figures_are_llmperf_s_with_ours_beside_them(alone: Sample, tmp_path: Path) -> None:
-    """Three tokens of a pass arrive together, so time per token is less than a third of the gap between messages."""
+    """Figures are LLMPerf's by definition and name; time per token and gap between messages are separate figures."""
     found = Service.of([alone], Slo()).statistics()
     assert found["ttft_s"]["p50"] == pytest.approx(PASS_S)
     assert found["end_to_end_latency_s"]["mean"] == pytest.approx(len(TOKENS) * PASS_S)
@@ -322,7 +322,7 @@ def _answer(endpoint: str | None, model_id: str, text: str, *token_ids: int) -> 
 
 
 def test_only_servers_of_the_same_model_are_compared() -> None:
-    """Tokens are compared if both servers send them, else texts; answers of other models are left out."""
+    """Answers are compared if their models are the same: by tokens if both servers send them, else by text."""
     ours, same = _answer(None, "m", "ab", 1, 2), _answer("a", "m", "ab")
     unknown, others = _answer("b", "", "zz"), [_answer("c", "n", "yy", 9), _answer("d", "n", "yx")]
     agreement = check_agreement([ours, same, unknown])
@@ -492,7 +492,7 @@ def test_a_full_disk_loses_nothing(
 
 @pytest.mark.parametrize(("slowdown", "count"), [(1.0, "6 of 6 medians"), (3.0, "4 of 6 medians")])
 def test_slow_cells_are_named_in_the_table_of_load(tmp_path: Path, slowdown: float, count: str) -> None:
-    """Only the pool is slowed down. Synchronous rounds, which wait for the network, are not counted."""
+    """The table of load counts and names the cells that are slower than the target alone, here those of the pool."""
     workload = WorkloadConfig(ONE_KIND, num_runs=2, concurrencies=(1, 4))
     settings = config(tmp_path, workload=workload, schedules=(Schedule.SYNC, Schedule.ASYNC), network=NEAR)
     found = changed(settings, lambda it: slowed(it, slowdown) if is_of(Topology.POOL, it) else it)
@@ -560,7 +560,7 @@ def test_page_is_made_for_readers_without_mouse_or_sight(sweep: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ink", "dim", "link"])
 def test_colours_of_text_have_contrast(name: str) -> None:
-    """WCAG AA requires a contrast of 4.5 to 1, here on white and on the table's stripes."""
+    """Texts on the page have WCAG AA's contrast of 4.5 to 1, on white and on the table's stripes."""
     page = ROOT / "comparison" / "report" / "page.html"
     found = dict(re.findall(r"--(\w+): #(\w{6})", page.read_text()))
     for background in ("ffffff", found["soft"]):
@@ -593,7 +593,7 @@ def test_page_escapes_what_users_name(tmp_path: Path) -> None:
 
 
 def test_a_report_of_endpoints_has_no_bound(tmp_path: Path) -> None:
-    """A report on endpoints has only figures that can be measured there.
+    """A report on endpoints has only figures that can be measured at endpoints.
 
     It was once otherwise: a report on endpoints had a bound, negative round trips, and topologies that were not
     started.

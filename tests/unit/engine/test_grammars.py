@@ -93,7 +93,7 @@ async def test_few_wait_in_line_and_none_for_ever(monkeypatch: pytest.MonkeyPatc
 async def test_a_matcher_that_refuses_what_it_allowed_is_internal(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A matcher's fault ends its session with INTERNAL, and no other session."""
+    """A matcher that refuses a token that it allowed ends its session with INTERNAL, and no other session."""
     lying = COMPILER.compile(WORDS)
     monkeypatch.setattr(lying, "_go_to", lambda tokens: max(0, len(tokens) - 1))
     session = engine.open(REQUEST, grammar=lying)

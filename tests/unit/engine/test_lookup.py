@@ -55,7 +55,7 @@ class Helper(SilentWorker):
 
 
 class Moody:
-    """A `Proposer` that gives up half of the time, and is wrong half of the rest."""
+    """A `Proposer` that proposes nothing half of the time, and is wrong half of the other times."""
 
     num_slots, max_length, num_branches = 4, 400, 0
 
@@ -101,7 +101,7 @@ async def fused(request: GenerationRequest) -> list[Commit]:
 
 
 def proposals(session: VerificationSession, truth: Sequence[int], rng: random.Random) -> list[Branch]:
-    """Draw no branch or a chain of which nine tokens in ten are right, sometimes with a branch beside it."""
+    """Draw no branch, or a chain with nine right tokens in ten and sometimes a branch beside it."""
     if rng.random() < 0.5:
         return []
     start = len(session.token_ids)
@@ -149,7 +149,7 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_one_token_a_pass(topology: str, asked: str) -> None:
-    """A pass verifies a draft worker's tokens or looked-up ones, never both, and counts each source apart."""
+    """Tokens with prompt lookup are those of plain passes; no pass verifies both looked-up tokens and a worker's."""
     request = REQUESTS[asked]
     expected = await plainly(request)
     commits = await TOPOLOGIES[topology](request)

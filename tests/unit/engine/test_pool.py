@@ -134,7 +134,7 @@ async def test_no_worker_gets_more_than_the_operator_allows() -> None:
 
 
 async def test_a_worker_that_has_less_room_gives_sessions_back(pool: DraftPool) -> None:
-    """The worker keeps the sessions that it has room for; other workers get the rest."""
+    """A worker that reports less room keeps as many sessions as fit; another worker gets the rest."""
     first, second = GoodWorker("first", 8, pool), GoodWorker("second", 8, pool)
     pool.attach(first)
     asking = [asyncio.create_task(drafted(pool, length)) for length in (3, 4, 5)]
@@ -269,7 +269,7 @@ async def test_an_invalid_proposal_costs_a_private_worker_one_session(
 
 
 async def test_rounds_wait_for_their_worker(pool: DraftPool) -> None:
-    """Every pass of a session in rounds verifies its worker's draft tokens, also for a worker of the pool."""
+    """In rounds with a worker of the pool, each pass waits for the worker's draft tokens, and verifies some."""
     pool.attach(GoodWorker("good", 8, pool))
     commits = await commits_of(pool.generate(replace(named(""), draft_session="", schedule=Schedule.SYNC)))
     assert all(commit.num_accepted_tokens == len(commit.token_ids) - 1 > 0 for commit in commits[:-1])
@@ -302,7 +302,7 @@ async def test_a_crowded_target_chooses_rounds(asked: Schedule | None, num_slots
 
 
 async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that falls silent holds a session for a moment, not for the time-out of rounds that were asked for."""
+    """Where the target chose rounds itself, it waits only a moment for a worker that falls silent."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
     async with running(CrowdedEngine(ScriptedDecoder(num_slots=8))) as engine:
         pool = DraftPool(engine)
@@ -316,7 +316,7 @@ async def test_rounds_of_the_targets_choice_are_impatient(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("early", [True, False])
 async def test_the_pool_helps_where_a_private_worker_does_not(pool: DraftPool, early: bool, schedule: Schedule) -> None:
-    """A private worker without a slot declines a request, before or after it arrives; a worker of the pool helps it."""
+    """A worker of the pool helps a request that a private worker has declined, before or after the request arrived."""
     private, good = PrivateWorker("private", 8, pool), GoodWorker("good", 8, pool)
     pool.attach(private)
     pool.attach(good)

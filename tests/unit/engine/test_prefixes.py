@@ -42,7 +42,7 @@ def torch_backend(*, seed: int = 1, num_slots: int = 3) -> TorchBackend:
 
 
 class Unforkable:
-    """Slot model that cannot copy slots; a pass that shall fail writes nonsense first."""
+    """Slot model that cannot copy slots; a pass that the test makes fail writes nonsense first."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self.backend = backend
@@ -68,7 +68,7 @@ class Unforkable:
 
 
 class Forkable(Unforkable):
-    """Slot model that can copy slots; a pass or copy that shall fail writes nonsense first."""
+    """Slot model that can copy slots; a pass or copy that the test makes fail writes nonsense first."""
 
     def fork(self, source_slot: int, destination_slot: int, start: int, end: int) -> None:
         self.backend.fork(source_slot, destination_slot, start, end)
@@ -221,7 +221,7 @@ async def test_a_cancelled_prompt_keeps_the_parts_read(monkeypatch: pytest.Monke
 
 
 async def test_leaving_during_a_failed_pass_leaves_no_prefix() -> None:
-    """The slot of a session that left during a failed pass counts as empty: the pass may have written anything."""
+    """The slot of a session that left during a failed pass is not reused: the pass may have written anything."""
     backend = Forkable(torch_backend())
     async with running(TargetEngine(SlotDecoder(backend))) as engine:
         stream = engine.generate(request(PROMPT, max_new_tokens=40))
@@ -357,7 +357,7 @@ async def play(engine: TargetEngine, backend: Unforkable, history: Sequence[Aske
 
 
 def assert_holds(backend: TorchBackend, slot: int, token_ids: Sequence[int], fresh: TorchBackend) -> None:
-    """Compare the logits after a slot's tokens with those after a prefill of the same tokens."""
+    """Compare the logits after a slot's tokens with the logits after a prefill of the same tokens."""
     logits = backend.forward([Span(slot, len(token_ids), [9], 1)])
     expected = fresh.forward([Span(0, 0, [*token_ids, 9], 1)])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)

@@ -257,7 +257,7 @@ async def test_a_proposal_of_nothing_is_a_pass(engine: TargetEngine) -> None:
 
 
 async def test_prompt_is_read_before_the_first_proposal(engine: TargetEngine, decoder: ScriptedDecoder) -> None:
-    """The target reads all but the last token, which belongs to the first pass, while the draft drafts."""
+    """The target reads a prompt while the draft drafts: all but its last token, which the first pass verifies with."""
     session = drafted(engine, request(9))
     await until(lambda: len(decoder.steps) > 0)
     (turn,) = decoder.steps[0]

@@ -58,7 +58,7 @@ async def test_a_flood_of_one_account_starves_no_other(kind: str) -> None:
 
 
 async def test_the_account_with_fewest_in_the_works_goes_first() -> None:
-    """Jobs of one account keep their order; a cancelled job leaves the queue, but keeps a thread that runs it."""
+    """A free thread takes a job of the account with the fewest jobs at work; cancelled jobs are left out."""
     threads, let, order = Threads("letters", num_threads=1, num_places=9), threading.Event(), list[str]()
 
     def work(name: str) -> str:

@@ -161,7 +161,7 @@ async def test_every_field_reaches_the_completer() -> None:
     ("pass", ["Once upon", " a time", "!"]),
 ])  # fmt: skip
 async def test_a_stream_has_one_event_per_token_or_pass(chunk: str, texts: list[str]) -> None:
-    """Events report draft tokens only on request."""
+    """A stream has an event per token or per pass, as configured, and reports draft tokens only on request."""
     completer, body = ScriptedCompleter(PASSES), {"prompt": "x", "stream": True}
     response = await post(completer, "/v1/completions", body, stream_chunk=chunk)
     assert response.headers["content-type"].startswith("text/event-stream")

@@ -195,7 +195,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_an_upstream_fault_names_the_clients_field(
     body: dict[str, Any], param: str, part: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault that the server behind finds is reported by the field that the client has sent.
+    """A fault that the server behind the gateway finds is reported by the field that the client has sent.
 
     It was once otherwise: a fault of guided_regex was reported as one of response_format, which the client had not
     sent.
@@ -217,7 +217,7 @@ async def test_a_template_that_knows_no_calls() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_reasoning_stands_apart(begun: bool) -> None:
-    """Reasoning stands apart from the answer.
+    """Reasoning gets a field of its own in an answer, apart from the content.
 
     The end of the prompt shows whether it has begun, so the gateway asks the completer to echo the prompt.
     """

@@ -67,7 +67,7 @@ async def test_unexpected_failures_are_logged_and_hidden(caplog: pytest.LogCaptu
 
 
 async def test_expected_failures_carry_their_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures during a stream have the hint too; nothing is logged, since the server has no fault."""
+    """An expected failure during a stream carries its time to retry, and is not logged."""
     async with serving() as (_, stub):
         call = stub.Generate(pb.GenerateRequest(), timeout=60)
         assert (await call.read()).WhichOneof("event") == "started"

@@ -1,4 +1,4 @@
-"""Files with lists of servers, which are written correctly or not while a client follows them."""
+"""A client follows a file with a list of servers, and bears with a file that is wrong for a while."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ async def test_watchers_get_changes() -> None:
 
 
 async def test_watchers_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes all places of watchers hides no health: the next client calls `Check`."""
+    """A health check works without a place for watchers: the client calls `Check` where `Watch` is refused."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with serving() as (_, server), open_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

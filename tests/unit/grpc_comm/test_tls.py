@@ -128,9 +128,9 @@ BROKEN: dict[str, tuple[Callable[[Pki], object], str]] = {
 async def test_a_broken_pair_leaves_the_one_before(
     trust: Pki, caplog: pytest.LogCaptureFixture, spoil: Callable[[Pki], object], words: str
 ) -> None:
-    """A certificate file that becomes bad leaves the one before in use; it is logged once and shown in metrics.
+    """A certificate file that becomes bad leaves the earlier one in use; the fault is logged once and shown in metrics.
 
-    A bad file is an error at start. The next good one is used.
+    A bad file is an error at start. The next good version is used.
     """
     cert, key = trust.pair("server", "127.0.0.1", "first.example")
     tls = ServerTls(cert, key)

@@ -54,7 +54,7 @@ def test_every_panel_has_a_place_of_its_own() -> None:
 
 
 def test_a_bad_draft_a_slow_replica_and_a_flooding_account_each_have_a_panel() -> None:
-    """Panels have a line for each draft, server or account; those of drafts and servers are for any role."""
+    """The dashboard has a line for each draft, server and account, so that a bad one is seen."""
     lines = {
         panel["title"]: (panel["targets"][0]["expr"], panel["targets"][0]["legendFormat"])
         for panel in DASHBOARD["panels"]

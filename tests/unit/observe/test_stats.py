@@ -36,7 +36,7 @@ def test_times() -> None:
 
 
 def test_acceptance() -> None:
-    """Acceptance counts only passes with draft tokens; others add tokens, and no proposal."""
+    """Acceptance counts only passes that had draft tokens; a pass without any adds tokens, but no proposal."""
     stats = RequestStats()
     stats.take(Commit(0, (7,) * 3, 4, 2))
     stats.take(Commit(0, (7,) * 1, 2, 0))

@@ -111,14 +111,14 @@ def gumbel_of_hash(token_hash: int) -> float:
     ],
 )
 def test_a_rows_hashes_are_the_published_outputs_of_splitmix64(seed: int, outputs: list[int]) -> None:
-    """A row's hashes are SplitMix64's outputs for the key as seed; published values check constants and shifts."""
+    """The noise of a row comes from SplitMix64's published outputs, with the row's key as the seed."""
     values = gumbel_noise(np.array([seed]), np.arange(len(outputs)))
     assert [mix(seed + (i + 1) * GOLDEN) for i in range(len(outputs))] == outputs
     np.testing.assert_allclose(values, [gumbel_of_hash(output) for output in outputs], atol=1e-9)
 
 
 def test_keys_chain_two_published_streams() -> None:
-    """The key of (0, t) is output t of SplitMix64 with the first output of seed 0 as its seed."""
+    """The noise's keys are SplitMix64's outputs, with the first output for the request's seed as their seed."""
     first = 0xE220A8397B1DCDAF
     assert noise_keys([0] * 5, list(range(5))) == [signed(mix(first + (t + 1) * GOLDEN)) for t in range(5)]
 
@@ -126,7 +126,7 @@ def test_keys_chain_two_published_streams() -> None:
 @relaxed
 @given(st.lists(st.tuples(any_seed, any_position, any_token_id), min_size=1, max_size=20))
 def test_noise_agrees_with_a_reference_in_plain_integers(triples: list[tuple[int, int, int]]) -> None:
-    """The noise agrees with one in Python's integers.
+    """The noise equals that of a reference in Python's integers.
 
     These reveal errors of signed arithmetic, of the shift's mask, and of the logarithm's series.
     """
@@ -157,7 +157,7 @@ def test_noise_is_finite_and_right_at_extreme_hashes(token_hash: int) -> None:
     st.lists(st.tuples(any_seed, any_position), min_size=1, max_size=8), st.lists(any_token_id, min_size=1, max_size=70)
 )
 def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], token_ids: list[int]) -> None:
-    """Workers with and without torch must agree, in vectorised and scalar parts of both libraries."""
+    """Numpy and torch compute the same bits of noise for any keys and any number of token ids."""
     keys = noise_keys(*(list(column) for column in zip(*pairs, strict=True)))
     by_numpy = gumbel_noise(np.array(keys)[:, None], np.array(token_ids)[None, :])
     by_torch = gumbel_noise(torch.tensor(keys)[:, None], torch.tensor(token_ids)[None, :])
@@ -166,7 +166,7 @@ def test_numpy_and_torch_give_the_same_noise_bits(pairs: list[tuple[int, int]], 
 
 
 def test_numpy_and_torch_noise_is_equal() -> None:
-    """The 400,000 values cover nearly all ranges of exponent and mantissa in both logarithms."""
+    """Numpy and torch compute the same bits of noise for 400,000 values, which cover both logarithms."""
     keys = noise_keys([3, MAX_SEED, 0, 11], [0, 5, 2**31, 131071])
     token_ids = np.arange(100_000)
     by_numpy = gumbel_noise(np.array(keys)[:, None], token_ids)
@@ -215,7 +215,7 @@ def test_the_documented_listing_gives_the_same_bits() -> None:
 
 
 def test_the_documented_noise_vectors_hold() -> None:
-    """Each row has hash, uniform and noise; extremes of all inputs and of the hash are among them."""
+    """The examples in docs/noise.md have the right hash, uniform number and noise."""
     rows = doc_rows("seed")
     assert len(rows) >= 12
     for row in rows:
@@ -290,7 +290,7 @@ def test_no_stream_is_a_shifted_copy_of_another(first_seed: int) -> None:
 
 
 def test_noise_has_a_gumbels_mean_and_variance() -> None:
-    """The mean is Euler's constant and the variance pi^2/6; a lost factor or sign of a logarithm changes them."""
+    """Noise has the mean and variance of a Gumbel distribution, Euler's constant and pi^2/6."""
     values = noise([5] * 1000, list(range(1000)), [0]).ravel()
     values = np.append(values, gumbel_noise(np.array(noise_keys([9], [9])), np.arange(200_000)))
     assert np.mean(values) == pytest.approx(np.euler_gamma, abs=5 * (math.pi**2 / 6 / len(values)) ** 0.5)
@@ -301,7 +301,7 @@ def test_noise_has_a_gumbels_mean_and_variance() -> None:
 
 
 def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
-    """Return the logits after Transformers' own warpers, in double; those are used that `generate` would use."""
+    """Return the logits after the warpers that Transformers' `generate` would apply, in double precision."""
     warpers = [
         TemperatureLogitsWarper(params.temperature),
         TopKLogitsWarper(params.top_k) if params.top_k else None,
@@ -319,7 +319,7 @@ def transformers_scores(logits: npt.NDArray[np.float32], params: SamplingParams)
 @settings(relaxed, max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 40), sampled_params)
 def test_processing_is_transformers(logits_seed: int, vocab_size: int, params: SamplingParams) -> None:
-    """Remaining tokens and values equal those of `generate`, so both sample one distribution."""
+    """Temperature and truncation leave the same tokens and values as Transformers' `generate`."""
     logits = random_logits(logits_seed, 1, vocab_size)
     assume(len(np.unique(logits)) == vocab_size)
     # A probability within rounding of a limit may fall on either side of it.
@@ -408,7 +408,7 @@ def test_a_rows_scores_do_not_depend_on_its_neighbours(
     ids=str,
 )
 def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: list[int]) -> None:
-    """A library's sort would keep only some of several equal tokens; here all of them stay."""
+    """Tokens that tie with the last one that a truncation keeps are all kept."""
     for array in (np.array([[0.0, 3.0, 2.0, 2.0, 1.0]]), torch.tensor([[0.0, 3.0, 2.0, 2.0, 1.0]])):
         assert np.flatnonzero(np.isfinite(np.asarray(process_logits(array, [params]))[0])).tolist() == survivors
 
@@ -419,7 +419,7 @@ def test_tokens_tied_with_the_last_are_kept(params: SamplingParams, survivors: l
 @relaxed
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=40), sampled_params, any_position)
 def test_greedy_takes_the_lowest_best_id(logits: list[int], params: SamplingParams, position: int) -> None:
-    """Greedy output is equal across seeds, libraries and dtypes; low precision makes ties common."""
+    """Greedy decoding takes the lowest of the best ids, in every library and dtype; low precision makes ties common."""
     greedy = replace(params, temperature=0.0)
     for array in (np.array([logits], dtype=np.float32), torch.tensor([logits], dtype=torch.bfloat16)):
         assert choose_tokens(array, [greedy], [position]) == [logits.index(max(logits))]
@@ -445,7 +445,7 @@ def test_a_small_temperature_is_greedy(logits_seed: int, vocab_size: int, seed: 
 @relaxed
 @given(st.integers(0, 2**32), st.integers(1, 200), sampled_params, any_position)
 def test_one_survivor_is_greedy(logits_seed: int, vocab_size: int, params: SamplingParams, position: int) -> None:
-    """Each truncation at its tightest leaves the best token only, whatever temperature and noise are."""
+    """A truncation that leaves one token chooses the most likely one, whatever temperature and noise are."""
     logits = random_logits(logits_seed, 1, vocab_size)
     assume(np.count_nonzero(logits == logits.max()) == 1)
     # 1 - 1e-300 is 1: by the cumulative probability alone no token would stay.

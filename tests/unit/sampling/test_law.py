@@ -96,7 +96,7 @@ def test_a_draft_that_samples_otherwise_changes_nothing(drafted: SamplingParams)
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=label)
 def test_a_draft_equal_to_the_target_is_always_accepted(sampling: SamplingParams) -> None:
-    """Equal logits, parameters and noise give equal tokens; a rate below 1.0 would mean a wrong position."""
+    """A draft with the target's logits has all of its tokens accepted; fewer would mean noise of a wrong position."""
     generated = law.speculate(choices("target", sampling), choices("same", sampling), gamma=4, verify=verify)
     assert generated.num_accepted_tokens == generated.num_draft_tokens > 0
 
@@ -191,7 +191,7 @@ def test_verification_with_other_parameters_than_asked_fails(used: SamplingParam
 
 
 def test_acceptance_is_what_shared_noise_promises() -> None:
-    """P[match] has a closed form, is at least (1-TV)/(1+TV) (arXiv 2408.07978) and at most 1-TV (any coupling)."""
+    """Draft and target choose equal tokens as often as theory has it for shared noise (arXiv 2408.07978)."""
     rng = np.random.default_rng(4)
     num_pairs, num_seeds = 16, 3000
     sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(num_seeds)]

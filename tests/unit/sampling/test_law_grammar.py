@@ -46,7 +46,7 @@ def bits(row: np.ndarray) -> bytes:
 
 
 def masked(logits: law.FloatArray, allowed: np.ndarray = ALLOWED) -> Rows:
-    """Mask rows of logits as the project does."""
+    """Mask rows of logits by the project's own code."""
     behind = [replace(NONE_BEFORE, allowed=bits(row)) for row in allowed]
 
     def choose(_: SamplingParams, sampling: list[SamplingParams], at: list[int], previous: list[int]) -> list[int]:
@@ -120,5 +120,5 @@ def test_mistakes_fail(choose: Rows, sampling: SamplingParams) -> None:
 
 
 def test_a_late_mask_is_right_without_truncation() -> None:
-    """The variant above fails only for its order of mask and truncation."""
+    """Masking after truncation is right where nothing is truncated, so the test above notices the order alone."""
     assert table(masked_after_truncation, SETTINGS[1]) == target_table(SETTINGS[1])

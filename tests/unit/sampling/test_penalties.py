@@ -103,7 +103,7 @@ def test_logit_bias_is_transformers_sequence_bias(seed: int, bias: tuple[tuple[i
 @relaxed
 @given(st.integers(0, 2**32), st.lists(st.tuples(penalizing, sequences, st.integers(0, 9)), min_size=1, max_size=5))
 def test_numpy_and_torch_rows_are_independent(seed: int, rows: list[tuple[SamplingParams, list[int], int]]) -> None:
-    """Rows have equal bits alone and in a batch, and the given logits are unchanged."""
+    """Penalties give equal bits in numpy and torch, alone and in a batch, and leave the given logits unchanged."""
     logits, sampling = random_logits(seed, len(rows)), [params for params, _, _ in rows]
     before = [TokensBefore.of(sequence, start) for _, sequence, start in rows]
     kept = logits.copy()
@@ -181,7 +181,7 @@ def test_a_resumed_output_begins_where_it_did() -> None:
 
 
 def test_penalties_without_the_tokens_before_are_refused() -> None:
-    """Without the tokens before a row, penalties would silently have no effect."""
+    """Penalties without the tokens before a row are refused, since they would silently have no effect."""
     with pytest.raises(ValueError, match="look back"):
         choose_tokens(random_logits(0, 1), [SamplingParams(presence_penalty=1.0)], [3])
     assert choose_tokens(random_logits(0, 1), [SamplingParams(logit_bias=((7, 100.0),))], [3]) == [7]

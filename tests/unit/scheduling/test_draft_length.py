@@ -100,7 +100,7 @@ def test_the_length_is_the_best_one(step_s: float) -> None:
 
 
 def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
-    """Each token of a growing chain is read once; another chain in the slot is read from its beginning."""
+    """A chain that grows token by token ends where it would if it were judged as a whole."""
     length, other, tokens = learned(), learned(), [SURE, DraftToken(5, 6, margin=1.2), SURE, UNSURE, SURE]
     for first in range(len(tokens)):
         growing: list[DraftToken] = []
@@ -110,7 +110,7 @@ def test_a_growing_chain_is_judged_as_a_whole_one() -> None:
 
 
 def test_a_sure_chain_goes_on_where_all_others_have_ended() -> None:
-    """A chain that will probably be accepted grows on after all others have ended.
+    """A chain that will probably be accepted grows on after all other chains have ended.
 
     It was once otherwise: each chain was judged as if all drafted as much, so the only sure one of 16 ended early.
     """
@@ -161,7 +161,7 @@ def taught(num_sessions: int, num_accepted: int) -> DraftLength:
 
 
 def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
-    """All tokens of a lookup that is usually right are verified, and none of one that is usually wrong."""
+    """All looked-up tokens are verified if lookup is usually right, none if it is usually wrong."""
     assert taught(4, 8).num_worth(2, [LOOKED_UP] * 8, 4) == 8
     assert taught(4, 0).num_worth(2, [LOOKED_UP] * 8, 4) == 0
     half = taught(4, 1).num_worth(2, [LOOKED_UP] * 8, 4), taught(1, 1).num_worth(2, [LOOKED_UP] * 8, 1)
@@ -170,7 +170,7 @@ def test_tokens_of_one_step_are_cut_where_they_stop_to_pay() -> None:
 
 
 class KnownTimes(DraftLength):
-    """A draft length that ignores this machine's times, and keeps those that a test gives."""
+    """A draft length that ignores this machine's times, and uses times that a test gives."""
 
     def record_step(self, num_sessions: int, seconds: float) -> None: ...
 

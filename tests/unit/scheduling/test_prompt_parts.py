@@ -29,7 +29,7 @@ def test_room_is_within_its_limits(share: float, parts: list[tuple[int, float]],
 
 @given(share=st.floats(0.5, 8), pass_s=st.floats(1e-3, 0.2), token_s=st.floats(1e-5, 1e-2))
 def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: float) -> None:
-    """Reading the allowed tokens takes `share` passes, within the limits and less at most STEP_TOKENS."""
+    """Reading the prompt tokens that a pass has room for takes `share` times the pass's time, or a step less."""
     known = PromptParts(share)
     for _ in range(5):
         known.record(64, 64 * token_s)
@@ -39,7 +39,7 @@ def test_parts_take_the_share_of_a_pass(share: float, pass_s: float, token_s: fl
 
 
 def test_costs_follow_the_latest_parts() -> None:
-    """Costs are those of the latest parts: the parts of a long prompt become shorter, since later tokens cost more."""
+    """The room for prompt tokens follows the cost of the latest parts, which grows with the position in a prompt."""
     known = PromptParts(2.0)
     rooms = []
     for token_s in (1e-4, 1e-3):
@@ -58,7 +58,7 @@ def test_unknown_times_limit_nothing() -> None:
 
 @pytest.mark.parametrize(("fixed_s", "usual"), [(0.02, USUAL_PART_TOKENS), (0.002, SHORT_PART_TOKENS)])
 def test_the_shortest_parts_are_those_that_cost_little_more(fixed_s: float, usual: int) -> None:
-    """A part of n tokens takes `fixed_s` + n ms, and each part costs 0.5 % more than the last, as positions grow."""
+    """Parts of prompts have the usual length if each part also has a high fixed cost, else the short length."""
     known = PromptParts(0.1)
     known.record(MAX_PART_TOKENS, 1.0)
     rooms = []

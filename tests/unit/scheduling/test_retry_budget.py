@@ -1,4 +1,4 @@
-"""Retries that succeed are free; those that fail are limited in number and in rate."""
+"""Retries that succeed are free; failed retries are limited in number and in rate."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ DELAYS = st.floats(0.0, 0.1)
 def test_a_longer_delay_never_pays_more(
     num_tokens: int, rate: float, pass_s: float, one_s: float, other_s: float
 ) -> None:
-    """If waiting pays for a delay, it pays for each shorter one within the same pass."""
+    """If waiting for draft tokens pays at a delay, it pays at every shorter one within the same pass."""
     shorter_s, longer_s = sorted((one_s % pass_s, other_s % pass_s))
     if waiting_pays(longer_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s) and shorter_s > 0:
         assert waiting_pays(shorter_s, num_tokens, rate, pass_s=pass_s, verify_s=pass_s)
@@ -116,7 +116,7 @@ def simulated_tokens_per_s(delay_s: float, rate: float, waits: bool) -> float:
 
 @pytest.mark.parametrize("gap_s", [0.001, 0.008, 0.02, 0.5])
 def test_no_wait_is_longer_than_its_limit(gap_s: float) -> None:
-    """After the limit the target decodes without draft tokens, whatever the draft did before."""
+    """The target never waits longer for draft tokens than a limit, and waits only if they came soon before."""
     costs, arrivals, now = PassCosts(), Arrivals(), 100.0
     for width in (0, 4) * 20:
         costs.record(width, 0.010 + 0.0001 * width)
@@ -138,7 +138,7 @@ def test_nothing_is_waited_for_before_anything_came() -> None:
 
 
 def test_more_tokens_of_its_own_shorten_the_wait() -> None:
-    """Without draft tokens a pass gives several tokens if lookup or a grammar adds some."""
+    """The more tokens a pass gives without a draft worker, by lookup or grammar, the less the target waits for one."""
 
     def longest(num_own: float) -> int:
         waits = [waiting_pays(ms / 1e3, 4, 0.8, pass_s=0.010, verify_s=0.010, num_own=num_own) for ms in range(40)]

@@ -33,7 +33,7 @@ def line(base_s: float, slope_s: float) -> Callable[[int], float]:
 def test_no_other_widths_give_more_tokens_per_second(
     sessions: list[tuple[int, float]], base_s: float, steps: list[float]
 ) -> None:
-    """Any other choice of widths is tried, for pass times that rise in random steps."""
+    """The chosen widths of a pass give as many tokens per second as the best of all possible widths."""
 
     def seconds(num_draft_tokens: int) -> float:
         return base_s + sum(steps[:num_draft_tokens])
@@ -53,7 +53,7 @@ def test_load_narrows_speculation() -> None:
 
 
 def test_costs_of_draft_tokens_are_remeasured() -> None:
-    """A cost that was measured in a bad moment does not keep draft tokens out for good."""
+    """A draft token's cost that was once measured too high is measured again, so that draft tokens come back."""
     widths, costs = Widths(), PassCosts()
     for width in (0, 4) * 20:
         costs.record(width, 0.001 + 0.1 * width)

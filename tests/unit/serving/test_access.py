@@ -128,7 +128,7 @@ async def test_a_call_has_one_token(at: Served, trust: Pki) -> None:
 
 
 async def refusal(begin: Any) -> str | None:
-    """Return the refusal of a call that sends an empty message; None if it is admitted."""
+    """Return the refusal of a call that sends an empty message; None if the call is admitted."""
 
     async def nothing() -> AsyncGenerator[bytes, None]:
         yield b""
@@ -365,7 +365,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_role_of_draft_workers_counts_as_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Auth files of version 1 stay usable; their role `draft` does not become `worker`, which gets all prompts."""
+    """The role `draft` of old auth files counts as `client`, not as `worker`, which would get all prompts."""
     file = tmp_path / "auth.toml"
     file.write_text(entry("edge", "draft"))
     access = Access(file)
@@ -438,7 +438,7 @@ async def test_a_user_that_is_too_long_is_refused(trust: Pki, auth_file: Path) -
 async def test_a_gateway_names_the_account_of_each_request(
     trust: Pki, auth_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The account counts only if the gateway may name it; all processes and the answer have the request's id."""
+    """A gateway may name the account of a request, and a client may not; the request's id is the same in all logs."""
     caplog.set_level(logging.INFO)
     write(auth_file, entry("gateway", "client", "speaks_for_others = true") + entry("client", "client"))
     security = PortSecurity(*trust.pair("server"), auth_file=auth_file)

@@ -62,7 +62,7 @@ def card(directory: Path) -> ModelCard:
 
 
 class Refusing(GenerationServicer):
-    """Server that fails the first calls of GetModel, each with one of its errors."""
+    """Server that fails the first calls of GetModel, with one of the given errors each."""
 
     def __init__(self, *args: Any, errors: list[SpecDecError]) -> None:
         super().__init__(*args)
@@ -160,7 +160,7 @@ async def test_clients_learn_of_another_model_at_the_target(directory: Path, car
 async def test_a_target_without_model_card_is_asked_again(
     directory: Path, card: ModelCard, monkeypatch: pytest.MonkeyPatch, kind: type[SpecDecError]
 ) -> None:
-    """A draft worker asks a target that did not describe its model again.
+    """A draft worker asks once more when its target has not described its model.
 
     It was once otherwise: a draft worker asked a replaced target once; if it was busy, the old name and template
     stayed.

@@ -1,4 +1,4 @@
-"""A gateway and the servers that it depends on."""
+"""A gateway follows the servers behind it: their deadlines, models and readiness."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_gateway_is_alive_and_as_ready_as_its_servers() -> None:
 
 
 async def test_a_gateway_resolves_a_name_until_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway tries a name that cannot be resolved again, since a pod's name needs the pod's address."""
+    """A gateway resolves a name again and again until it exists, since a pod's name needs the pod's address."""
     monkeypatch.setattr(gateway_module, "RETRY_S", 0.02)
     resolver = Resolver(monkeypatch)
     resolver.hosts = None

@@ -190,7 +190,7 @@ async def test_an_account_learns_nothing_of_anothers_prompts(scene: Scene, door:
 
 
 async def test_a_gateways_accounts_are_separate(scene: Scene) -> None:
-    """The target's auth file has the gateway and the prefix group; accounts are users that the gateway names."""
+    """Accounts behind a gateway, which are users that the gateway names to the target, do not share prefixes."""
     target = await scene.target(entry("gateway", "client", "speaks_for_others = true") + SHOP)
     async with over_http(await scene.gateway(target, CLIENTS)) as ask:
         await check_separate(ask)
@@ -206,7 +206,7 @@ async def test_a_gateway_without_accounts_of_users_is_one_account(scene: Scene) 
 
 @pytest.mark.parametrize("more", ["", "speaks_for_others = true"], ids=["for itself", "for others"])
 async def test_accounts_of_a_serving_draft_are_separate(scene: Scene, more: str) -> None:
-    """The target may know the draft alone, since the draft's own requests are separate."""
+    """Accounts of a serving draft do not share prefixes, even if its target knows the draft's account alone."""
     target = await scene.target(entry("edge", "client", more) + (SHOP if more else ""))
     drafting = Drafting()
     async with over_http(await scene.draft(target, CLIENTS + SHOP, drafting)) as ask:
@@ -259,7 +259,7 @@ callers = st.builds(
 
 @given(callers, st.text('ab:,"[]', max_size=3), callers, st.text('ab:,"[]', max_size=3))
 def test_salts_depend_on_account_group_and_client(one: Caller, given_one: str, other: Caller, given_other: str) -> None:
-    """Account a with salt bc differs from account ab with salt c, and a group from an account of its name."""
+    """Two requests have the same salt only if they have the same account or group and the same client's salt."""
 
     def owner(who: Caller) -> tuple[bool, str]:
         group = who.prefix_groups.get(who.account)

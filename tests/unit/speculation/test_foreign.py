@@ -67,7 +67,7 @@ def off_by_one(columns: Columns) -> Columns:
 
 
 def with_and_without_space(columns: Columns) -> Columns:
-    """Map " the" to "the", and the other way round."""
+    """Swap the columns of " the" and "the"."""
     return columns[[1, 0, 3, 2, 4, 5]]
 
 
@@ -106,7 +106,7 @@ def fresh(backend: TorchBackend, draft: Draft) -> list[int]:
 
 
 def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
-    """Chains of three tokenizers grow, are cut, change and end in common passes, in slots with any history."""
+    """Drafts with three token maps propose what a fresh slot would, whatever their slots held before."""
     rng, maps = random.Random(4), (SPELLING, RENAMING, TokenMap())
     proposer, chains = ModelProposer(backend), [[5, 6, 7], [9], [11]]
     for step in range(80):
@@ -127,7 +127,7 @@ def test_random_histories_of_several_maps(backend: TorchBackend) -> None:
 def test_a_long_prompt_is_read_in_parts_and_a_full_slot_proposes_nothing(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part's length is in the draft's tokens, several of which may stand for one of the target's."""
+    """A long prompt is read in parts, counted in the draft's tokens; a prompt that fills the slot gets no proposal."""
     prompt = tuple(range(2, 32))
     draft = Draft(0, prompt, SAMPLED, limit=1, token_map=SPELLING)
     whole = ModelProposer(backend).extend([draft])

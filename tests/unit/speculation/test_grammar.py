@@ -88,7 +88,7 @@ def test_a_step_that_fails_anywhere_costs_no_token() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("gamma", [1, 9])
 def test_tokens_do_not_depend_on_drafts(sampling: SamplingParams, gamma: int) -> None:
-    """The target alone gives the same tokens with or without forced ones, and with drafts of any quality and kind."""
+    """Tokens with a grammar are those of the target alone, whatever draft or length of drafts is used."""
     plain = generate(SlotDecoder(backend()), sampling, gamma=0)
     assert set(json.loads(TOKENIZER.decode(plain))) == {"name", "on"}
     assert generate(SlotDecoder(backend()), sampling, gamma=gamma) == plain
@@ -129,7 +129,7 @@ def test_an_ungrammared_proposal_is_cut_and_rejected() -> None:
 
 
 def test_a_refused_token_makes_room_for_forced() -> None:
-    """Tokens that a grammar forces are proposed in place of those that it refuses.
+    """Tokens that a grammar forces are proposed in place of tokens that it refuses.
 
     It was once otherwise: the grammar refused proposals in their middle, and what it forced there was not proposed.
     """
@@ -182,7 +182,7 @@ def test_a_draft_takes_forced_tokens_without_its_model() -> None:
 
 @pytest.mark.parametrize("device_tokens", [1, 2])
 def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
-    """The grammar allows runner-ups, from which branches begin, too; otherwise there is none."""
+    """A draft's token and its runner-up are ones that the grammar allows."""
     proposer, matcher = ModelProposer(backend(seed=2)), COMPILER.compile(Grammar(GrammarKind.REGEX, "(a|b)c"))
     draft = Draft(0, PROMPT, SAMPLINGS[device_tokens], limit=1, output_start=3, grammar=matcher)
     (tokens,) = proposer.extend([draft], ranked=True)
@@ -194,7 +194,7 @@ def test_a_draft_proposes_within_the_grammar(device_tokens: int) -> None:
 
 
 def test_rows_without_a_mask_commit_nothing() -> None:
-    """A pass commits no token of a row without a mask; the next pass begins at that row, and continues or fails."""
+    """A verdict is cut before the first row without a mask, since the grammar could not check its token."""
     allowed = Allowed([b"", b""])
     assert allowed.cut(Verdict((5, 6, 7), num_draft_tokens=3, num_accepted_tokens=2)) == Verdict((5, 6), 3, 1)
     assert allowed.cut(Verdict((5, 6), num_draft_tokens=3, num_accepted_tokens=1)) == Verdict((5, 6), 3, 1)

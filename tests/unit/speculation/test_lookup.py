@@ -42,7 +42,7 @@ def test_lookup_is_its_definition(token_ids: list[int], limit: int) -> None:
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 8))
 def test_a_grown_index_equals_a_new_one(log: list[int], steps: list[tuple[list[int], list[int]]], limit: int) -> None:
-    """Draft tokens after the sequence are looked up, and never enter the index."""
+    """An index that grows with the sequence finds what a search of all its tokens finds, and no draft tokens."""
     index = NgramIndex()
     proposer = NgramProposer(num_slots=1, max_length=1000)
     for committed, drafts in steps:
@@ -84,7 +84,7 @@ def test_right_lookups_grow_longer() -> None:
 
 
 def test_hopeless_ways_are_hardly_tried() -> None:
-    """In a text without repetition few passes of a hundred try lookup, if a try costs 5 % of a pass."""
+    """In a text without repetition lookup verifies few tokens; after a pause it is tried again."""
     rng, lookup, num_tried = random.Random(0), Lookup(), 0
     log = [rng.randrange(20) for _ in range(50)]
     for _ in range(400):

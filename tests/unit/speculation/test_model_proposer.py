@@ -62,7 +62,7 @@ def test_chains_may_be_any_sequence(backend: TorchBackend) -> None:
 
 
 def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proposer returns None while it reads a part, beside a chain that grows; in the end the token is the same."""
+    """A long prompt is read in parts, beside a chain that grows; its token is that of a prompt read at once."""
     prompt = tuple(range(2, 52))
     whole = fresh(backend, prompt, SAMPLED)
     monkeypatch.setattr(module, "MAX_CHUNK_TOKENS", 20)
@@ -78,7 +78,7 @@ def test_long_prompts_are_read_in_parts(backend: TorchBackend, monkeypatch: pyte
 
 
 def test_slot_decoder_chooses_what_it_would_choose_alone(backend: TorchBackend) -> None:
-    """A part of a prompt, a turn without and one with a proposal share a pass, each as if it were alone."""
+    """A part of a prompt, a plain turn and one with a proposal share a pass, each with the tokens it gets alone."""
     prompt = tuple(range(30, 40))
     alone = ModelProposer(backend)
     continuation: list[int] = []
@@ -109,7 +109,7 @@ def test_a_step_without_choices_runs(backend: TorchBackend) -> None:
 
 
 def test_forked_branches_draft_what_a_fresh_slot_would() -> None:
-    """A chain grows and is cut at random, and branches begin anywhere in it, in slots with any history."""
+    """Chains and branches get the draft tokens of a fresh slot, whatever their slots held before."""
     rng = random.Random(7)
     other = TorchBackend(tiny_model("llama", seed=1), num_slots=1, max_length=96)
     proposer = ModelProposer(TorchBackend(tiny_model("llama", seed=1), num_slots=6, max_length=96), num_branches=2)

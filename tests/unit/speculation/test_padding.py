@@ -69,9 +69,9 @@ def test_tokens_are_the_targets_own(target_size: int, draft_size: int) -> None:
 
 @pytest.mark.parametrize(("target_size", "draft_size"), SIZES)
 def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> None:
-    """A draft proposes only ids that its target has too.
+    """A draft proposes only ids that its target has too, though biases name others.
 
-    Biases name ids that one model lacks; sequences of two targets share a pass of one draft.
+    Sequences of two targets share a pass of the draft.
     """
     backend = TorchBackend(tiny_model("llama", vocab_size=draft_size, seed=1), num_slots=2, max_length=LENGTH)
     edges = {SMALL - 1, min(SMALL, target_size - 1), target_size - 1}
@@ -88,7 +88,7 @@ def test_only_ids_of_both_are_proposed(target_size: int, draft_size: int) -> Non
 
 
 def test_one_pass_for_targets_of_two_sizes() -> None:
-    """Each session has its own number of ids: a target with few ids removes none from others' sessions."""
+    """In a pass for two targets, a session gets ids of its own target, however few ids the other target has."""
     backend = TorchBackend(tiny_model("llama", vocab_size=SMALL, seed=1), num_slots=2, max_length=LENGTH)
     drafts = [
         Draft(0, [5], SamplingParams(), 1, token_map=TokenMap(1)),

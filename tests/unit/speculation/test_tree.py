@@ -26,7 +26,7 @@ actions = st.one_of(
 
 @dataclass
 class NaiveTree:
-    """Each proposed token as the sequence up to it; which ones are live is computed at each call."""
+    """Draft tree that stores each token as the whole sequence up to it; each call computes which ones are live."""
 
     committed: list[int]
     max_tokens: int
@@ -77,7 +77,7 @@ class NaiveTree:
 def test_equals_the_naive_tree(
     committed: list[int], max_tokens: int, history: list[tuple[str, float, list[int]]], limit: int
 ) -> None:
-    """Branches arrive late, twice, with dead parents, and more of them than the tree holds."""
+    """The tree equals a naive one after commits and branches that are late, repeated, orphaned or too many."""
     tree = DraftTree(committed, max_tokens=max_tokens)
     naive = NaiveTree(committed, max_tokens)
     for kind, where, token_ids in history:

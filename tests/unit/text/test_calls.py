@@ -68,7 +68,7 @@ def test_cutting_a_text_elsewhere_changes_nothing(text: str, places: list[int], 
     )
 )
 def test_written_calls_are_read(arguments: dict[str, object]) -> None:
-    """A call that is written down is read back; braces, quotes and markers within strings end nothing."""
+    """A call in a text is read back as it was written, also with braces, quotes and markers within its strings."""
     for form in FORMATS.values():
         text = form.written({"function": {"name": "f", "arguments": arguments}})
         ((name, said),) = read(form, list(text))[2]

@@ -47,7 +47,7 @@ GRAMMARS = (
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_mask_is_that_of_a_fresh_matcher(grammar: Grammar) -> None:
-    """The past has jumps, forced tokens and refused proposals, over a thousand states of each grammar."""
+    """A matcher gives a fresh matcher's mask for any output, whatever outputs and proposals it saw before."""
     rng = random.Random(7)
     matcher = COMPILER.compile(grammar)
     outputs = [walk(COMPILER.compile(grammar), rng, limit=40) for _ in range(12)]
@@ -78,7 +78,7 @@ def test_forced_tokens_are_those_without_a_choice(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_allowed_tokens_are_accepted(grammar: Grammar) -> None:
-    """After every state of a walk each allowed token is accepted; forced tokens singly and together."""
+    """Every token that the mask allows is accepted, and no other one, unless the mask leaves a single token."""
     rng = random.Random(5)
     output = walk(COMPILER.compile(grammar), rng, limit=12)
     matcher = COMPILER.compile(grammar)
@@ -135,7 +135,7 @@ def test_an_output_matches_its_schema(schema: dict[str, Any], seed: int) -> None
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), schema=simple_schemas().filter(lambda schema: not re.search("anyOf|object", str(schema))))
 def test_instances_of_a_schema_can_be_written(data: st.DataObject, schema: dict[str, Any]) -> None:
-    """Schemas with objects are left out, since this version of hypothesis-jsonschema cannot draw them."""
+    """An instance of a JSON schema can be written under the schema's grammar."""
     text = json.dumps(data.draw(from_schema(schema)), separators=(",", ":"), ensure_ascii=False)
     assume(not re.search(r"[0-9][eE.]", text))  # how a number is written down is left to the grammar
     text = text.replace("\x7f", "\\u007f")  # the one character that may be written down in one way alone
@@ -262,7 +262,7 @@ def brief_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("brief_trials")
 @pytest.mark.parametrize(("kind", "text"), EXPLODING.values(), ids=EXPLODING)
 def test_a_grammar_that_explodes_is_bounded(kind: GrammarKind, text: str) -> None:
-    """Time and memory are limited, over long tokens: with own limits the first takes 4 s and 250 MB."""
+    """A grammar that grows without bound costs at most 2 s of this thread and 150 MB, refused or not."""
     compiler = GrammarCompiler(Tokenizer.load(BUNDLED_TARGET), 2048)
     compiler.compile(GRAMMARS[2])
     started, before_kib = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -283,7 +283,7 @@ def test_a_grammar_without_bounds_is_refused(name: str) -> None:
 
 @pytest.mark.usefixtures("brief_trials")
 def test_one_process_tries_grammars_out_until_one_exceeds_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next grammar then gets another process; no grammar is tried twice."""
+    """Grammars are tried out in one process, until one exceeds the limits: the next grammar gets a new process."""
     started = started_processes(monkeypatch)
     bombs = [Grammar(EXPLODING["all at once"][0], EXPLODING["all at once"][1].replace("[a-z]", "[b-z]"))] * 2
     for grammar in (Grammar(GrammarKind.REGEX, "first|second"), *bombs, Grammar(GrammarKind.REGEX, "third")):
@@ -306,7 +306,7 @@ def started_processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[
 
 
 def test_a_trial_that_cannot_be_held_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine has no room for another process, or kills it."""
+    """A trial that the machine cannot run, or kills, is an internal error, not a fault of the grammar."""
     started = started_processes(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")

@@ -144,7 +144,7 @@ def test_nonsense_stays_nonsense(schema: Any) -> None:
 
 
 def test_a_strict_schema_leaves_no_object_open() -> None:
-    """A strict schema allows no keys but those that it names.
+    """A strict schema allows only the keys that it names.
 
     It was once otherwise: in an open object the same key could come twice, which strict parsers refuse.
     """

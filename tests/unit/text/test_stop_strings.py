@@ -1,4 +1,4 @@
-"""A stop string cuts the text before its first occurrence, whatever the pieces are, and other text is not delayed."""
+"""A stop string cuts the text before its first occurrence, however pieces are cut; other text is not delayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ stops = st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=4), max_size=
 @settings(deadline=None, max_examples=300)
 @given(st.lists(texts.map(lambda text: text[:3]), max_size=20), stops)
 def test_the_text_ends_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
-    """The result equals that of searching the whole text after every piece."""
+    """The text ends before the first occurrence of a stop string, wherever the stream is cut into pieces."""
     watch, given_text, whole = StopStrings(stops), "", ""
     for piece in pieces:
         whole += piece

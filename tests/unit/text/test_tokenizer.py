@@ -82,7 +82,7 @@ def test_long_runs_without_text_cost_no_more(token_ids: list[Any]) -> None:
 @relaxed
 @given(texts)
 def test_deltas_of_a_text_add_up_to_the_text(text: str) -> None:
-    """Multi-byte characters arrive whole, and a leading space stays or goes as in the whole."""
+    """The parts of a stream add up to the whole text; no part has half of a character."""
     pieces, rest = streamed(BYTE_LEVEL, BYTE_LEVEL.encode(text))
     assert "".join(pieces) + rest == text
     assert not any("\ufffd" in piece for piece in pieces)
@@ -231,7 +231,7 @@ def test_a_character_that_a_mark_cuts_comes_once() -> None:
 
 
 def test_a_template_that_refuses_messages() -> None:
-    """An empty system message is dropped if the template has none; any other refusal is the client's fault."""
+    """An empty system message is dropped if the template refuses it; any other refusal is the client's fault."""
     refusal = "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     template = "{% for m in messages %}" + refusal + "{{ m['content'] }}{% endfor %}"
     strict = Tokenizer(tiny_tokenizer(chat_template=template), frozenset())

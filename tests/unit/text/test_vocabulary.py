@@ -57,7 +57,7 @@ def bytes_of(tokenizer: Tokenizer, token_ids: object) -> bytes:
 @pytest.mark.parametrize("own", ALL)
 @pytest.mark.parametrize("target", ALL)
 def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: str) -> None:
-    """A special token corresponds only to a special token of its name."""
+    """Corresponding tokens of two vocabularies have equal bytes and one partner each, and both or none is special."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     joined = map_of(own, target)
     shared = np.flatnonzero(joined.columns).tolist()
@@ -75,7 +75,7 @@ def test_ids_in_common_have_equal_bytes_and_each_one_partner(own: str, target: s
 @settings(max_examples=20, deadline=None)
 @given(text=st.text(st.sampled_from(" \n\tthewindas12é日€<|>▁"), max_size=40))
 def test_the_draft_reads_the_targets_bytes(own: str, target: str, text: str) -> None:
-    """A target's token may be part of a character, or have no equal in the draft; no space is added."""
+    """A draft reads a target's tokens as draft tokens with the same bytes, even of cut characters."""
     ours, theirs = TOKENIZERS[own], TOKENIZERS[target]
     text = text.replace("▁", " ") if "sentencepiece" in own + target or "unigram" in own + target else text
     token_ids = theirs.encode(text, special=False)

@@ -1,4 +1,4 @@
-"""The choice in vLLM's workers, without vLLM."""
+"""Choice of tokens in vLLM's workers: requests with logits that are not finite. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.inference.vllm.choice import names_not_finite
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
 def test_requests_without_finite_logits_are_named(fault: float) -> None:
-    """Requests with logits that are not finite are named.
+    """The requests that have logits which are not finite are found by name, and no others.
 
     A row is at fault if its largest logit is not finite; other logits may be minus infinity, as by a bias.
     """

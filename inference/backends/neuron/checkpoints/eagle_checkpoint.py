@@ -59,7 +59,7 @@ def eagle_faults(method: str, shapes: Shapes, *, hidden_size: int, input_norm: b
 
 
 def _eagle3_faults(shapes: Shapes, *, hidden_size: int) -> Iterator[str]:
-    """Yield faults of an EAGLE3 draft: its layer reads an embedding beside a hidden state, each after its own norm."""
+    """Yield faults of an EAGLE3 draft, whose layer reads an embedding and a hidden state, each with its norm."""
     if {"d2t", "t2d"} & shapes.keys():
         yield "it has a reduced vocabulary (d2t, t2d), which NxDI does not support"
     for name in ("norm.weight", "layers.0.hidden_norm.weight"):

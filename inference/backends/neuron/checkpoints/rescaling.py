@@ -50,7 +50,7 @@ def rescale(model: Path, output: Path) -> Iterator[str]:
 
 
 def _do(shard: Path, output: Path, plan: Plan, done: dict[str, Any]) -> Mapping[str, int]:
-    """Write one file and note it as done; return how many values it has, and how many lost a bit."""
+    """Write one file and note it as done; return its number of values, and how many of them lost a bit."""
     (output / "config.json").unlink(missing_ok=True)  # it describes an earlier state of the model
     source = _stamp(shard)
     counts = _rescaled(shard, output / shard.name, plan)
@@ -127,7 +127,8 @@ def _changed(name: str, tensor: Any, plan: Plan) -> Any:
 def _verified(source: Path, part: Path, plan: Plan) -> dict[str, int]:
     """Compare a written file with its source; return its counts.
 
-    Doubling a value and halving its scale are exact. Where both give the source's numbers, so does their product.
+    Doubling a value and halving its scale are exact. If both are right, every product of value and
+    scale is the source's.
     """
     counts = {"num_values": 0, "num_lost": 0}
     with open_shard(source) as old, open_shard(part) as new:

@@ -26,7 +26,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def shards_of(folder: Path) -> list[Path]:
-    """Return a folder's safetensors files: those of its index if it has one, else all."""
+    """Return a folder's safetensors files: the files that its index names, or all files if it has no index."""
     if not (folder / INDEX).exists():
         return sorted(folder.glob("*.safetensors"))
     weight_map = read_json(folder / INDEX).get("weight_map")

@@ -1,4 +1,4 @@
-"""Target alone with tokens chosen on the device: the fair baseline of a pair that chooses there."""
+"""Decoder of a target without a draft whose tokens the device chooses: the fair baseline of a pair with such tokens."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class GraphDecoder(CompiledModel, ABC):
 
     @torch.no_grad()
     def step(self, turns: Sequence[Turn]) -> list[Verdict]:
-        """Read the prompts of new sequences, one by one; take one step with all others."""
+        """Read the prompts of new sequences one by one; take one step with all other sequences."""
         verdicts = {turn.slot: _NOTHING for turn in turns}
         wanted = [turn for turn in turns if turn.chooses]
         going_on = sorted((turn for turn in wanted if self._goes_on(turn)), key=lambda turn: turn.slot)

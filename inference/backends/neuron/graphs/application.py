@@ -182,7 +182,7 @@ def _prepare(config: ModelConfig, model_config: PretrainedConfig, arguments: dic
 
 
 def _base_class(model_config: PretrainedConfig) -> Any:
-    """Return NxDI's class by its naming convention: its table of classes imports all families and image packages."""
+    """Return NxDI's class by its naming convention, since NxDI's own table imports all families and image packages."""
     kind = str(model_config.model_type)
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -210,7 +210,7 @@ def _inference_config(base: Any, neuron_config: Any, path: Path) -> Any:
 
 
 def _draft_of(neuron_config: Any, config: ModelConfig, arguments: dict[str, Any]) -> Any:
-    """Return the draft's NeuronConfig: the target's, except for what makes it a draft."""
+    """Return the draft's NeuronConfig: a copy of the target's, with the few settings in which a draft differs."""
     draft = copy.deepcopy(neuron_config)
     draft.tp_degree = config.neuron.tp_degree
     draft.enable_fused_speculation = False
@@ -253,7 +253,7 @@ def _quantization_faults(arguments: dict[str, Any], *, dtype: str, kind: str) ->
 
 
 def _check_fused_qkv(arguments: dict[str, Any], parameter: str, num_layers: int) -> None:
-    """Refuse a list that leaves out a layer's attention other than by its name.
+    """Refuse a list of unquantized modules that excludes a layer's attention by a part of its name.
 
     NxDI's models take each entry for a part of a name, its reader of checkpoints for the whole name. Such a list
     leads to a KeyError, after hours of compiling.

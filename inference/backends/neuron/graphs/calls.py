@@ -40,11 +40,13 @@ class Row:
 
 
 def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
-    """Return the prefill of one slot from position 0, alone: at position 0 NxDI takes every row for a prompt.
+    """Return the tensors of a prefill: one slot's prompt, from position 0 and alone in its call.
 
-    NxDI pads positions with 1 and then reads the logits of the first highest position. With one token these are the
-    padding's, and with two only the order of equals separates the token from the padding. So prompts this short are
-    padded here with position 0, up to the widest prompt graph, where NxDI adds nothing.
+    At position 0 NxDI takes every row of a call for a prompt. It pads positions with 1, and reads the logits of the
+    first
+    highest position. With one token these are the padding's, and with two only the order of equals separates the token
+    from the padding. So prompts this short are padded here with position 0, up to the widest prompt graph, where NxDI
+    adds nothing.
 
     Args:
         row: the whole prompt; its start is 0.
@@ -62,7 +64,7 @@ def prompt_call(row: Row, *, widest: int) -> dict[str, torch.Tensor]:
 
 
 def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
-    """Return a pass of `width` tokens per row, all after what their slots hold. Rows are in the order of their slots.
+    """Return the tensors of a pass of `width` tokens per row. Rows are in the order of their slots.
 
     A full batch must be exactly slots 0 .. B-1 in this order; a smaller batch may have gaps.
     """
@@ -79,7 +81,7 @@ def continued_call(rows: Sequence[Row], *, width: int) -> dict[str, Any]:
 
 
 def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a step of the fused graph: one token per row, and NxDI's own mask."""
+    """Return the tensors of a step of the fused graph: one token per row, and the mask that NxDI itself would make."""
     call = continued_call(rows, width=1)
     return {**call, "attention_mask": None}
 
@@ -87,7 +89,7 @@ def fused_call(rows: Sequence[Row]) -> dict[str, Any]:
 def medusa_call(
     tree: TreePass, *, start: int, width: int, num_heads: int, sampling: tuple[float, float, float]
 ) -> dict[str, Any]:
-    """Return a pass over a tree of tokens after the `start` tokens that slot 0 holds, padded to the graph's width.
+    """Return the tensors of a pass over a token tree, placed after the `start` tokens of slot 0 and padded to `width`.
 
     Node i is written to position start + i, whatever its depth.
     """

@@ -1,4 +1,4 @@
-"""Checks of models that NxDI lacks: it would answer with garbage, or crash after an hour of compiling."""
+"""Checks of models that NxDI does not make: without them it would give garbage, or crash after an hour of compiling."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _is_tree(value: object) -> bool:
 
 
 def _head_faults(config: ModelConfig, model_config: PretrainedConfig) -> Iterator[str]:
-    """Yield faults of the heads: NxDI reads a residual layer and an output layer for each."""
+    """Yield faults of Medusa's file of heads: each head needs one residual layer and one output layer."""
     file = config.path / "medusa_heads.pt"
     if not file.is_file():
         yield "speculation_method medusa needs medusa_heads.pt beside the checkpoint"

@@ -22,7 +22,7 @@ NUM_HEADS = 4
 
 
 def corrected(base: Any, *, host_chooses: bool) -> Any:
-    """Return NxDI's class of a model, with the changes above in its fused graph.
+    """Return NxDI's class of a model, with both changes that this module describes in its fused graph.
 
     Args:
         base: NxDI's class, such as NeuronLlamaForCausalLM.
@@ -75,6 +75,6 @@ def _with_tokens_for_logits(draft: Any, args: tuple[Any, ...], outputs: list[Any
 
 
 def _listed_once(outputs: list[Any], num_draft_states: int) -> list[Any]:
-    """Return a prompt's outputs without the second logits of draft and target, each before its keys and values."""
+    """Return a prompt graph's outputs without the logits that NxDI lists twice, before each model's keys and values."""
     second = NUM_HEADS + 1 + num_draft_states
     return [*outputs[:NUM_HEADS], *outputs[NUM_HEADS + 1 : second], *outputs[second + 1 :]]

@@ -14,7 +14,7 @@ Choice = tuple[int, ...]
 
 
 def num_ranks(choices: Sequence[Sequence[int]]) -> int:
-    """Return how many best tokens of every head a tree uses; at least 2: for 1, NxDI's sampler gives one of each."""
+    """Return how many of a head's best tokens a tree uses, at least 2: for 1, NxDI's sampler returns a single token."""
     return max(2, 1 + max(max(choice) for choice in choices))
 
 

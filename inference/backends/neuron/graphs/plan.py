@@ -71,7 +71,7 @@ class ReadingTimes:
             self._passes.append(seconds)
 
     def goes_on(self, num_held: int, num_tokens: int) -> bool:
-        """Return whether passes over a prompt's rest take less time than to read the whole prompt.
+        """Return whether passes over a prompt's rest are expected to take less time than reading the whole prompt.
 
         A prompt counts as the longest measured one that is no longer than it: no prompt is faster than a shorter one.
         """

@@ -180,7 +180,7 @@ def _memory_faults(overrides: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yield a fault for each prompt graph's width that NxDI takes for a verification's, or cannot share evenly."""
+    """Yield a fault for a prompt graph as wide as a verification graph, or one that the cores cannot share."""
     tp_degree = arguments["tp_degree"]
     buckets = arguments.get("context_encoding_buckets") or [arguments["max_context_length"]]
     if width and width in buckets:
@@ -196,7 +196,7 @@ def _shape_faults(arguments: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def _gathers_twice(arguments: Mapping[str, Any]) -> bool:
-    """Return whether NxDI, in parallel, gathers an EAGLE draft's embeddings without a scatter; tiling 1 avoids it."""
+    """Return whether NxDI would gather an EAGLE draft's embeddings twice, which works only without tiling."""
     return bool(arguments.get("enable_eagle_speculation") and arguments.get("sequence_parallel_enabled"))
 
 

@@ -65,7 +65,7 @@ def slot_shape(model_config: PretrainedConfig, arguments: Mapping[str, Any]) -> 
 
 
 def _within(limit: int, buckets: Sequence[int] | None) -> int:
-    """Return the limit, or the largest bucket if buckets are named and it is smaller."""
+    """Return the limit, or the largest bucket if buckets are named and the largest is smaller."""
     return min(int(limit), max(buckets)) if buckets else int(limit)
 
 

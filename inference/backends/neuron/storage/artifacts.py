@@ -114,7 +114,7 @@ def find_or_compile(root: Path, wanted: Wanted, compile_into: Callable[[Path], N
 
 
 def _checked(alone: store.Publication, manifest: Mapping[str, Any], wanted: Wanted) -> Path:
-    """Return the folder of the one compiled model that the caller named; raise ConfigError if it does not fit."""
+    """Return the folder of the compiled model that the caller named; raise ConfigError unless it fits `wanted`."""
     found = [*differences(compiled_for(manifest), wanted.conditions), *([] if alone.is_whole() else ["files are lost"])]
     if found:
         raise ConfigError(f"{alone.folder} is a compiled model, but not for these settings: {'; '.join(found)}")
@@ -137,7 +137,7 @@ def _nearest(root: Path, wanted: Wanted) -> str:
 
 
 def _contents(checkpoint: Path) -> dict[str, str]:
-    """Return SHA-256 by name of the files that a compilation reads: config.json and all weights, or the one file."""
+    """Return SHA-256 by name of the files that a compilation reads: config.json and all weights, or one file."""
     if checkpoint.is_file():
         return {checkpoint.name: digests_of([checkpoint])[0]}
     return dict(contents(checkpoint, READ))

@@ -27,7 +27,7 @@ _OF_NO_CONSEQUENCE = frozenset(
 
 
 def is_compiled_model(folder: Path) -> bool:
-    """Return whether a folder is a compiled model of another program, rather than a store of models or one of ours."""
+    """Return whether a folder is a model that another program compiled: no store, and no model of this project."""
     return (folder / CONFIG).is_file() and (folder / "model.pt").is_file() and not (folder / MANIFEST).is_file()
 
 
@@ -56,7 +56,7 @@ def _as_saved(config: Any) -> dict[str, Any]:
 
 
 def _comparable(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both sides' NeuronConfig, and the entries of config.json that both have: Transformers adds some."""
+    """Return both configurations as far as both have them: NeuronConfig, and the other entries of config.json."""
     return _stripped(there, beside=asked), _stripped(asked, beside=there)
 
 

@@ -107,7 +107,7 @@ def compiled_elsewhere(folder: Path, artifacts: Path, **options: Any) -> Path:
 def test_a_foreign_compiled_model_is_loaded_if_it_fits(
     artifacts: Path, tmp_path: Path, compiled_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that another program compiled is loaded if it has the shapes that are asked for.
+    """A model that another program compiled is loaded if its shapes are the ones asked for.
 
     It was once otherwise: a compiled model in place of a store of models counted as an empty store, and was compiled
     again.
@@ -171,7 +171,7 @@ def test_artifacts_are_listed_verified_and_cleaned(
 def test_a_store_is_ready_for_the_versions_that_compiled_it(
     models: ModelDirectories, artifacts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store counts as ready only for the versions, ours and the SDK's, that compiled its models.
+    """A store counts as ready only for the versions, of this project and of the SDK, that compiled its models.
 
     It was once otherwise: a pod's init container took any specdec.json, so after an upgrade the server crashed in a
     loop.

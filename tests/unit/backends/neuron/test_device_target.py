@@ -41,7 +41,7 @@ def load(path: Path, **options: Any) -> TargetDecoder:
 
 @pytest.mark.parametrize("samples", [False, True])
 async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls, samples: bool) -> None:
-    """Graphs with and without sampling give the same greedy tokens."""
+    """A target that chooses on the device gives Transformers' greedy tokens, with graphs that sample or do not."""
     overrides = {} if samples else {"on_device_sampling_config": {"do_sample": False}}
     decoder = load(models.target, overrides=overrides)
     wanted = requests(9, seed=4, sampled=False)
@@ -52,7 +52,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 
 async def test_a_target_server_takes_it_by_its_flag(models: ModelDirectories, compiled_in: list[str]) -> None:
-    """The server loads the model that was compiled ahead with that flag."""
+    """A server with device sampling loads the model that was compiled ahead, and refuses seeds."""
     before = len(compiled_in)
     compile_models(config(models.target), None)
     async with target_engine(config(models.target), max_waiting=4) as running:

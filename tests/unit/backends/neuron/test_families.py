@@ -44,7 +44,7 @@ LLAMA3 = {
     ("family", "fields"), [*((family, {}) for family in FAMILIES), ("llama", {"rope_scaling": LLAMA3})]
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
-    """The last case has the rotary scaling of Llama 3.1 and later, reduced to these lengths."""
+    """Logits equal those of Transformers, for prompts and for passes over draft tokens."""
     path = save(tmp_path, family, **fields)
     backend = load_neuron_backend(neuron_config(path))
     spans = [Span(2, 0, TOKENS[:7], 1), Span(0, 0, TOKENS[3:4], 1)]
@@ -76,7 +76,7 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
 def test_settings_that_nxdi_leaves_out_are_refused(
     tmp_path: Path, family: str, fields: dict[str, Any], message: str
 ) -> None:
-    """NxDI's sources show that it would compute another model than the checkpoint's."""
+    """A checkpoint with a setting that NxDI ignores is refused, since NxDI would compute another model."""
     path = save(tmp_path, family, norm_topk_prob=True) if family == "qwen3_moe" else save(tmp_path, family)
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
@@ -85,7 +85,7 @@ def test_settings_that_nxdi_leaves_out_are_refused(
 
 
 def test_a_transformers_5_checkpoint_keeps_its_rope(tmp_path: Path) -> None:
-    """NxDI needs Transformers 4, which looks for rope_theta at the top of config.json and else takes 10000."""
+    """A checkpoint of Transformers 5 is refused if NxDI would read another rope_theta, which it looks for elsewhere."""
     path = save(tmp_path, "llama")
     file = path / "config.json"
     fields = json.loads(file.read_text())

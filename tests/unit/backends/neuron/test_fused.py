@@ -78,7 +78,7 @@ async def test_greedy_equals_transformers(models: ModelDirectories, calls: Calls
 
 @pytest.mark.parametrize("method", ["fused", "vanilla"])
 async def test_the_fused_topology_chooses_by_method(models: ModelDirectories, calls: Calls, method: str) -> None:
-    """Load a pair as `main.py --role fused_target` does: one graph, or two slot models."""
+    """A fused server runs the method that was chosen, one graph or two slot models, with the target's tokens."""
     wanted = [replace(request, max_new_tokens=9) for request in requests(4, seed=7, sampled=False)]
     target, draft = pair(models.target, models.related, method=method)
     config = FusedConfig(target, ProposerConfig(draft.path, draft, 3), gamma=K, adaptive_gamma=False)
@@ -196,7 +196,7 @@ TREES = {
 async def test_a_token_tree_gives_the_target_s_tokens(
     models: ModelDirectories, tmp_path: Path, tree: dict[str, list[str]]
 ) -> None:
-    """The draft grows the tree, the target verifies all of its paths in one pass."""
+    """An EAGLE draft that proposes a tree of tokens leaves the target's tokens unchanged."""
     draft = save_eagle_draft(tmp_path / "draft", "eagle")
     width = 1 + sum(map(len, tree.values()))
     decoder = load(models.target, draft, method="eagle", width=width, overrides={"token_tree_config": tree})

@@ -116,7 +116,7 @@ def test_a_draft_that_is_its_target_is_always_right(models: ModelDirectories, nu
 
 @pytest.mark.parametrize(("gamma", "num_drafted"), [(0, 0), (1, 1), (2, 2), (K, K - 1), (9, K - 1)])
 def test_a_request_may_want_fewer_draft_tokens_or_none(models: ModelDirectories, gamma: int, num_drafted: int) -> None:
-    """A request may want fewer draft tokens, or none, as a baseline for speculation does: one token per step then."""
+    """A request may ask for fewer draft tokens than the graph drafts, or for none, and gets the target's tokens."""
     decoder = load(models.target, models.target)
     tokens = [5, 6, 7]
     for _ in range(3):

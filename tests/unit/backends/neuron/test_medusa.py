@@ -65,9 +65,9 @@ def engine(decoder: MedusaDecoder) -> TargetEngine:
 
 @pytest.mark.parametrize("spare", [0, 4])
 async def test_greedy_equals_transformers(models: ModelDirectories, checkpoint: Path, calls: Calls, spare: int) -> None:
-    """Answers are exact over graphs with just enough room for the tree, and over ones that have room beside it.
+    """Answers are exact over graphs with just enough room for the tree, and over graphs with more room.
 
-    The latter can read tokens of the last tree that lie beside their positions.
+    With more room, a pass can read tokens of the last tree that are not at their own positions.
     """
     wanted = requests(12, seed=11, sampled=False)
     running = engine(load(checkpoint, medusa_speculation_length=WIDTH + spare))

@@ -75,7 +75,7 @@ def rescaled(model: Path, output: Path) -> list[str]:
 
 
 def test_every_finite_value_is_halved_as_torch_rounds_it() -> None:
-    """Torch and our table round half of a value to the nearest float8_e4m3fn, ties to even."""
+    """Our table rounds half of every finite value as torch does, and `num_lost` counts the values that lose a bit."""
     halved = FINITE.translate(HALVED)
     expected = (e4m3(FINITE).double() / 2).to(torch.float8_e4m3fn)
     assert halved == expected.view(torch.uint8).numpy().tobytes()
@@ -164,7 +164,7 @@ def test_a_fused_expert_tensor_keeps_its_scale(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(
     public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_done: int, where: str
 ) -> None:
-    """A run is killed in the file after `num_done` finished ones, or between the last one and config.json."""
+    """A conversion that was killed at any file continues there, and gives the files of an uninterrupted one."""
     rescaled(public, tmp_path / "whole")
     lines, out = rescale(public, tmp_path / "out"), tmp_path / "out"
     for _ in range(num_done):

@@ -77,7 +77,7 @@ def test_a_published_model_is_found_by_all(anywhere: Path) -> None:
 
 
 def test_two_publishers_leave_one_model(anywhere: Path) -> None:
-    """Two processes begin and compile, and neither sees the other's model until both have published."""
+    """If two processes publish the same model at once, both publications stay, and every reader finds the same one."""
     first, second = store.begin(anywhere, WANTED.key), store.begin(anywhere, WANTED.key)
     for folder in (second, first):
         with workshop.workshop("key") as made:
@@ -98,7 +98,7 @@ def test_a_slower_process_takes_the_faster_ones_model(anywhere: Path) -> None:
 
 
 def test_a_killed_publisher_blocks_no_other_process(tmp_path: Path) -> None:
-    """The next process publishes beside the unfinished files, which are never read; finished models are found."""
+    """A process that was killed while it published blocks no other: unfinished files are never read."""
     for moment in range(100):
         mountpoint = Mountpoint(tmp_path / f"store{moment}")
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Logits in int8 are near float32's, and a token's do not depend on others in the pass."""
+"""Logits in int8 are near those in float32, and a token's logits do not depend on other tokens of the pass."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_inductor_compiles_what_a_server_loads(tmp_path: Path, monkeypatch: pyte
 
 
 def test_compiling_needs_a_torch_with_a_cache_for_each_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`--compile` with a torch that is too old is refused, with the version that it needs.
+    """`--compile` with a torch that is too old is refused, with the torch version that `--compile` needs.
 
     It was once otherwise: `torch.compile` of torch 2.9 lacks an argument of ours, so loading raised TypeError.
     """

@@ -74,7 +74,7 @@ class TestOtherFamilies(OverTheStandIn):
 
 @pytest.mark.long
 def test_another_models_threads_compile_nothing_again() -> None:
-    """Another number of threads of torch does not make it compile passes again.
+    """A change of torch's number of threads, which another model's loading causes, compiles no pass again.
 
     It was once otherwise: a draft loaded later set another number, and torch compiled the target's passes again.
     """

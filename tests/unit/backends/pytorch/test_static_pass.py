@@ -1,4 +1,4 @@
-"""Passes of fixed shapes give the same logits as others, uncompiled or compiled without code generation."""
+"""Passes of fixed shapes give the logits of other passes, uncompiled or compiled without code generation."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_break_in_a_graph_is_an_error() -> None:
 
 def test_graphs_made_after_the_warm_up_are_counted() -> None:
     class Forgetful(Uncompiled):
-        """A maker of graphs that fit their first run alone, as a compiler's guards may demand."""
+        """Maker of graphs that must be made again for each run after the first, as a compiler's guards may demand."""
 
         def make(self, run: Any) -> Any:
             def again() -> torch.Tensor:

@@ -26,7 +26,7 @@ def test_intervals_cover_the_truth_at_their_confidence(num_pairs: int) -> None:
 
 
 def test_uninterleaved_runs_are_compared_by_prompt() -> None:
-    """Runs one after the other are compared prompt by prompt, so that three of each find a small ratio.
+    """Runs that are not interleaved are compared prompt by prompt, so that three runs of each side find a ratio of 1.2.
 
     Prompts differ by far more than the ratio that is sought.
     """

@@ -90,7 +90,7 @@ class Simulation:
     rng: random.Random
 
     def run(self, num_tokens: int) -> float:
-        """Return the seconds from the request's start at the draft to its last token there."""
+        """Return the seconds from the request's start at the draft to the arrival of its last token at the draft."""
         now, done = self.rtt_s / 2, 0
         end, arrival = self._foreseen(0, -self.rtt_s / 2)  # drafted while the session is opened
         while done < num_tokens:
@@ -108,7 +108,7 @@ class Simulation:
         return now + self.rtt_s / 2
 
     def _arrived(self, arrival: Callable[[int], float], done: int, now: float) -> int:
-        """Return how many draft tokens have arrived for a pass, right or wrong."""
+        """Return how many tokens of the proposal, of at most gamma tokens, have arrived at the target by `now`."""
         return next((n for n in range(self.gamma) if arrival(done + n) > now), self.gamma)
 
     def _foreseen(self, start: int, known_s: float) -> tuple[int, Callable[[int], float]]:
@@ -156,7 +156,7 @@ def test_acceptance_probability_is_found_again(alpha: float) -> None:
 
 
 def test_costs_are_read_from_the_timings() -> None:
-    """Costs come from rounds of no and of full acceptance; without rounds or drafts there are none."""
+    """Costs of passes and draft steps come from the rounds' timings; without rounds they are 0."""
     fused = record(Contender(Topology.FUSED, "draft", 3))
     costs = bound.measured_costs([fused], 3, alone=[record(Contender(Topology.TARGET))])
     assert (costs.pass_s, costs.verify_s, costs.step_s, costs.prompt_s) == (PASS_S, VERIFY_S, STEP_S, 0.0)

@@ -60,7 +60,7 @@ def test_a_of_a_shows_no_difference(old: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_planted_slowdown_is_found(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A slowdown above the threshold gives exit code 1; one below it is a line in the table."""
+    """A slowdown above the threshold gives exit code 1; a smaller one is only a line in the table."""
     new = _same_models(_measured(tmp_path / "new", 5, fused=1.2), old)
     assert _diff(old.parent, new.parent) == 1
     rows = [line for line in capsys.readouterr().out.splitlines() if "slower, by more than 5%" in line]
@@ -97,7 +97,7 @@ def with_failures(content: dict[str, Any]) -> object:
 
 
 def without(name: str, content: dict[str, Any]) -> object:
-    """Return results of another version, without this field, which led to a traceback."""
+    """Return the results without the field `name` of each request."""
     content["requests"] = [[{key: it[key] for key in it if key != name} for it in cell] for cell in content["requests"]]
     return content
 

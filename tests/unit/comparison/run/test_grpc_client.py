@@ -51,7 +51,7 @@ async def test_a_whole_answer_is_a_record_of_its_tokens() -> None:
 @pytest.mark.parametrize("at", range(len(WHOLE)))
 @pytest.mark.parametrize(("messages", "words"), [([], "something was lost on the way"), ([b"\xff"], "cannot be read")])
 async def test_an_answer_with_a_gap_is_a_failure(at: int, messages: list[bytes], words: str) -> None:
-    """An answer that lacks a message is a failure, since it would be shorter, and so seem faster.
+    """An answer that lacks a message is a failure: a shorter answer would seem faster.
 
     Proxies have dropped whole messages.
     """

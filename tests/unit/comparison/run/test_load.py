@@ -1,4 +1,4 @@
-"""Load generators; of Locust's process, its imports and the records that it returns as JSON."""
+"""Load generators, with the imports of Locust's process and the records that it returns as JSON."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_arrivals_are_poisson_and_repeat() -> None:
 
 @pytest.mark.parametrize(("count", "streams"), [(3, 1), (3, 3), (2, 5)])
 async def test_steady_load_never_falls(count: int, streams: int) -> None:
-    """Streams that end early send further requests; otherwise the last ones would have the server to themselves."""
+    """A steady load sends a new request whenever one ends, until all prompts and streams have an answer."""
     in_flight, least, asked = 0, 99, list[int]()
 
     async def ask(prompt_index: int, sent_s: float | None) -> list[RequestRecord]:

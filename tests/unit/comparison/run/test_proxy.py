@@ -60,7 +60,7 @@ async def _connection(proxy: DelayProxy, *, is_warm: bool = True) -> AsyncGenera
     ],
 )
 async def test_conditions_delay_bytes(conditions: LinkConditions, num_bytes: tuple[int, ...], least_s: float) -> None:
-    """Conditions change while connections are open; each connection carries all bytes in order."""
+    """Bytes arrive in order, and not before the network's delay and bandwidth allow it, on open connections too."""
     async with _link(LinkConditions()) as proxy, AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(_connection(proxy)) for _ in num_bytes]
         proxy.conditions = conditions

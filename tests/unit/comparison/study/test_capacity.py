@@ -32,7 +32,7 @@ def config(*flags: str) -> ComparisonConfig:
 
 @given(st.integers(1, 4096), st.integers(0, 4096), st.integers(0, 5000))
 def test_search_finds_the_capacity(limit: int, first: int, capacity: int) -> None:
-    """The result holds, and one step of the resolution more does not; no number is tried twice, and few are tried."""
+    """The search finds the capacity up to its resolution; it tries no number of streams twice, and at most 30."""
     steps, tried = search(limit, first), list[int]()
     streams = next(steps)
     try:
@@ -61,13 +61,13 @@ def probed(*records: RequestRecord, wanted: int = 20, failures: tuple[RequestRec
 
 @pytest.mark.parametrize(("num_slow", "num_late", "holds"), [(0, 0, True), (1, 0, True), (4, 0, False), (0, 1, False)])
 def test_nine_in_ten_streams_keep_the_promise(num_slow: int, num_late: int, holds: bool) -> None:
-    """One slow stream of twenty is allowed and four are not; 99 in 100 first tokens must be in time."""
+    """The limits hold if nine in ten answers keep them, and 99 in 100 times to the first token."""
     quick = [answer(30.0, 0.2)] * (20 - num_slow - num_late)
     assert probed(*quick, *[answer(10.0, 0.2)] * num_slow, *[answer(30.0, 2.0)] * num_late).holds is holds
 
 
 def test_an_unfinished_stream_breaks_the_promise() -> None:
-    """A stream that was cut off breaks the promise: it has no record, and the others alone would look fast."""
+    """A stream that was cut off breaks the promise: it has no record, and the other streams alone would look fast."""
     assert not probed(*[answer(30.0, 0.2)] * 19).holds
     assert not probed(*[answer(30.0, 0.2)] * 20, failures=(answer(30.0, 0.2),)).holds
     assert not probed().holds
@@ -84,7 +84,7 @@ def capacities(settings: ComparisonConfig, **changes: Any) -> Capacities:
 
 
 def test_the_table_has_the_capacities_found(tmp_path: Path) -> None:
-    """The report shows fused as "at least", with the gain of a remote draft that the paper predicts."""
+    """The report has each capacity, "at least" where more streams may hold, and the gain that the paper predicts."""
     page = tmp_path / "page.md"
     page.write_text(
         "# Mine\n<!-- bench: here -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
@@ -128,7 +128,7 @@ async def test_a_way_for_which_the_time_was_over_is_left_out(monkeypatch: pytest
 
 
 def test_no_capacity_found_has_no_figures(tmp_path: Path) -> None:
-    """A study that measured no capacity has a report without those figures.
+    """A study that measured no capacity has a report without figures of capacity.
 
     It was once otherwise: if the time was over before the first probe, the picture raised ValueError, and no report
     came.

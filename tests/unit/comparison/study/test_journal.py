@@ -23,7 +23,7 @@ from tests.support.samples import model_directory, samples
 
 
 class Servers:
-    """Stand-in for servers: it records what was started with which lengths, and fails at one of them."""
+    """Stand-in for servers, which records the drafts and lengths that were started, and fails at one length."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int | None]] = []
@@ -62,7 +62,7 @@ def study(folder: Path, *flags: str) -> StudyConfig:
 
 
 async def conducted(config: StudyConfig) -> list[tuple[str, int | None]]:
-    """Conduct a study; return draft and length of every trial, after a check that it has both prompt kinds."""
+    """Conduct a study; return draft and length of every trial, after a check that each trial has both prompt kinds."""
     trials = (await conduct_study(config, Console(file=io.StringIO()))).evidence.trials
     assert [trial.place.kind for trial in trials] == ["structured", "open_ended"] * (len(trials) // 2)
     return [(trial.contender.draft_name, trial.contender.gamma) for trial in trials[::2]]

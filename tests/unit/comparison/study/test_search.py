@@ -59,7 +59,7 @@ def trial(place: Conditions, contender: Contender, speedup: float) -> Trial:
 
 
 def rounds(place: Conditions, contender: Contender) -> float:
-    """Return the speed-up of Leviathan's rounds: passes of 25 ms, acceptance and step by draft, and the network."""
+    """Return the speed-up of synchronous rounds by Leviathan's formula, with passes of 25 ms at the target."""
     alpha, step_s = {"small": (0.7, 0.001), "large": (0.85, 0.012), "ngram": (0.3, 0.0), LOOKUP: (0.1, 0.0)}[
         contender.draft or ""
     ]
@@ -83,7 +83,7 @@ def test_the_best_of_the_whole_grid_is_found(rtt_ms: float, load: int) -> None:
 
 
 def test_a_way_lost_at_usual_length_is_retried() -> None:
-    """At gamma 8 fused looks best and the pool is poor; at gamma 2 the pool is the best of all."""
+    """The search finds a topology that is best at another number of draft tokens than the usual one."""
 
     def speedup(place: Conditions, contender: Contender) -> float:
         if contender.topology is Topology.POOL:
@@ -134,7 +134,7 @@ def test_a_group_ends_with_the_budget() -> None:
 
 
 def test_first_comes_what_is_worth_most() -> None:
-    """If there is time for one group alone, it compares all ways under the usual conditions."""
+    """If there is time for only one group, the search compares all ways to serve under the usual conditions."""
     evidence = studied(rounds, 0.1, rtt_ms=(10.0, 80.0))
     assert [it.place for it in evidence.trials] == [evidence.space.usual] * 4
     assert len({it.contender.topology for it in evidence.trials}) == 4

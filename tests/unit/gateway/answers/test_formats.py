@@ -1,4 +1,4 @@
-"""Shapes of answers, checked piece by piece."""
+"""Text offsets of tokens in the answers of /v1/completions, streamed and whole."""
 
 from __future__ import annotations
 

@@ -463,7 +463,7 @@ async def test_a_reader_that_stands_still_is_dropped(limit: str, monkeypatch: py
 
 
 async def test_probes_separate_a_restart_from_a_pause() -> None:
-    """Probes tell a server that needs a restart from one that takes no requests for now.
+    """Probes distinguish a server that needs a restart from a server that only takes no requests now.
 
     It was once otherwise: /ping, which SageMaker calls, was 200 for a server that drained or had a broken engine.
     """

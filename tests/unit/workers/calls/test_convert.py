@@ -60,7 +60,7 @@ scores = st.lists(
 
 
 def possible(piece: Commit) -> Commit:
-    """Return the commit with its counts changed to ones that a pass can have."""
+    """Return the commit with its counts changed to counts that a pass can have."""
     num_draft = piece.num_draft_tokens % (MAX_TREE_TOKENS + 1)
     num_accepted = piece.num_accepted_tokens % (min(num_draft, len(piece.token_ids)) + 1)
     own = OwnDrafts(piece.own.num_lookup_tokens % (num_draft + 1), piece.own.num_lookup_accepted % (num_accepted + 1))
@@ -172,7 +172,7 @@ def test_event(event: Started | Delta | Finished) -> None:
 
 
 def test_a_preamble_becomes_part_of_the_grammar() -> None:
-    """A target that does not know preambles then masks the same tokens, without a field for them."""
+    """A preamble becomes a part of the grammar, so that targets without a field for it mask the same tokens."""
     grammar = Grammar(GrammarKind.CHOICE, '["a"]', Preamble.REST_OF_REASONING)
     request = GenerationRequest((1,), stop_at_eos=True, grammar=grammar, sampling=SamplingParams())
     message = convert.open_to_message(request, fingerprint="f", vocab_size=9)
@@ -196,7 +196,7 @@ def test_names_of_a_card_are_short() -> None:
 
 
 def test_unset_fields() -> None:
-    """The smallest request gets the server's defaults, else greedy decoding and 128 tokens, and a random seed."""
+    """A request without optional fields gets the server's defaults, or else greedy decoding and 128 tokens."""
     request = convert.completion_from_message(pb.GenerateRequest(text="a"))
     assert request.resolved(NO_DEFAULTS) == CompletionRequest("a")
     operator = RequestDefaults(temperature=0.5, top_k=3, max_new_tokens=7)

@@ -1,4 +1,4 @@
-"""Servers of a name: a new one gets requests, and one that leaves finishes its requests first."""
+"""Servers behind one name: a new server gets requests, and a server that leaves finishes its requests first."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_joining_servers_are_used_leaving_ones_drain(monkeypatch: pytest.M
 
 
 async def test_a_silent_server_does_not_delay_another() -> None:
-    """A server that does not answer does not delay requests to another one.
+    """A server that does not answer does not delay requests to another server.
 
     It was once otherwise: a gateway waited for a lost server beside a healthy one, and its own probes, of a second,
     failed.

@@ -96,7 +96,7 @@ async def forever(num_items: int) -> AsyncGenerator[int, None]:
 
 
 async def test_an_end_touches_nothing_between_two_waits() -> None:
-    """The consumer's own awaits continue, and its task is not cancelled."""
+    """If a request ends between two waits, the next wait raises an error, and the consumer's task is not cancelled."""
     items, scope = forever(2), RequestScope(asyncio.get_running_loop().time() + 0.02)
     for number in range(2):
         with scope:

@@ -84,7 +84,7 @@ def test_every_error_of_a_request_has_a_status() -> None:
     ],
 )
 def test_statuses_of_strangers(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    """A status from a proxy, which has none of our details, becomes an error of the right class."""
+    """A status from a proxy, which lacks our details, becomes an error of the right class."""
     assert type(from_rpc_error(failed_call(Status(code, "")), "host:1")) is expected
 
 

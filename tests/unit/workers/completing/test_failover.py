@@ -190,7 +190,7 @@ async def test_a_drain_moves_requests_that_can_move_and_keeps_others() -> None:
 async def test_a_server_of_before_is_never_resumed_at() -> None:
     """An answer is never resumed at a server of an older version.
 
-    It would begin the answer again, so that the client would get its first half twice, with code OK.
+    Such a server would begin the answer again, and the client would get its first half twice, with code OK.
     """
     old = Counting(origin=UNKNOWN, resumes=False)
     events: list[TextEvent] = []
@@ -244,7 +244,7 @@ async def test_full_servers_refuse_soon(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_burst_that_one_server_refuses_finds_the_other() -> None:
-    """A refused request waits until an earlier one gets a token, which returns a token to the retry budget."""
+    """A burst of requests that one server refuses is served by another: refused requests wait for the retry budget."""
     full, room = Counting(refusal=CapacityError("all 1 slots are busy", retry_after_s=1.0)), Counting()
     async with places(full, room) as (completer, _):
         assert await asyncio.gather(*(answer(completer) for _ in range(3 * SIZE))) == [WHOLE] * (3 * SIZE)
@@ -275,7 +275,7 @@ async def test_a_breaking_request_reaches_three_servers(late: bool) -> None:
 async def test_a_server_that_refuses_all_is_left_out(
     fields: dict[str, Any], error: type[SpecDecError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that refuses every request gets none for a time.
+    """A server that refuses every request gets no requests for a time.
 
     It was once otherwise: one of two targets refused at once, so it was the least loaded, and 38 of 40 requests failed.
     """
@@ -298,7 +298,7 @@ async def test_a_new_request_without_servers_is_refused(monkeypatch: pytest.Monk
 
 
 async def test_a_new_request_waits_for_a_recent_server() -> None:
-    """A new request waits for a server that was there a short time ago.
+    """A new request waits for a server that was ready a short time ago.
 
     It was once otherwise: of two restarted servers one was not reconnected and one ejected, and new requests were
     refused.

@@ -112,7 +112,7 @@ HOSTILE: dict[Recipe, tuple[int, str]] = {
 
 
 class Target(rpc.GenerationServiceServicer, rpc.VerificationServiceServicer):  # type: ignore[misc]
-    """Target that answers each request by the next recipe, the last one again and again; it accepts draft workers."""
+    """Target that answers each request by the next recipe, then always by the last; it accepts draft workers."""
 
     service_name = "specdec.v1.GenerationService"
     max_request_bytes = 10_000

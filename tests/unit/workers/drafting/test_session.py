@@ -1,4 +1,4 @@
-"""A draft worker's session: its pace, its figures of each commit, and its end."""
+"""A draft worker's session drafts at the right pace, counts what each commit cost, and ends."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_the_prompts_pass_does_not_count_for_long() -> None:
 
 
 async def test_each_round_waits_for_its_verdict() -> None:
-    """A round drafts gamma tokens, or fewer before the end, and none if the pass's own token is the last."""
+    """A session in rounds drafts after each verdict: gamma tokens, fewer before the end, none for a last token."""
     async with scene() as scene_:
         session = scene_.begin(Schedule.SYNC, max_new_tokens=9)
         await until(lambda: len(scene_.sent) == 1)
@@ -160,7 +160,7 @@ async def test_commits_that_cannot_be_are_refused(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", Schedule)
 async def test_a_failed_draft_ends_the_drafting(schedule: Schedule) -> None:
-    """The worker's stream then declines the session; a target in rounds would wait for it."""
+    """A draft that fails ends its session with an error, so that a target in rounds need not wait for it."""
     async with scene() as scene_:
         session = scene_.begin(schedule)
         await until(lambda: len(scene_.sent) > 0)
