@@ -34,6 +34,7 @@ WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "se
 
 def save_seeing(target: Path, draft: Path) -> None:
     """Write a tiny model that reads images, and a draft of the part of it that reads text."""
+    from safetensors.torch import load_file, save_file
     from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -57,6 +58,9 @@ def save_seeing(target: Path, draft: Path) -> None:
     )
     model.model.language_model.load_state_dict(text.model.state_dict())
     model.save_pretrained(target)
+    weights, tower = load_file(target / "model.safetensors"), "vision_tower."
+    named = {name.replace(tower, f"{tower}vision_model."): each for name, each in weights.items()}  # as vLLM has them
+    save_file(named, target / "model.safetensors", metadata={"format": "pt"})
     disturbed(text).save_pretrained(draft)
     tokenizer.save_pretrained(draft)
 
