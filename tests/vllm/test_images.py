@@ -75,9 +75,9 @@ def picture(colour: str) -> bytes:
 PICTURES = [picture(colour) for colour in ("red", "blue")]
 
 
-async def answers(site: Site) -> list[list[int]]:
+async def answers(site: Site, ways: Sequence[dict[str, Any]] = WAYS) -> list[list[int]]:
     """Return the tokens of answers about each picture, and of one without any, in each way; all at once."""
-    wanted = [(picture, way) for picture in (*PICTURES, None) for way in WAYS]
+    wanted = [(picture, way) for picture in (*PICTURES, None) for way in ways]
     return await asyncio.gather(*(seen(site, *each) for each in wanted))
 
 
@@ -118,7 +118,7 @@ async def test_answers_about_images_are_those_of_vllm_without_our_file(
         await asyncio.gather(stock.start_vllm(), ours.start_vllm())
         right = await answers(ours)
         assert len(set(map(tuple, right))) == len(right)
-        assert right[:: len(WAYS)] == (await answers(stock))[:: len(WAYS)]
+        assert right[:: len(WAYS)] == await answers(stock, WAYS[:1])  # a seed ends stock vLLM's core on a CPU
         await ours.start_pool()
         messages: list[pb.AssistResponse] = []
         async with ours.raw_worker() as worker:
