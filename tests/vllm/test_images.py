@@ -34,6 +34,7 @@ WAYS: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 0.8, "se
 
 def save_seeing(target: Path, draft: Path) -> None:
     """Write a tiny model that reads images, and a draft of the part of it that reads text."""
+    from safetensors.torch import load_file, save_file
     from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -57,6 +58,9 @@ def save_seeing(target: Path, draft: Path) -> None:
     )
     model.model.language_model.load_state_dict(text.model.state_dict())
     model.save_pretrained(target)
+    weights, tower = load_file(target / "model.safetensors"), "vision_tower."
+    named = {name.replace(tower, f"{tower}vision_model."): each for name, each in weights.items()}  # as vLLM has them
+    save_file(named, target / "model.safetensors", metadata={"format": "pt"})
     disturbed(text).save_pretrained(draft)
     tokenizer.save_pretrained(draft)
 
@@ -71,9 +75,9 @@ def picture(colour: str) -> bytes:
 PICTURES = [picture(colour) for colour in ("red", "blue")]
 
 
-async def answers(site: Site) -> list[list[int]]:
+async def answers(site: Site, ways: Sequence[dict[str, Any]] = WAYS) -> list[list[int]]:
     """Return the tokens of answers about each picture, and of one without any, in each way; all at once."""
-    wanted = [(picture, way) for picture in (*PICTURES, None) for way in WAYS]
+    wanted = [(picture, way) for picture in (*PICTURES, None) for way in ways]
     return await asyncio.gather(*(seen(site, *each) for each in wanted))
 
 
@@ -114,7 +118,7 @@ async def test_answers_about_images_are_those_of_vllm_without_our_file(
         await asyncio.gather(stock.start_vllm(), ours.start_vllm())
         right = await answers(ours)
         assert len(set(map(tuple, right))) == len(right)
-        assert right[:: len(WAYS)] == (await answers(stock))[:: len(WAYS)]
+        assert right[:: len(WAYS)] == await answers(stock, WAYS[:1])  # a seed ends stock vLLM's core on a CPU
         await ours.start_pool()
         messages: list[pb.AssistResponse] = []
         async with ours.raw_worker() as worker:
