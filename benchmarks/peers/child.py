@@ -56,12 +56,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A program with its models.
+    """Program that is compared, with its models.
 
     Attributes:
         variants: its functions that generate, by name; "plain" is among them.
         versions: versions of the program and its libraries, by name.
-        before: functions that prepare a variant; after one that returns True, an answer does not count.
+        before: functions to call before a variant generates, by name; if one returns True, the variant's next answer is
+            a warm-up, and is not measured.
     """
 
     variants: Mapping[str, Generate]

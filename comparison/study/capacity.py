@@ -140,7 +140,9 @@ async def conduct_capacity(config: ComparisonConfig, console: Console) -> Capaci
 
 
 class Searcher:
-    """Search for capacities within the budget; `found` and `samples` hold the results.
+    """Search, within a budget of time, for the number of streams that each system carries at the promised latency.
+
+    `found` holds these capacities, `samples` the measurements.
 
     Args:
         progress: display of the measurement that runs.

@@ -156,7 +156,7 @@ def put(namespace: str, metrics: Sequence[dict[str, Any]]) -> None:
 
 
 def publish(args: argparse.Namespace) -> None:
-    """Read the source and publish it."""
+    """Read the measurements that the arguments name, and send them to CloudWatch, or print them."""
     cases = read_cases(args.results)
     if args.stdout:
         print(*(json.dumps(event(args.namespace, case)) for case in cases), sep="\n")

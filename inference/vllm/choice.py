@@ -65,10 +65,10 @@ class Choice:
         self._requests: dict[str, tuple[list[int], Turn] | None] = {}  # tokens, and a turn without any; None: not ours
 
     def winners(self, spans: Sequence[Span], rows_of: Callable[[Sequence[int]], Array]) -> list[Winners]:
-        """Return the tokens that win the rows of spans whose requests use our choice; vLLM chooses for other requests.
+        """Choose a token for each row of the spans whose requests this project samples; vLLM samples the others.
 
         Args:
-            rows_of: returns the logits of some of the spans, by their places: float [num_rows, vocab_size].
+            rows_of: returns the logits of the spans at the given indices into `spans`: float [num_rows, vocab_size].
         """
         turns = {place: turn for place, span in enumerate(spans) if (turn := self._turn(span)) is not None}
         if not turns:

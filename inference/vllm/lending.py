@@ -93,7 +93,7 @@ class LendingEngine(Sessions):
 
     @property
     def broken(self) -> str | None:
-        """Return the fault that vLLM serves another model than at the start, which has other tokens; else None."""
+        """Return an error message if vLLM now serves a model with another vocabulary than at the start; else None."""
         hello = self._mailbox.hello
         changed = hello is not None and hello.model_id != self._model_id
         return "vLLM's tokens are of another model by now: start the pool again" if changed else None

@@ -124,7 +124,7 @@ def _caller(access: Access, method: str, authorization: str, names: Sequence[str
 
 
 def private_scope(peer: str) -> str:
-    """Return the prefix of the session names of a private worker, which identifies its token and connection.
+    """Return the prefix of a private worker's session names; it identifies the worker's access token and connection.
 
     It does not contain the user, since one private worker drafts for the requests of all users of its process.
     """

@@ -14,7 +14,7 @@ PADDING = -1
 
 
 class Part(torch.nn.Module):
-    """Draft or target of a pair; a `Memory` has its keys and values, and its outputs have stand-ins for them."""
+    """Draft or target of the fused double. A `Memory` has its keys and values; its outputs are placeholders."""
 
     def __init__(self, config: Any, neuron_config: Any) -> None:
         super().__init__()

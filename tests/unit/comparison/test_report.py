@@ -575,7 +575,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_page_states_conditions_and_verdict(sweep: Path) -> None:
-    """The page states the conditions and the verdict; each picture has the conditions too. Nothing was emulated."""
+    """The page states the conditions and the verdict, each picture the conditions; without emulation none is named."""
     text = (sweep / "report.html").read_text()
     assert "EMULATED" not in text
     for words in ("target side: core 0", "edge: core 1", "jitter up to 2 ms", "100 Mbit/s", "same tokens: all"):

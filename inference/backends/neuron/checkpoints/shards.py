@@ -53,7 +53,7 @@ class Kind:
 
 
 def kinds_of(file: Path) -> dict[str, Kind]:
-    """Return the kinds of a shard's tensors by name; reads no tensor."""
+    """Return the dtype and shape of each tensor in a shard, by tensor name; read only the header."""
     with open_shard(file) as shard:
         slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
         return {name: Kind(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
