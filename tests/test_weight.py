@@ -35,8 +35,8 @@ WEIGHTS: dict[str, int] = {
     "inference/workers": 2400,
     "scripts": 720,
     "specdec": 340,
-    "tests": 28780,
-    "words of pages": 62220,
+    "tests": 28800,
+    "words of pages": 62260,
 }
 """Lines of code by top folder and by package of inference/; words of docs/ and of the pages beside README.md.
 `python -m tests.test_weight` rewrites them, rounded up to the next twenty."""
