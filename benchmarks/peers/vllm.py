@@ -89,10 +89,15 @@ def refuse(reason: str, prompts: Sequence[list[int]], num_tokens: int) -> list[l
 
 
 def prepare(setup: Setup) -> None:
-    """Set the environment of all servers: the classic runner, and on a CPU one thread and little memory."""
+    """Set the environment of all servers: the classic runner, and on a CPU one thread and little memory.
+
+    There vLLM would also give its worker a process, and its core would spin beside it for as long as a pass takes: with
+    two cores, none would be left for clients, gateways and draft workers. On a GPU the core runs the worker.
+    """
     prepare_environment("info")
     if not torch.cuda.is_available():
         os.environ.update(VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_CPU_KVCACHE_SPACE="1")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def engine_flags(setup: Setup) -> list[str]:
