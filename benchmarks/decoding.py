@@ -1,4 +1,4 @@
-"""Decoding of one sequence by our own code, without a server in between."""
+"""Decoding of one sequence by this project's code, without a server in between."""
 
 from __future__ import annotations
 

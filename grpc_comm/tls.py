@@ -257,7 +257,7 @@ class ClientTls:
         return f"it ends the connection after the handshake: it does not take the client certificate {self.cert}"
 
     async def _way_out(self, error: ssl.SSLError, address: str, timeout_s: float) -> str:
-        """Return the names in a certificate that is refused for its name only, and the flag that accepts one."""
+        """Return a note on a certificate refused for its name: the names in it and a flag to accept one; else empty."""
         if getattr(error, "verify_code", None) not in _NAME_MISMATCHES:
             return ""
         try:

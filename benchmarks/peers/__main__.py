@@ -155,7 +155,11 @@ def _race_in(dtype: str, shape: str, plan: Plan, args: argparse.Namespace, conte
 
 
 def _pair(shape: str, named: str | None) -> tuple[Path, Path]:
-    """Return a shape's target and draft: the directories that `named` has, else its own, which are made if missing."""
+    """Return the directories of a shape's target and draft; make models that are missing.
+
+    Args:
+        named: TARGET,DRAFT to take instead, for shapes that are measured with vLLM.
+    """
     if shape in DRAFTS:
         return walking_pair(shape, FOLDER / "models")
     if shape not in OF_VLLM:

@@ -72,7 +72,7 @@ class ClientSite(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of one kind.
+    """Prompts of one kind, which a report shows apart from the other kinds.
 
     Attributes:
         kind: name of the file without its ending, such as "structured".
@@ -337,7 +337,7 @@ class ComparisonConfig:
         _require(not self.workload.request_rates, "request_rate: --capacity keeps streams in flight")
 
     def _require_what_vllm_can(self) -> None:
-        """Raise ConfigError for a topology that has no engine but our own."""
+        """Raise ConfigError if the fused topology, which vLLM cannot serve, is to run on vLLM."""
         is_fused = Topology.FUSED in self.topologies and self.backend.engine == VLLM
         _require(not is_fused, f"engine {VLLM}: name --topologies target,distributed,pool; fused is our own engine's")
 
@@ -445,7 +445,7 @@ class ComparisonConfig:
 
     @property
     def trusts_weights(self) -> bool:
-        """Return whether --equal_weights demands equal answers; sampled answers depend on more than weights."""
+        """Return whether endpoints must give equal answers: if --equal_weights is set and requests are greedy."""
         return self.equal_weights and self.workload.temperature == 0
 
     @property

@@ -135,7 +135,7 @@ class Summarizer:
         return [sample for sample in self._by_cell[cell] if sample.records]
 
     def service(self, cell: Cell) -> Service:
-        """Return the service of a cell."""
+        """Return how the requests of a cell were served: figures, failures and rates over all runs."""
         return Service.of(self._by_cell[cell], self._config.workload.slo)
 
     def theory(self, contender: Contender, kind: str, concurrency: int) -> Theory:

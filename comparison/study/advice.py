@@ -83,7 +83,7 @@ class Evidence:
 
     @property
     def leaders(self) -> list[Trial]:
-        """Best trial of each way to serve under the usual conditions, best first."""
+        """Best trial of each topology and schedule under the usual conditions, best first."""
         best: dict[str, Trial] = {}
         for trial in self.at(self.space.usual):
             best.setdefault(way(trial.contender), trial)
