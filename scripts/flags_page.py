@@ -85,7 +85,7 @@ def _row(flags: list[Flag]) -> str:
 
 
 def _merged(flags: list[Flag], column: str) -> str:
-    """Return a cell's text: the most frequent variant, then each other variant after the commands that have it."""
+    """Return a cell's text: the most frequent value, then each other value after the commands that have it."""
     variants: dict[str, list[str]] = defaultdict(list)
     for flag in flags:
         variants[getattr(flag, column)].append(flag.command)

@@ -216,7 +216,7 @@ def compile_models(target: ModelConfig | None, draft: ModelConfig | None) -> Non
 
 
 def tool(role: str) -> Callable[..., Iterator[Any]]:
-    """Return the function that a role of TOOLS runs."""
+    """Return the function that runs a role without a server, one of the keys of TOOLS."""
     run: Callable[..., Iterator[Any]] = _function(TOOLS[role])
     return run
 

@@ -272,7 +272,7 @@ class DraftPool:
         self._watch(session, session.help_id)
 
     def _by_load(self, worker: Worker) -> Schedule:
-        """Return the schedule of a session that asks for none: a worker without a record of good drafts runs ahead."""
+        """Return the schedule for a session that asks for none; a worker with few accepted drafts so far runs ahead."""
         return self._engine.schedule if self._workers[worker].trust > FIRST_SESSIONS else Schedule.ASYNC
 
     def _watch(self, session: VerificationSession, help_id: str) -> None:
@@ -346,7 +346,7 @@ class DraftPool:
             help_.worker.commit(session, commit)
 
     def _trust(self, worker: Worker) -> None:
-        """Allow a worker one more session, since one of its draft tokens was accepted."""
+        """Raise the worker's limit of sessions by one, since one of its draft tokens was accepted."""
         record = self._workers[worker]
         if record.trust <= max(worker.num_slots, FIRST_SESSIONS):  # above its slots it only shows that drafts were good
             record.trust += 1

@@ -109,7 +109,7 @@ class RunningTarget:
     Attributes:
         vocabulary_share: share of the target's ids that its draft can propose; None without a draft here.
         models: the slot models, target and draft.
-        collectors: functions that make further metrics, given the registry of ours.
+        collectors: functions that make further metrics, given the registry of this project's metrics.
         adapters: digests of the model's adapters, by name.
         noise: rule by which a seed gives the random numbers of a choice of tokens (docs/noise.md), for all requests.
         lend: function to call with the pool of draft workers, for an engine with requests of its own.

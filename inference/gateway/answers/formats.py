@@ -35,7 +35,7 @@ class ChunkFormat(Format, Protocol):
     """Format of answers that stream as chunks, each with "choices"."""
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
         """Return one entry of a chunk's "choices"."""
@@ -54,7 +54,7 @@ class _Base(ABC):
 
     @abstractmethod
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
 
     @abstractmethod
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class CompletionFormat(_Base):
     shows_prompt = True
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
         return self._head("cmpl", "text_completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class ChatFormat(_Base):
         self._readers: dict[int, MessageReader | None] = {}
 
     def head(self, *, chunk: bool) -> dict[str, Any]:
-        """Return the fields beside "choices"."""
+        """Return all fields but "choices", of a whole answer or, with `chunk`, of a chunk."""
         return self._head("chatcmpl", "chat.completion.chunk" if chunk else "chat.completion")
 
     def chunk(self, index: int, part: Part, choice: Choice) -> dict[str, Any]:

@@ -117,15 +117,15 @@ class AnswerStream(ABC):
 
     @abstractmethod
     def _part(self, index: int, part: Part, choice: Choice) -> bytes:
-        """Return the events of a part of a choice."""
+        """Return the server-sent events for one part of a choice's text."""
 
     @abstractmethod
     def _end(self) -> bytes:
-        """Return the events after the last part."""
+        """Return the server-sent events that follow the last part, such as one with the usage."""
 
     @abstractmethod
     def _failure(self, error: ApiError) -> bytes:
-        """Return the events of a failure."""
+        """Return the server-sent events that report a failure to the client."""
 
     async def begun(self, events: AsyncGenerator[ChoiceEvent, None]) -> bytes:
         """Return the first chunk. A failure until then gets an HTTP status and no stream, and `events` are closed."""
