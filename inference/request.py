@@ -295,7 +295,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest(Options):
-    """Tokenized request.
+    """Request with its prompt as token ids, as engines take it.
 
     Attributes:
         prompt_token_ids: at least one token id.

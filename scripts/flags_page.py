@@ -45,7 +45,7 @@ class Flag(NamedTuple):
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of docs/flags.md."""
     groups: dict[str, list[str]] = defaultdict(list)
     flags: dict[str, list[Flag]] = defaultdict(list)
     for name, group, action in _actions():

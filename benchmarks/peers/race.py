@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Row:
-    """Record of one variant.
+    """Result of one variant in a race, with one number of streams.
 
     Attributes:
         tokens_per_s: with one stream, the median of the rounds for each prompt; with several, the sum of all for each

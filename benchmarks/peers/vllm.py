@@ -56,7 +56,7 @@ def ways(setup: Setup) -> dict[str, tuple[str, ...]]:
 
 
 def load(setup: Setup) -> Loaded:
-    """Start a server for each wanted variant."""
+    """Start stock vLLM's server for each wanted variant; return the variants."""
     prepare(setup)
     chosen = {name: flags for name, flags in ways(setup).items() if name in (setup.variants or USUAL)}
     servers = {name: started(setup, flags, name) for name, flags in chosen.items()}

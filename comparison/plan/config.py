@@ -40,7 +40,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 class Topology(enum.Enum):
-    """Placement of draft and target."""
+    """Placement of draft and target, on one machine or on two."""
 
     TARGET = "target"
     FUSED = "fused"
@@ -55,7 +55,7 @@ class Topology(enum.Enum):
 
     @property
     def serves_at_edge(self) -> bool:
-        """Return whether requests arrive at the draft."""
+        """Return whether clients send requests to the draft, at the edge, and not to the target."""
         return self is Topology.DISTRIBUTED
 
 
@@ -216,7 +216,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """Name for messages, with the way of drafting."""
+        """Name for messages, with draft, gamma and number of branches."""
         if self.draft is None:
             return self.name
         branches = "" if self.branches is None else f", {self.branches} branches"
@@ -224,7 +224,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Readable name, without the way of drafting."""
+        """Readable name: the endpoint's, or topology and schedule; without draft and gamma."""
         if self.endpoint is not None:
             return self.endpoint
         if self.workers > 1:

@@ -86,7 +86,7 @@ class Service:
 
     @property
     def errors(self) -> Counter[str]:
-        """Failed requests by code."""
+        """Number of failed requests, by error code."""
         return Counter(request["error_code"] for request in self.requests if request["error_code"] is not None)
 
     @property

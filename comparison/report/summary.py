@@ -151,7 +151,7 @@ class Summarizer:
         )
 
     def _bound(self, cell: Cell) -> float:
-        """Return the bound of a cell in tokens/s."""
+        """Return the theoretical bound on the tokens/s of a cell; see `bound.py`."""
         network = self._config.network
         # Jitter adds half of its maximum on average, in each direction.
         rtt_s = (cell.rtt_ms + network.jitter_ms) / 1e3

@@ -113,7 +113,7 @@ class _Arrived:
         self.sent_s = time.monotonic() if self._due_s is None else self._due_s
 
     def take(self, data: str, arrived_s: float) -> None:
-        """Add one event.
+        """Add the data of one server-sent event to the answer.
 
         Raises:
             HttpError: the event reports a failure, or is not a chunk.

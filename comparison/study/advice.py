@@ -59,7 +59,7 @@ class Prices:
 
 
 class Evidence:
-    """Trials of a study, grouped by conditions (places) and contenders."""
+    """Trials of a study; `place` stands for the conditions of one or more trials."""
 
     def __init__(self, space: Space, trials: Sequence[Trial], skipped: Sequence[Group] = ()) -> None:
         self.space = space

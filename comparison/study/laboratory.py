@@ -1,7 +1,7 @@
 """Run of a study: a search over servers that start once, or a sweep over one at a time. Each group is a comparison.
 
-A sweep is for graphs that are compiled for one gamma: a search would start and stop the same servers at every place. It
-starts each contender once, and measures it at the usual place and with each condition changed.
+A sweep is for graphs that are compiled for one gamma: a search would start and stop the same servers again and
+again. It starts each contender once, and measures it under the usual conditions and with each of them changed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ infinities to NaN. A float32 logit that is divided by so little is already above
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensBefore:
-    """Tokens before a row that change its choice.
+    """Tokens before a row of logits that change which token is chosen from it.
 
     Attributes:
         token_ids: int64 [num_seen], ascending: the ids in prompt or output.

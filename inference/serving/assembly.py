@@ -325,7 +325,7 @@ def _warm_up(backend: Backend) -> None:
 def model_card(
     name: str, topology: str, source: TokenSource, tokenizer: Tokenizer, defaults: RequestDefaults, model_id: str = ""
 ) -> ModelCard:
-    """Return the answer of GetModel."""
+    """Return the card of a served model, which GetModel answers with."""
     limits, words = (source.max_length, source.vocab_size), (tokenizer.fingerprint, tokenizer.chat_template)
     return ModelCard(name, topology, *limits, *words, defaults, model_id)
 

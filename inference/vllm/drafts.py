@@ -143,7 +143,7 @@ class Drafts:
             return self._requests[name].has(name)
 
     def leave(self, name: str) -> None:
-        """Forget a request."""
+        """Forget a request that has ended, with its draft tokens."""
         with self._news:
             self._requests.pop(name, None)
 

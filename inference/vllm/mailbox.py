@@ -62,7 +62,7 @@ class Mailbox:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen.
+        """Listen at the mailbox's socket.
 
         Raises:
             ConfigError: the folder's name is too long for a unix socket, it is not this user's alone, or another pool

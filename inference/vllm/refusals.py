@@ -47,7 +47,7 @@ def cause_of(error: BaseException) -> str:
 
 @contextmanager
 def refusals(flags: Sequence[str] = ()) -> Iterator[None]:
-    """Make one line of vLLM's errors at a start.
+    """Turn any error in the block, in which vLLM starts, into a ConfigError of one line.
 
     Args:
         flags: vLLM's own flags; one with a value that the error names is named with it.

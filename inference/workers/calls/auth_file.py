@@ -60,7 +60,7 @@ class AuthFile:
 
 
 def read_auth_file(path: Path) -> AuthFile:
-    """Return the callers of the file.
+    """Read the auth file; return the callers that it names.
 
     Raises:
         UnusableError: the file is invalid; nothing of a half-written file is used.
