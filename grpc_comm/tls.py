@@ -286,9 +286,9 @@ class ClientTls:
 
 
 async def greeting(address: str, timeout_s: float) -> bytes | None:
-    """Return the first bytes that HOST:PORT answers to plain-text gRPC; none if it ends the connection.
+    """Return the first bytes that HOST:PORT answers to plain-text gRPC; None if no server answers.
 
-    Returns None if no server answers.
+    The result is empty if the server ends the connection without an answer.
 
     Raises:
         socket.gaierror: the host is not known.
@@ -303,7 +303,7 @@ async def greeting(address: str, timeout_s: float) -> bytes | None:
 
 
 async def _answer(address: str, num_bytes: int, **tls: Any) -> bytes:
-    """Return at most `num_bytes` that a server answers to a gRPC client; none if it ends the connection."""
+    """Return at most `num_bytes` that a server answers to a gRPC client; no bytes if it ends the connection."""
     reader, writer = await asyncio.open_connection(*split_address(address), **tls)
     try:
         writer.write(HTTP2_PREFACE)

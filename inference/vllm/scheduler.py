@@ -143,7 +143,7 @@ class DraftScheduler(Scheduler):
                 self._link.send(Gone(name))
 
     def shutdown(self) -> None:
-        """Close the link, so that its loss is no fault, and shut vLLM's scheduler down."""
+        """Close the link to the front, so that its end does not count as a fault, and shut vLLM's scheduler down."""
         self._link.close()
         super().shutdown()
 

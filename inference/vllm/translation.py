@@ -89,7 +89,7 @@ def scores(token_id: int, entries: Mapping[int, Any], count: int) -> TokenLogpro
     """Return the log-probabilities of a position: the token's own, then those of the best `count`.
 
     Args:
-        entries: vLLM's, by token id, each with a rank from 1.
+        entries: vLLM's log-probabilities by token id, each with its rank, from 1.
     """
     best = sorted((each.rank, other, each.logprob) for other, each in entries.items() if each.rank <= count)[:count]
     ids, values = (token_id, *(other for _, other, _ in best)), (entries[token_id].logprob, *(p for *_, p in best))

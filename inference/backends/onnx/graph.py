@@ -116,7 +116,7 @@ class DecoderGraph:
         self._add("Mul", [self._add("Tanh", [share], ["capped"]), "logit_cap"], ["logits"])
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
-        """Return the next layer's normalized input and the residual stream after it."""
+        """Add one layer; return the names of the next layer's normalized input and of the residual stream."""
         qkv = self._linear("qkv", layer, hidden)
         if self._shape.head_norms:
             qkv = self._normalize_heads(layer, qkv)
