@@ -48,7 +48,7 @@ class Findings:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the figures."""
+        """Sentences that warn of what makes figures unreliable."""
         names = dict.fromkeys(it.cell.contender.label for it in self.summaries if it.is_estimated)
         failed = [(it.cell, f"{it.num_failed} of {len(it.requests)}") for it in self.services if it.num_failed]
         return [

@@ -167,7 +167,7 @@ class AnswerStream(ABC):
 
 
 class ChunkStream(AnswerStream):
-    """Chunks of completions and chats."""
+    """Server-sent events of a completion or a chat, one per chunk."""
 
     def __init__(self, answer: ChunkFormat, shape: StreamShape) -> None:
         super().__init__(num_choices=shape.num_choices, shows_prompt=answer.shows_prompt, per_token=shape.per_token)
